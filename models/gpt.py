@@ -1,0 +1,143 @@
+"""GPT-2: Radford et al. 2019. Decoder-only, pre-norm, learned positions, tied head."""
+
+import keras
+from keras import layers, ops
+
+from tftpu.models.sizes import GPT
+
+
+def build(config: GPT) -> keras.Model:
+    """A language model: token ids (batch, time), int32 -> logits (batch, time, vocabulary)."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    normal = keras.initializers.RandomNormal(stddev=0.02)
+    embed = layers.Embedding(
+        config.vocabulary, config.width, embeddings_initializer=normal, name="tokens_embed"
+    )
+    x = embed(tokens)  # (batch, time, width)
+    x = Positions(config.context, name="positions_embed")(x)
+    if config.dropout:
+        x = layers.Dropout(config.dropout, name="embed_dropout")(x)
+    for block in range(config.layers):
+        x = _block(x, config, name=f"block{block + 1}")
+    x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
+    return keras.Model(tokens, TiedHead(embed, dtype="float32", name="head")(x), name=config.name)
+
+
+def _block(x, config: GPT, name: str):
+    y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
+    y = CausalSelfAttention(config.heads, config.layers, name=f"{name}_attention")(y)
+    if config.dropout:
+        y = layers.Dropout(config.dropout, name=f"{name}_dropout1")(y)
+    x = layers.Add(name=f"{name}_add1")([x, y])
+    y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm2")(x)
+    y = layers.Dense(
+        4 * config.width, kernel_initializer=_normal(), name=f"{name}_expand", activation=_gelu
+    )(y)
+    y = layers.Dense(
+        config.width, kernel_initializer=_residual_init(config.layers), name=f"{name}_contract"
+    )(y)
+    if config.dropout:
+        y = layers.Dropout(config.dropout, name=f"{name}_dropout2")(y)
+    return layers.Add(name=f"{name}_add2")([x, y])
+
+
+class Positions(layers.Layer):
+    """Adds a learned vector for each position."""
+
+    def __init__(self, context: int, **kwargs):
+        super().__init__(**kwargs)
+        self.context = context
+
+    def build(self, input_shape):
+        self.positions = self.add_weight(
+            shape=(self.context, input_shape[-1]), initializer=_normal(), name="positions"
+        )
+
+    def call(self, x):
+        time = ops.shape(x)[1]
+        if isinstance(time, int) and time > self.context:
+            raise ValueError(
+                f"A sequence of {time} tokens is longer than the model's context of "
+                f"{self.context}: shorten it, or raise model.context."
+            )
+        return x + ops.cast(self.positions[:time], x.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "context": self.context}
+
+
+class CausalSelfAttention(layers.Layer):
+    """Multi-head attention in which a token sees itself and those before it."""
+
+    def __init__(self, heads: int, depth: int, **kwargs):
+        super().__init__(**kwargs)
+        self.heads = heads
+        self.depth = depth
+
+    def build(self, input_shape):
+        width = input_shape[-1]
+        self.qkv = layers.Dense(
+            3 * width, kernel_initializer=_normal(), dtype=self.dtype_policy, name="qkv"
+        )
+        self.qkv.build(input_shape)
+        self.out = layers.Dense(
+            width,
+            kernel_initializer=_residual_init(self.depth),
+            dtype=self.dtype_policy,
+            name="out",
+        )
+        self.out.build(input_shape)
+
+    def call(self, x):
+        batch, time, width = ops.shape(x)
+        qkv = ops.reshape(self.qkv(x), (batch, time, 3, self.heads, width // self.heads))
+        q, k, v = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), num=3)  # (batch, heads, time, d)
+        scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * (width // self.heads) ** -0.5
+        position = ops.arange(time)
+        visible = position[:, None] >= position[None, :]  # (time, time)
+        # The softmax in float32: in float16 or bfloat16 the small probabilities vanish.
+        scores = ops.where(visible, ops.cast(scores, "float32"), -1e9)
+        weights = ops.cast(ops.softmax(scores), v.dtype)
+        y = ops.transpose(ops.matmul(weights, v), (0, 2, 1, 3))  # (batch, time, heads, d)
+        return self.out(ops.reshape(y, (batch, time, width)))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "heads": self.heads, "depth": self.depth}
+
+
+class TiedHead(layers.Layer):
+    """Logits by the token embedding's own matrix, in float32."""
+
+    def __init__(self, embedding: layers.Embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(ops.cast(self.embedding.embeddings, x.dtype)))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "embedding": keras.saving.serialize_keras_object(self.embedding),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
+        return cls(**config)
+
+
+def _gelu(x):
+    return keras.activations.gelu(x, approximate=True)
+
+
+def _normal():
+    return keras.initializers.RandomNormal(stddev=0.02)
+
+
+def _residual_init(depth: int):
+    """Smaller where a block writes to the residual stream: 2 * depth writes add up."""
+    return keras.initializers.RandomNormal(stddev=0.02 / (2 * depth) ** 0.5)

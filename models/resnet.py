@@ -1,0 +1,80 @@
+"""ResNet v1.5: He et al. 2015 (https://arxiv.org/abs/1512.03385), the stride in the 3x3."""
+
+import keras
+from keras import layers
+
+from tftpu.models.normalization import GhostBatchNormalization
+from tftpu.models.sizes import ResNet
+
+
+def build(config: ResNet) -> keras.Model:
+    """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
+    images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
+    x = _stem(images, config)
+    for stage, blocks in enumerate(config.blocks):
+        width = config.width * 2**stage
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            x = _residual(x, width, stride, config, name=f"stage{stage + 1}_block{block + 1}")
+    x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
+    if config.dropout:
+        x = layers.Dropout(config.dropout, name="dropout")(x)
+    # float32 logits: the softmax of a bfloat16 one loses too much.
+    logits = layers.Dense(config.classes, dtype="float32", name="head")(x)
+    return keras.Model(images, logits, name=config.name)
+
+
+def _stem(x, config: ResNet):
+    if config.stem == "small":
+        return _conv_norm(x, config.width, 3, 1, config, name="stem")
+    x = layers.ZeroPadding2D(3, name="stem_pad")(x)
+    x = _conv_norm(x, config.width, 7, 2, config, name="stem", padding="valid")
+    x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)  # after a ReLU, 0 is the least
+    return layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+
+
+def _residual(x, width: int, stride: int, config: ResNet, name: str):
+    out = 4 * width if config.bottleneck else width
+    branch = x
+    if config.bottleneck:
+        branch = _conv_norm(branch, width, 1, 1, config, name=f"{name}_reduce")
+        branch = _conv_norm(branch, width, 3, stride, config, name=f"{name}_conv")
+        branch = _conv_norm(branch, out, 1, 1, config, name=f"{name}_expand", last=True)
+    else:
+        branch = _conv_norm(branch, width, 3, stride, config, name=f"{name}_conv1")
+        branch = _conv_norm(branch, out, 3, 1, config, name=f"{name}_conv2", last=True)
+    if stride > 1 or x.shape[-1] != out:
+        x = _conv_norm(x, out, 1, stride, config, name=f"{name}_project", relu=False)
+    return layers.ReLU(name=f"{name}_relu")(layers.Add(name=f"{name}_add")([x, branch]))
+
+
+def _conv_norm(
+    x,
+    filters: int,
+    kernel: int,
+    stride: int,
+    config: ResNet,
+    name: str,
+    padding: str = "same",
+    relu: bool = True,
+    last: bool = False,
+):
+    """A convolution without bias, its norm, and a ReLU unless it ends a residual branch."""
+    if stride > 1 and kernel > 1 and padding == "same":
+        # "same" pads asymmetrically at stride 2; the paper's weights expect the symmetric padding.
+        x = layers.ZeroPadding2D(kernel // 2, name=f"{name}_pad")(x)
+        padding = "valid"
+    x = layers.Conv2D(
+        filters,
+        kernel,
+        strides=stride,
+        padding=padding,
+        use_bias=False,
+        kernel_initializer=keras.initializers.VarianceScaling(2.0, "fan_out"),
+        name=f"{name}_conv",
+    )(x)
+    # A residual branch that starts at zero (Goyal et al. 2017) trains at large batches.
+    x = GhostBatchNormalization(
+        config.norm_batch, gamma_initializer="zeros" if last else "ones", name=f"{name}_norm"
+    )(x)
+    return layers.ReLU(name=f"{name}_act")(x) if relu and not last else x

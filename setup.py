@@ -1,0 +1,89 @@
+"""Packaging: four folders of the checkout become one package, `tftpu`."""
+
+import pathlib
+import re
+
+from setuptools import setup
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(r'"(.+)"', (ROOT / "tftpu" / "version.py").read_text()).group(1)
+
+# A wheel with a top-level `models` would shadow, or be shadowed by, every user's own `models/`,
+# so the folders that stand beside `tftpu/` in the checkout are installed below it.
+PACKAGE_DIR = {
+    "tftpu": "tftpu",
+    "tftpu.models": "models",
+    "tftpu.input_pipelines": "input_pipelines",
+    "tftpu.launch": "launch",
+}
+
+
+def packages() -> list[str]:
+    """Every folder with an `__init__.py`, under the name that it is imported by."""
+    found = []
+    for name, folder in PACKAGE_DIR.items():
+        for init in sorted((ROOT / folder).rglob("__init__.py")):
+            parts = init.parent.relative_to(ROOT / folder).parts
+            found.append(".".join((name, *parts)))
+    return found
+
+
+# No TensorFlow wheel here: tensorflow, tensorflow-cpu and tensorflow-tpu all own the folder
+# `tensorflow/`, and whichever is installed last breaks the others. An extra chooses one.
+REQUIRES = [
+    "absl-py>=2.1",
+    "google-cloud-storage>=2.18",
+    "importlib_resources",  # tensorflow-datasets 4.9.10 uses it without asking for it
+    "keras>=3.13,<3.16",
+    "ml_collections>=1.0",
+    "numpy",
+    "rich>=13",
+    "safetensors>=0.4",
+    "scikit-learn>=1.4",  # its handwritten digits are the embedded image data set
+    "setuptools<82",  # tensorboard 2.20 imports pkg_resources, which 82 removed
+    "tensorboard>=2.19,<2.22",
+    "tensorflow-datasets>=4.9.9",
+    "xprof>=2.20",  # TensorBoard's Profile tab
+]
+
+EXTRAS = {
+    # 2.20 is the newest TensorFlow that there is a TPU wheel for.
+    "cpu": [
+        "tensorflow-cpu>=2.20,<2.22; platform_system=='Linux' and platform_machine=='x86_64'",
+        "tensorflow>=2.20,<2.22; platform_system!='Linux' or platform_machine!='x86_64'",
+    ],
+    "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
+    # tensorflow-tpu 2.20.0 asks for libtpu~=0.0.14 and crashes at import with 0.0.46 and later,
+    # which removed a symbol that it needs. 0.0.14 is the one it was released against.
+    "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.14"],
+    # The TPU compiler on a machine without a TPU. Never in one environment with `tpu`: it wants
+    # a recent libtpu, `tpu` an old one.
+    "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46"],
+    "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
+}
+EXTRAS["dev"] = [
+    "build",
+    "hypothesis",
+    "ipykernel",
+    "matplotlib",
+    "nbclient",
+    "pytest>=8",
+    "ruff>=0.8",
+]
+
+setup(
+    name="tftpu",
+    version=VERSION,
+    description="Train TensorFlow/Keras 3 models on Cloud TPUs: "
+    "one device or eight, the same numbers; know before you pay.",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=packages(),
+    package_dir=PACKAGE_DIR,
+    package_data={"tftpu": ["py.typed"], "tftpu.launch": ["*.ipynb"]},
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["tftpu = tftpu.launch.main:run"]},
+)

@@ -1,0 +1,457 @@
+"""The train and the eval step of one replica: the only definition of either.
+
+The trainer runs it, preflight compiles it, the tests compare it with plain TensorFlow. It keeps
+one promise: the result does not depend on how many replicas share the global batch. In order:
+
+1. the forward pass over the replica's share, in `accumulate` microbatches, one device loop;
+2. losses as sums over elements, divided by a divisor of the global batch (`objective.py`);
+3. gradients, added up over the microbatches, then once over the replicas;
+4. loss unscaling and the overflow test, on the sum, so that all replicas skip or none;
+5. clipping of that sum; the optimizer's update, on each replica for itself; the average of the
+   weights (EMA);
+6. metrics, added up on each replica and over replicas when they are read.
+
+The forward pass is pure: it runs in a `keras.StatelessScope`, where every variable is a tensor
+handed in and every update a tensor handed out. That is what lets microbatches start from the same
+batch statistics, and random layers draw other numbers on every replica.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu import checks, keras_internals
+from tftpu.errors import UserError
+from tftpu.objective import Objective, divisor, weighted_sum
+
+
+class Forward(NamedTuple):
+    """What one microbatch gives."""
+
+    y_pred: Any
+    elements: list  # of objective.Elements, one for each loss
+    added: tf.Tensor  # the model's own losses: a mean over the examples in hand
+    statistics: list[tf.Tensor]
+    metrics: list[tf.Tensor]
+
+
+class Step:
+    """The step of a compiled model, for the strategy in whose scope it is made.
+
+    Args:
+        model: a compiled Keras model; it is built here if it is not yet.
+        batch: one replica's share as `tf.TensorSpec`s of static shape: `(x, y)` or
+            `(x, y, sample_weight)`, nested as the model takes them.
+        accumulate: microbatches that the share is cut into.
+        clip_norm: the largest global norm of the reduced gradient; None: not clipped.
+        ema: decay of the average of the weights; None: no average is kept.
+        seed: of dropout and of every other layer that draws random numbers.
+
+    Raises:
+        UserError: the model cannot be trained as it is; the message says why and what to do.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batch: Any,
+        *,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        ema: float | None = None,
+        seed: int = 0,
+    ):
+        self.model = model
+        self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.ema = ema
+        self.seed = seed
+        self.replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        microbatch = keras.tree.map_structure(self._microbatch_spec, batch)
+        checks.refuse_model(model)
+        self._build(microbatch)
+        self.objective = Objective(model)
+        self._seed_states = keras_internals.seed_states(model)
+        seeds = {id(v) for v in self._seed_states}
+        self._statistics = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        self._describe(microbatch)
+        self._create_variables()
+
+    def train(self, batch: Any) -> None:
+        """One update of the model from one replica's share of the global batch.
+
+        Runs in replica context. The losses and metrics are added to `train_totals`.
+        """
+        context = tf.distribute.get_replica_context()
+        trainable = [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
+        statistics = [tf.convert_to_tensor(v.value) for v in self._statistics]
+        divisors = self._divisors(context, batch, trainable, statistics)
+        scale = self._loss_scale()
+
+        sums = self._gradients(context, batch, trainable, statistics, divisors, scale)
+        grads, statistics, metrics, losses = sums
+        grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, grads))
+        grads = [grad / scale for grad in grads] if scale is not None else grads
+        norm = tf.linalg.global_norm(grads)
+        finite = tf.math.is_finite(norm)
+        if self.clip_norm:
+            grads = [g * (self.clip_norm / tf.maximum(norm, self.clip_norm)) for g in grads]
+
+        for variable, value in zip(self._statistics, statistics):
+            variable.value.assign(value)
+        if self._dynamic_scale:
+            tf.cond(finite, lambda: self._apply(grads), lambda: None)
+            self._adjust_scale(finite)
+            self.optimizer.iterations.assign_add(tf.cast(finite, self.optimizer.iterations.dtype))
+            # A skipped step must not poison the averages that are logged.
+            losses = [tf.where(tf.math.is_finite(loss), loss, 0.0) for loss in losses]
+            norm = tf.where(finite, norm, 0.0)
+        else:
+            self._apply(grads)
+            self.optimizer.iterations.assign_add(1)
+        self.step.assign_add(1)
+        skipped = 1.0 - tf.cast(finite, tf.float32)
+        shared = [tf.ones(()), norm, skipped]  # the same on every replica
+        self._add(self.train_totals, [t / self.replicas for t in shared] + losses + metrics)
+
+    def synchronise(self) -> None:
+        """Makes the moving statistics of all replicas their mean. Runs in replica context."""
+        if self.replicas > 1 and self._statistics:
+            context = tf.distribute.get_replica_context()
+            local = [tf.convert_to_tensor(v.value) for v in self._statistics]
+            mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
+            for variable, value in zip(self._statistics, mean):
+                variable.value.assign(value)
+
+    def evaluate(self, batch: Any, valid: tf.Tensor) -> None:
+        """Adds one replica's share of an evaluation batch to `eval_totals`.
+
+        Args:
+            batch: as for `train`.
+            valid: (batch,) float32, 1.0 for examples and 0.0 for padding.
+        """
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        forward = self._forward(
+            (x, y, weight), valid, self._evaluated_weights(), None, None, None, training=False
+        )
+        sums = [weighted_sum(elements) for elements in forward.elements]
+        counts = [
+            tf.convert_to_tensor(divisor(term, elements, self.replicas))
+            for term, elements in zip(self.objective.terms, forward.elements)
+        ]
+        shared = [tf.ones(()) / self.replicas, forward.added / self.replicas]
+        self._add(self.eval_totals, shared + sums + counts + forward.metrics)
+
+    def predict(self, x: Any) -> Any:
+        """The model's output for one replica's share of the features."""
+        with self._scope(self._evaluated_weights(), None, None, None):
+            return self.model(x, training=False)
+
+    def read_train(self, totals: np.ndarray) -> dict[str, float]:
+        """The means of loss, gradient norm and metrics over the steps summed in `totals`."""
+        steps, norm, skipped, *rest = totals
+        count = len(self.objective.terms) + 1
+        results = {"loss": rest[0] / steps}
+        results.update(self._term_results(rest[1:count], np.full(count - 1, steps)))
+        results.update(self._metric_results(rest[count:]))
+        results["grad_norm"] = norm / max(steps - skipped, 1)
+        if self._dynamic_scale:
+            results["skipped_steps"] = skipped
+        return {name: float(value) for name, value in results.items()}
+
+    def read_eval(self, totals: np.ndarray) -> dict[str, float]:
+        """The loss and the metrics over all examples summed in `totals`."""
+        batches, added, *rest = totals
+        count = len(self.objective.terms)
+        sums, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
+        means = sums / np.maximum(counts, 1e-30)
+        weights = [term.weight for term in self.objective.terms]
+        results = {"loss": float(means @ np.array(weights, means.dtype)) + added / max(batches, 1)}
+        results.update(self._term_results(sums, counts))
+        results.update(self._metric_results(rest[2 * count :]))
+        return {name: float(value) for name, value in results.items()}
+
+    @property
+    def variables(self) -> dict[str, list]:
+        """Everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
+        model = self.model
+        seeds = {id(v) for v in self._seed_states}
+        return {
+            "model": [v for v in model.variables if id(v) not in seeds],
+            "optimizer": list(model.optimizer.variables),
+            "step": [self.step],
+            "ema": self.averages,
+        }
+
+    # Construction
+
+    def _microbatch_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
+        checks.refuse_spec(spec)
+        return tf.TensorSpec((spec.shape[0] // self.accumulate, *spec.shape[1:]), spec.dtype)
+
+    def _build(self, microbatch: Any) -> None:
+        symbolic = keras.tree.map_structure(
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), microbatch
+        )
+        keras_internals.build(self.model, symbolic)
+        optimizer = self.model.optimizer
+        self._dynamic_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self.optimizer = optimizer.inner_optimizer if self._dynamic_scale else optimizer
+
+    def _describe(self, microbatch: Any) -> None:
+        """Traces the forward pass once, to learn what it updates, masks and cannot do on XLA."""
+        output = {}
+
+        def forward(batch):
+            output["forward"] = result = self._forward(
+                batch, None, None, None, None, None, training=True
+            )
+            return keras.tree.flatten((result.y_pred, result.statistics))
+
+        graph = tf.function(forward, autograph=False).get_concrete_function(microbatch).graph
+        checks.refuse_host_ops(graph)
+        result = output["forward"]
+        changed = [
+            v
+            for v, new in zip(self._statistics, result.statistics)
+            if new is not None  # None: the forward pass left it alone
+        ]
+        for variable in changed:
+            if not tf.as_dtype(variable.dtype).is_floating:
+                raise UserError(
+                    f"The layer variable {variable.path!r} is a {variable.dtype} that changes in "
+                    "training: replicas would disagree about it. Keep such counts in a metric."
+                )
+        self._statistics = changed
+        self._output = keras.tree.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), result.y_pred
+        )
+        self._masked = any(
+            keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(result.y_pred)
+        )
+        self._static_divisors = [
+            None if elements.count is not None else divisor(term, elements, self.replicas)
+            for term, elements in zip(self.objective.terms, result.elements)
+        ]
+
+    def _create_variables(self) -> None:
+        sizes = [v.value.shape.num_elements() for v in self.objective.metric_variables]
+        terms = len(self.objective.terms)
+        make = functools.partial(tf.Variable, trainable=False)
+        total = functools.partial(
+            make,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        self._metric_sizes = sizes
+        self.step = make(tf.zeros((), tf.int64), name="step")
+        self.train_totals = total(tf.zeros(4 + terms + sum(sizes)), name="train_totals")
+        self.eval_totals = total(tf.zeros(2 + 2 * terms + sum(sizes)), name="eval_totals")
+        self.averages = []
+        if self.ema is not None:
+            self.averages = [
+                make(v.numpy(), name=f"ema/{v.path}") for v in self.model.trainable_variables
+            ]
+
+    # Forward and backward
+
+    def _scope(self, trainable, statistics, seeds, metrics) -> keras.StatelessScope:
+        """A scope in which variables have the given values; None leaves them as they are."""
+        groups = (
+            (self.model.trainable_variables, trainable),
+            (self._statistics, statistics),
+            (self._seed_states, seeds),
+            (self.objective.metric_variables, metrics),
+        )
+        mapping = [pair for group, values in groups if values for pair in zip(group, values)]
+        return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+
+    def _forward(
+        self, batch, valid, trainable, statistics, seeds, metrics, *, training: bool
+    ) -> Forward:
+        """The pure forward pass of one microbatch: model, losses, metrics."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if metrics is None:
+            metrics = [tf.zeros(v.shape, v.dtype) for v in self.objective.metric_variables]
+        with self._scope(trainable, statistics, seeds, metrics) as scope:
+            y_pred = self.model(x, training=training)
+            own = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in scope.losses]
+            for variable in self.model.trainable_variables:
+                if variable.regularizer is not None:
+                    own.append(tf.cast(variable.regularizer(variable.value), tf.float32))
+            elements = self.objective.elements(y, y_pred, weight, valid)
+            self.objective.update_metrics(y, y_pred, weight, valid)
+            new = [scope.get_current_value(v) for v in self._statistics]
+            states = [scope.get_current_value(v) for v in self.objective.metric_variables]
+        return Forward(y_pred, elements, tf.add_n([tf.zeros(()), *own]), new, states)
+
+    def _divisors(self, context, batch, trainable, statistics) -> list:
+        """The global divisor of each loss; Python numbers where the data do not matter."""
+        parts = self.accumulate * self.replicas
+        if all(known is not None for known in self._static_divisors):
+            return [
+                known * (self.replicas if term.loss.reduction == "sum" else parts)
+                for term, known in zip(self.objective.terms, self._static_divisors)
+            ]
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if self._masked:
+            # Only the masks are used: the compiler removes the rest of this forward pass.
+            seeds = self._seeds(context, 0)
+            elements = self._forward(
+                batch, None, trainable, statistics, seeds, None, training=True
+            ).elements
+        else:
+            size = keras.tree.flatten(x)[0].shape[0]
+            y_pred = keras.tree.map_structure(
+                lambda s: tf.zeros((size, *s.shape), s.dtype), self._output
+            )
+            elements = self.objective.elements(y, y_pred, weight, None)
+        local = [
+            tf.cast(divisor(term, e, self.replicas), tf.float32)
+            for term, e in zip(self.objective.terms, elements)
+        ]
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(local))
+        return tf.unstack(total)
+
+    def _gradients(self, context, batch, trainable, statistics, divisors, scale) -> tuple:
+        """Gradients, new statistics, metric states and losses of this replica's share."""
+        parts = self.accumulate * self.replicas
+
+        def microbatch(index, metrics, batch):
+            seeds = self._seeds(context, index)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(trainable)
+                result = self._forward(
+                    batch, None, trainable, statistics, seeds, metrics, training=True
+                )
+                terms = [
+                    tf.math.divide_no_nan(weighted_sum(elements), divisor)
+                    for elements, divisor in zip(result.elements, divisors)
+                ]
+                weighted = [t * term.weight for t, term in zip(terms, self.objective.terms)]
+                loss = tf.add_n([result.added / parts, *weighted])
+                scaled = loss if scale is None else loss * scale
+            grads = tape.gradient(scaled, trainable)
+            self._unconnected = [grad is None for grad in grads]
+            grads = [
+                tf.zeros_like(value) if grad is None else tf.convert_to_tensor(grad)
+                for grad, value in zip(grads, trainable)
+            ]
+            return grads, result.statistics, result.metrics, [loss, *terms]
+
+        zero_metrics = [tf.zeros(v.shape, v.dtype) for v in self.objective.metric_variables]
+        if self.accumulate == 1:
+            return microbatch(0, zero_metrics, batch)
+        return self._loop(microbatch, batch, trainable, statistics, zero_metrics)
+
+    def _loop(self, microbatch: Callable, batch, trainable, statistics, metrics) -> tuple:
+        """Adds up `microbatch` over the share in one device loop; statistics are averaged."""
+        cut = keras.tree.map_structure(
+            lambda t: tf.reshape(t, (self.accumulate, -1, *t.shape[1:])), batch
+        )
+
+        def body(index, grads, stats, metrics, losses):
+            here = keras.tree.map_structure(lambda t: t[index], cut)
+            new_grads, new_stats, metrics, new_losses = microbatch(index, metrics, here)
+            add = functools.partial(keras.tree.map_structure, tf.add)
+            return index + 1, add(grads, new_grads), add(stats, new_stats), metrics, add(
+                losses, new_losses
+            )
+
+        zeros = functools.partial(keras.tree.map_structure, tf.zeros_like)
+        losses = [tf.zeros(()) for _ in range(len(self.objective.terms) + 1)]
+        start = (tf.constant(0), zeros(trainable), zeros(statistics), metrics, losses)
+        _, grads, stats, metrics, losses = tf.while_loop(
+            lambda index, *_: index < self.accumulate,
+            body,
+            start,
+            parallel_iterations=1,
+            maximum_iterations=self.accumulate,
+        )
+        return grads, [s / self.accumulate for s in stats], metrics, losses
+
+    def _seeds(self, context, microbatch: int | tf.Tensor) -> list[tf.Tensor]:
+        """Seeds that differ by generator, step, replica and microbatch, and by nothing else."""
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+        seeds = []
+        for index, state in enumerate(self._seed_states):
+            seed = tf.constant([self.seed, index], tf.int32)
+            for data in (tf.cast(self.step, tf.int32), replica, microbatch):
+                seed = tf.random.experimental.stateless_fold_in(seed, data)
+            seeds.append(tf.cast(seed, state.dtype))
+        return seeds
+
+    def _evaluated_weights(self) -> list[tf.Tensor] | None:
+        return [tf.convert_to_tensor(v) for v in self.averages] or None
+
+    # Update
+
+    def _apply(self, grads: list[tf.Tensor]) -> None:
+        """The optimizer's update of this replica's own copy, from gradients equal on all."""
+        optimizer = self.optimizer
+        connected = [
+            (grad, variable)
+            for grad, variable, unused in zip(
+                grads, self.model.trainable_variables, self._unconnected
+            )
+            if not unused
+        ]
+        grads = keras_internals.clip(optimizer, [grad for grad, _ in connected])
+        rate = tf.convert_to_tensor(optimizer.learning_rate)
+        for grad, (_, variable) in zip(grads, connected):
+            value = variable.value
+            if keras_internals.uses_weight_decay(optimizer, value):
+                decay = tf.cast(rate * optimizer.weight_decay, value.dtype)
+                value.assign_sub(value * decay)
+            optimizer.update_step(grad, value, rate)
+            if variable.constraint is not None:
+                value.assign(variable.constraint(tf.convert_to_tensor(value)))
+        for average, variable in zip(self.averages, self.model.trainable_variables):
+            average.assign_sub((average - variable.value) * (1.0 - self.ema))
+
+    def _loss_scale(self) -> tf.Tensor | float | None:
+        if self._dynamic_scale:
+            return tf.convert_to_tensor(self.model.optimizer.dynamic_scale.value)
+        return self.optimizer.loss_scale_factor
+
+    def _adjust_scale(self, finite: tf.Tensor) -> None:
+        """Halves the loss scale after an overflow, doubles it after enough steps without."""
+        scaler = self.model.optimizer
+        scale, count = scaler.dynamic_scale.value, scaler.step_counter.value
+        good = tf.where(finite, count + 1, 0)
+        grow = good >= scaler.dynamic_growth_steps
+        scale.assign(
+            tf.where(finite, tf.where(grow, scale * 2.0, scale), tf.maximum(scale / 2.0, 1.0))
+        )
+        count.assign(tf.where(grow, 0, good))
+
+    # Totals
+
+    def _add(self, totals: tf.Variable, values: list[tf.Tensor]) -> None:
+        flat = [tf.reshape(tf.cast(value, tf.float32), (-1,)) for value in values]
+        totals.assign_add(tf.concat(flat, 0))
+
+    def _term_results(self, sums, counts) -> dict[str, float]:
+        """The single losses of a model with several outputs, named as Keras names them."""
+        terms = self.objective.terms
+        if len(terms) < 2:
+            return {}
+        return {
+            f"{term.name}_loss": total / max(count, 1e-30)
+            for term, total, count in zip(terms, sums, counts)
+        }
+
+    def _metric_results(self, flat) -> dict[str, Any]:
+        """The results of the metrics whose states lie end to end in `flat`."""
+        variables = self.objective.metric_variables
+        parts = np.split(np.array(flat, np.float32), np.cumsum(self._metric_sizes)[:-1])
+        values = [
+            tf.cast(part.reshape(v.shape), v.dtype) for part, v in zip(parts, variables)
+        ]
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            return {k: float(v) for k, v in keras_internals.metric_results(self.model).items()}
+
