@@ -138,10 +138,13 @@ def xla_kernel(op_type: str) -> bool:
     """Whether XLA can compile the op. Plain wheels hold no TPU kernels, so XLA's CPU ones tell."""
     if op_type in _STRUCTURE:
         return True
-    for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
-        if kernel.device_type == "XLA_CPU_JIT":
-            return True
-    return False
+    return "XLA_CPU_JIT" in kernel_devices(op_type)
+
+
+def kernel_devices(op_type: str) -> set[str]:
+    """The kinds of device that the loaded TensorFlow has a kernel of the op for."""
+    found = kernels.get_registered_kernels_for_op(op_type).kernel
+    return {kernel.device_type for kernel in found}
 
 
 def called_functions(graph: tf.Graph, op: tf.Operation) -> list[tf.Graph]:
@@ -166,4 +169,3 @@ def callback_list(callbacks: list, model: keras.Model, epochs: int, steps: int) 
     return keras.callbacks.CallbackList(
         callbacks, add_history=True, model=model, epochs=epochs, steps=steps, verbose=0
     )
-

@@ -358,8 +358,12 @@ class Step:
             here = keras.tree.map_structure(lambda t: t[index], cut)
             new_grads, new_stats, metrics, new_losses = microbatch(index, metrics, here)
             add = functools.partial(keras.tree.map_structure, tf.add)
-            return index + 1, add(grads, new_grads), add(stats, new_stats), metrics, add(
-                losses, new_losses
+            return (
+                index + 1,
+                add(grads, new_grads),
+                add(stats, new_stats),
+                metrics,
+                add(losses, new_losses),
             )
 
         zeros = functools.partial(keras.tree.map_structure, tf.zeros_like)
@@ -422,12 +426,13 @@ class Step:
         """Halves the loss scale after an overflow, doubles it after enough steps without."""
         scaler = self.model.optimizer
         scale, count = scaler.dynamic_scale.value, scaler.step_counter.value
-        good = tf.where(finite, count + 1, 0)
+        zero = tf.zeros((), count.dtype)
+        good = tf.where(finite, count + 1, zero)
         grow = good >= scaler.dynamic_growth_steps
         scale.assign(
             tf.where(finite, tf.where(grow, scale * 2.0, scale), tf.maximum(scale / 2.0, 1.0))
         )
-        count.assign(tf.where(grow, 0, good))
+        count.assign(tf.where(grow, zero, good))
 
     # Totals
 
@@ -449,9 +454,6 @@ class Step:
         """The results of the metrics whose states lie end to end in `flat`."""
         variables = self.objective.metric_variables
         parts = np.split(np.array(flat, np.float32), np.cumsum(self._metric_sizes)[:-1])
-        values = [
-            tf.cast(part.reshape(v.shape), v.dtype) for part, v in zip(parts, variables)
-        ]
+        values = [tf.cast(part.reshape(v.shape), v.dtype) for part, v in zip(parts, variables)]
         with keras.StatelessScope(state_mapping=list(zip(variables, values))):
             return {k: float(v) for k, v in keras_internals.metric_results(self.model).items()}
-

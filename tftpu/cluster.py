@@ -1,0 +1,184 @@
+"""From "what is there" to a `tf.distribute.Strategy`; nothing after it asks what hardware it is."""
+
+import collections
+import glob
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.python.tpu import tpu_system_metadata
+
+from tftpu import keras_internals
+from tftpu.errors import UserError
+
+
+def connect(tpu: str = "auto", replicas: int | None = None) -> tf.distribute.Strategy:
+    """The strategy for the hardware at hand.
+
+    Args:
+        tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
+            machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
+        replicas: splits the CPU into so many virtual devices, so that a machine without
+            accelerators runs the data-parallel path.
+
+    Raises:
+        UserError: a TPU that was asked for is not there; never a silent fall back to the CPU.
+    """
+    if replicas is not None:
+        return _virtual_cpus(replicas)
+    if tpu == "auto":
+        tpu = find_tpu() or "none"
+    if tpu != "none":
+        return _connect_tpu(tpu)
+    gpus = tf.config.list_logical_devices("GPU")
+    if gpus:
+        return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus])
+    return tf.distribute.get_strategy()
+
+
+def find_tpu() -> str | None:
+    """What `tpu="auto"` connects to: "local", the name in TPU_NAME, or None."""
+    name = os.environ.get("TPU_NAME")
+    if name:
+        return name
+    # PCI devices of a TPU VM: /dev/accel0 up to v4, /dev/vfio/0 from v5e on.
+    if glob.glob("/dev/accel*") or (glob.glob("/dev/vfio/[0-9]*") and _has_libtpu()):
+        return "local"
+    return None
+
+
+def is_tpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy is a TPU's, simulated or real."""
+    return isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+def jit_compiles(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the step is to be wrapped in `jit_compile=True`.
+
+    Never under TPUStrategy: the TPU compiles everything anyway, and a nested XLA function runs on
+    the host ("could not find registered transfer manager for platform Host"). Not with several
+    replicas in one process: XLA refuses variables of other devices.
+    """
+    return strategy.num_replicas_in_sync == 1 and not is_tpu(strategy)
+
+
+def simulated_slice(name: str) -> tf.distribute.TPUStrategy:
+    """The real TPUStrategy on made-up metadata: steps trace, and cannot be run.
+
+    Every failure on the Python side of a TPU shows up in tracing: a variable that may not be
+    assigned in replica context, an op of the host, a dynamic shape, a string.
+
+    Args:
+        name: as Google writes it, "v3-8", "v5e-8", "v5litepod-8"; one host.
+
+    Raises:
+        UserError: the name is none of a slice.
+    """
+    cores = slice_cores(name)
+    return tf.distribute.TPUStrategy(_SimulatedResolver(cores))
+
+
+def slice_cores(name: str) -> int:
+    """The TensorCores of a slice, which is the number of its replicas.
+
+    Raises:
+        UserError: the name is none of a slice.
+    """
+    match = re.fullmatch(r"(v2|v3|v4|v5p|v5e|v5litepod|v6e)-(\d+)", name)
+    if not match or int(match[2]) < 1:
+        raise UserError(
+            f"{name!r} is not the name of a slice: write the generation and the size, as v3-8, "
+            "v4-16, v5e-8 or v6e-8."
+        )
+    return int(match[2])
+
+
+def _virtual_cpus(replicas: int) -> tf.distribute.Strategy:
+    devices = tf.config.list_physical_devices("CPU")
+    wanted = [tf.config.LogicalDeviceConfiguration()] * replicas
+    try:
+        tf.config.set_logical_device_configuration(devices[0], wanted)
+    except RuntimeError:  # TensorFlow is already running: what it has must do
+        pass
+    found = tf.config.list_logical_devices("CPU")
+    if len(found) < replicas:
+        raise UserError(
+            f"replicas={replicas} cannot be set up, TensorFlow already runs with {len(found)} CPU "
+            "device(s): call tftpu.connect() before anything else uses TensorFlow."
+        )
+    if replicas == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy([device.name for device in found[:replicas]])
+
+
+def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        if name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        first = str(error).strip().splitlines()[0][:200]
+        raise UserError(
+            f"--tpu={name} was asked for and cannot be connected to. {_likely_cause(name)} "
+            f"TensorFlow says: {first}"
+        ) from error
+
+
+def _likely_cause(name: str) -> str:
+    """The likeliest reason why a TPU is not there, from what is installed and attached."""
+    if not has_tpu_kernels():
+        return (
+            "The TensorFlow installed here is not the TPU's: run `pip install tftpu[tpu]` in a "
+            "fresh environment (plain tensorflow or tensorflow-cpu overwrites tensorflow-tpu)."
+        )
+    if name == "local" and find_tpu() is None:
+        return "This machine has no TPU attached; --tpu=none trains on what there is."
+    if Path("/tmp/libtpu_lockfile").exists():
+        return (
+            "Another process holds the TPU, or died holding it: end it, then "
+            "`rm /tmp/libtpu_lockfile`."
+        )
+    return "Is the TPU running, and is its name right?"
+
+
+def has_tpu_kernels() -> bool:
+    """Whether the TensorFlow that is loaded was built for TPUs."""
+    return any("TPU" in device for device in keras_internals.kernel_devices("TPUExecute"))
+
+
+def _has_libtpu() -> bool:
+    return importlib.util.find_spec("libtpu") is not None
+
+
+_Device = collections.namedtuple("_Device", "name device_type")
+
+
+class _SimulatedResolver:
+    """Answers what TPUStrategy asks of a TPUClusterResolver, for one host.
+
+    Private interface of TensorFlow: tried with 2.20 and 2.21.
+    """
+
+    tpu_hardware_feature = None
+
+    def __init__(self, cores: int):
+        self._cores = cores
+
+    def master(self) -> str:
+        return ""
+
+    def get_tpu_system_metadata(self):
+        prefix = "/job:localhost/replica:0/task:0/device:"
+        devices = [_Device(f"{prefix}CPU:0", "CPU")]
+        devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._cores)]
+        return tpu_system_metadata.TPUSystemMetadata(
+            num_cores=self._cores,
+            num_hosts=1,
+            num_of_cores_per_host=self._cores,
+            topology=None,
+            devices=devices,
+        )
