@@ -1,6 +1,7 @@
 """From "what is there" to a `tf.distribute.Strategy`; nothing after it asks what hardware it is."""
 
 import collections
+import contextlib
 import glob
 import importlib.util
 import os
@@ -98,10 +99,8 @@ def slice_cores(name: str) -> int:
 def _virtual_cpus(replicas: int) -> tf.distribute.Strategy:
     devices = tf.config.list_physical_devices("CPU")
     wanted = [tf.config.LogicalDeviceConfiguration()] * replicas
-    try:
+    with contextlib.suppress(RuntimeError):  # TensorFlow is already running: what it has must do
         tf.config.set_logical_device_configuration(devices[0], wanted)
-    except RuntimeError:  # TensorFlow is already running: what it has must do
-        pass
     found = tf.config.list_logical_devices("CPU")
     if len(found) < replicas:
         raise UserError(

@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras.src.random import seed_generator
 from tensorflow.python.framework import kernels
 
-
 # What XLA compiles without a kernel: arguments, and calls whose bodies are looked at themselves.
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 
