@@ -8,8 +8,18 @@ class UserError(Exception):
     """A mistake that the user can mend. The command line prints it alone and exits with 2."""
 
 
-class Preempted(BaseException):
-    """The run was asked to stop and saved a checkpoint first; the command line exits with 75."""
+class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
+    """The run was asked to stop and saved what it had; the command line exits with 75.
+
+    Args:
+        signal: its name.
+        step: the step that the run stopped after.
+        saved: whether there is a checkpoint of that step; not without a workdir.
+    """
+
+    def __init__(self, signal: str, step: int, saved: bool):
+        kept = "saved: the same command goes on from there" if saved else "not saved: no workdir"
+        super().__init__(f"Stopped by {signal} after step {step}, {kept}.")
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

@@ -168,3 +168,8 @@ def callback_list(callbacks: list, model: keras.Model, epochs: int, steps: int) 
     return keras.callbacks.CallbackList(
         callbacks, add_history=True, model=model, epochs=epochs, steps=steps, verbose=0
     )
+
+
+def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
+    """The `History` that a callback list was made with."""
+    return callbacks._history

@@ -50,6 +50,7 @@ class Step:
         clip_norm: the largest global norm of the reduced gradient; None: not clipped.
         ema: decay of the average of the weights; None: no average is kept.
         seed: of dropout and of every other layer that draws random numbers.
+        training: False leaves out `prepare`, for a model that is only evaluated.
 
     Raises:
         UserError: the model cannot be trained as it is; the message says why and what to do.
@@ -64,6 +65,7 @@ class Step:
         clip_norm: float | None = None,
         ema: float | None = None,
         seed: int = 0,
+        training: bool = True,
     ):
         self.model = model
         self.accumulate = accumulate
@@ -71,15 +73,28 @@ class Step:
         self.ema = ema
         self.seed = seed
         self.replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        microbatch = keras.tree.map_structure(self._microbatch_spec, batch)
+        self.prepared = False
         checks.refuse_model(model)
-        self._build(microbatch)
+        self._build(batch)
         self.objective = Objective(model)
         self._seed_states = keras_internals.seed_states(model)
-        seeds = {id(v) for v in self._seed_states}
-        self._statistics = [v for v in model.non_trainable_variables if id(v) not in seeds]
-        self._describe(microbatch)
         self._create_variables()
+        if training:
+            self.prepare(batch)
+
+    def prepare(self, batch: Any) -> None:
+        """Gets ready to train on shares of this shape; once, before `train` is traced.
+
+        Traces the forward pass, to learn which variables it updates, what it masks, and whether
+        XLA can compile it.
+
+        Raises:
+            UserError: the shape or a layer cannot be trained on.
+        """
+        seeds = {id(v) for v in self._seed_states}
+        self._statistics = [v for v in self.model.non_trainable_variables if id(v) not in seeds]
+        self._describe(keras.tree.map_structure(self._microbatch_spec, batch))
+        self.prepared = True
 
     def train(self, batch: Any) -> None:
         """One update of the model from one replica's share of the global batch.
@@ -190,12 +205,12 @@ class Step:
     # Construction
 
     def _microbatch_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
-        checks.refuse_spec(spec)
         return tf.TensorSpec((spec.shape[0] // self.accumulate, *spec.shape[1:]), spec.dtype)
 
-    def _build(self, microbatch: Any) -> None:
+    def _build(self, batch: Any) -> None:
+        keras.tree.map_structure(checks.refuse_spec, batch)
         symbolic = keras.tree.map_structure(
-            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), microbatch
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch
         )
         keras_internals.build(self.model, symbolic)
         optimizer = self.model.optimizer

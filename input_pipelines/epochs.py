@@ -1,0 +1,63 @@
+"""The order of training examples, as a function of the seed and the position alone.
+
+Epoch after epoch the data set is shuffled with a seed made of the run's seed and the epoch, and
+the epochs are joined end to end; step k takes the examples from k x global_batch on. So a run that
+goes on from step k sees exactly what it would have seen: no example twice, none left out.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class Training:
+    """An endless, shuffled, batched dataset that can start at any step.
+
+    Args:
+        base: one epoch of examples in a fixed order, as they are stored.
+        count: examples in `base`.
+        global_batch: examples a step.
+        seed: of the order and of the augmentation.
+        prepare: (example, seed of shape (2,), int32) -> what the model takes; decoding and
+            augmentation, after the shuffle.
+        shuffle_buffer: examples held in host memory; None: all of them.
+    """
+
+    base: tf.data.Dataset
+    count: int
+    global_batch: int
+    seed: int
+    prepare: Callable
+    shuffle_buffer: int | None = None
+
+    def starting_at(self, step: int) -> tf.data.Dataset:
+        """The global batches from a step on."""
+        first_epoch, offset = divmod(step * self.global_batch, self.count)
+
+        def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            # Within a dataset function this seeds the function's own graph alone. TensorFlow takes
+            # an epoch that is a tensor only beside a graph seed that is not 0.
+            tf.random.set_seed(self.seed + 1)
+            shuffled = self.base.enumerate().shuffle(
+                self.shuffle_buffer or self.count,
+                seed=epoch,
+                reshuffle_each_iteration=False,
+            )
+            # Skipped before anything is decoded.
+            skip = tf.where(epoch == first_epoch, tf.constant(offset, tf.int64), 0)
+            return shuffled.skip(skip).map(lambda index, example: (epoch, index, example))
+
+        def prepare(epoch, index, example):
+            seed = tf.constant([self.seed, 0], tf.int32)
+            for number in (epoch, index):
+                seed = tf.random.experimental.stateless_fold_in(seed, number)
+            return self.prepare(example, seed)
+
+        return (
+            tf.data.Dataset.range(first_epoch, tf.int64.max)
+            .flat_map(one_epoch)
+            .map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .batch(self.global_batch, drop_remainder=True)
+        )

@@ -1,0 +1,64 @@
+"""Documents as bytes, cut into windows for a language model."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu.input_pipelines import tfds_source
+from tftpu.input_pipelines.epochs import Training
+from tftpu.input_pipelines.sources import Text
+
+
+def training(data: Text, seed: int) -> Training:
+    """Shuffled windows of the training documents; see `epochs.Training` for the order."""
+    windows, lengths = _windows(data, data.train_split)
+    return Training(
+        base=tf.data.Dataset.from_tensor_slices((windows, lengths)),
+        count=len(windows),
+        global_batch=data.global_batch,
+        seed=seed,
+        prepare=lambda example, seed: _example(*example),
+    )
+
+
+def evaluation(data: Text) -> tf.data.Dataset:
+    """Every byte of the evaluation documents but their first is predicted once."""
+    windows = tf.data.Dataset.from_tensor_slices(_windows(data, data.eval_split))
+    return windows.map(_example, tf.data.AUTOTUNE).batch(data.global_batch)
+
+
+def batch_spec(data: Text, examples: int) -> Any:
+    """(bytes, next bytes, weights) of a batch."""
+    shape = (examples, data.context)
+    return (
+        tf.TensorSpec(shape, tf.int32),
+        tf.TensorSpec(shape, tf.int32),
+        tf.TensorSpec(shape, tf.float32),
+    )
+
+
+def _windows(data: Text, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """All windows of a split: bytes (windows, context + 1), uint8, and how many are real.
+
+    Windows of one document overlap by one byte, so that each byte but the first is predicted
+    exactly once; the last window of a document is padded.
+    """
+    builder = tfds_source.prepared(data.name, data.data_dir)
+    tfds_source.count(builder, split)
+    windows, lengths = [], []
+    documents = builder.as_dataset(split=split, shuffle_files=False)
+    for document in documents.as_numpy_iterator():
+        text = np.frombuffer(document["text"], np.uint8)
+        for start in range(0, len(text) - 1, data.context):
+            window = text[start : start + data.context + 1]
+            lengths.append(len(window))
+            windows.append(np.pad(window, (0, data.context + 1 - len(window))))
+    return np.stack(windows), np.array(lengths, np.int32)
+
+
+def _example(window: tf.Tensor, length: tf.Tensor) -> tuple:
+    """Bytes, the bytes that follow them, and 1.0 where that is not padding."""
+    tokens = tf.cast(window, tf.int32)
+    weights = tf.cast(tf.range(1, tf.shape(tokens)[0]) < length, tf.float32)
+    return tokens[:-1], tokens[1:], tf.ensure_shape(weights, (window.shape[0] - 1,))

@@ -1,0 +1,79 @@
+"""TFDS data sets by name: the embedded ones of tftpu, and any that TFDS knows."""
+
+import os
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from tftpu.errors import UserError, did_you_mean
+
+EMBEDDED = ("digits", "python_source")
+
+
+def cache_folder() -> str:
+    """Where prepared data lie: $TFTPU_CACHE, or `tftpu/data` in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return str(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu" / "data")
+
+
+def prepared(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+    """The builder of a data set that is ready to be read. Never touches the network.
+
+    An embedded data set is made on first use. Any other has to be prepared before, by TFDS.
+
+    Args:
+        name: "digits", "python_source", or a name that TFDS knows, as "imagenet2012".
+        data_dir: where it lies, local or `gs://`; None: the cache folder.
+
+    Raises:
+        UserError: an unknown data set, or one that is not prepared.
+    """
+    data_dir = data_dir or cache_folder()
+    if name in EMBEDDED:
+        builder = _embedded(name, data_dir)
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+        )
+        return builder
+    try:
+        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+    except tfds.core.DatasetNotFoundError as error:
+        known = [*EMBEDDED, *tfds.list_builders()]
+        near = did_you_mean(name, known)
+        near = near if "Did you mean" in near else " tfds.list_builders() lists what TFDS has."
+        raise UserError(f"There is no data set {name!r}.{near}") from error
+    if not builder.is_prepared():
+        raise UserError(
+            f"The data set {name!r} is not prepared in {data_dir}: run `tfds build {name} "
+            f"--data_dir={data_dir}` on a machine that can download it, or name the folder it "
+            "lies in with --config.data.data_dir=DIR."
+        )
+    return builder
+
+
+def count(builder: tfds.core.DatasetBuilder, split: str) -> int:
+    """Examples in a split.
+
+    Raises:
+        UserError: there is no such split, or it is empty.
+    """
+    try:
+        examples = builder.info.splits[split].num_examples
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"The data set {builder.name!r} has no split {split!r}."
+            f"{did_you_mean(split, list(builder.info.splits))}"
+        ) from error
+    if not examples:
+        raise UserError(f"The split {split!r} of the data set {builder.name!r} is empty.")
+    return examples
+
+
+def _embedded(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
+    if name == "digits":
+        from tftpu.input_pipelines.digits import Digits
+
+        return Digits(data_dir=data_dir)
+    from tftpu.input_pipelines.python_source import PythonSource
+
+    return PythonSource(data_dir=data_dir)

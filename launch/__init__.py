@@ -1,0 +1,1 @@
+"""The command line, the experiments, and the ways to where TPUs are."""

@@ -1,0 +1,110 @@
+"""`--config=NAME` and its typed overrides, `--config.train.steps=500`.
+
+The overrides are parsed by ml_collections, against the dataclasses of the config in hand; a
+mistake becomes one sentence.
+"""
+
+import dataclasses
+import importlib.util
+import typing
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError, did_you_mean
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def names() -> list[str]:
+    """The configs that come with tftpu, sorted."""
+    return sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
+
+
+def summary(name: str) -> str:
+    """The first line of a config's docstring."""
+    text = (CONFIGS / f"{name}.py").read_text()
+    return text.split('"""', 2)[1].strip().splitlines()[0]
+
+
+def load(name: str, overrides: list[str]) -> Experiment:
+    """A config with its overrides, validated field by field.
+
+    Args:
+        name: of a config of tftpu, or the path of a user's own file.
+        overrides: "--config.train.steps=500" and the like.
+
+    Raises:
+        UserError: no such config, an unknown field, a value of the wrong type.
+    """
+    experiment = _import(name).get_config()
+    if not isinstance(experiment, Experiment):
+        raise UserError(
+            f"get_config() of {name!r} returns a {type(experiment).__name__}: it must return a "
+            "tftpu.config.Experiment."
+        )
+    for override in overrides:
+        _apply(experiment, override)
+    return experiment
+
+
+def _import(name: str):
+    path = Path(name) if name.endswith(".py") else CONFIGS / f"{name}.py"
+    if not path.is_file():
+        if name.endswith(".py"):
+            raise UserError(f"There is no config file {name!r}.")
+        raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
+    spec = importlib.util.spec_from_file_location(f"tftpu_config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The config {name!r} fails with {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, "get_config"):
+        raise UserError(f"The config {name!r} has no function get_config().")
+    return module
+
+
+def _apply(experiment: Experiment, override: str) -> None:
+    argument, _, value = override.lstrip("-").partition("=")
+    path = argument.split(".")[1:]
+    _check_field(experiment, path, argument)
+    if not value:
+        raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
+    parsed = flags.FlagValues()
+    config_flags.DEFINE_config_dataclass("config", experiment, flag_values=parsed)
+    try:
+        parsed(["tftpu", f"--{argument}={value}"])
+    except (flags.Error, ValueError, TypeError, KeyError) as error:
+        kind = _type_name(experiment, path)
+        raise UserError(f"--{argument}={value}: the value must be {kind}.") from error
+
+
+def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
+    here = experiment
+    for depth, field in enumerate(path):
+        known = [f.name for f in dataclasses.fields(here)] if dataclasses.is_dataclass(here) else []
+        if field not in known:
+            parent = ".".join(["config", *path[:depth]])
+            raise UserError(
+                f"--{argument}: {parent} has no field {field!r}.{did_you_mean(field, known)}"
+            )
+        here = getattr(here, field)
+    if dataclasses.is_dataclass(here):
+        fields = ", ".join(f.name for f in dataclasses.fields(here))
+        raise UserError(f"--{argument} names a group: set one of its fields ({fields}).")
+
+
+def _type_name(experiment: Experiment, path: list[str]) -> str:
+    parent = experiment
+    for field in path[:-1]:
+        parent = getattr(parent, field)
+    kind = typing.get_type_hints(type(parent))[path[-1]]
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(kind, str(kind).replace("typing.", ""))

@@ -1,0 +1,1 @@
+"""The experiments that come with tftpu; `get_config()` of each returns an `Experiment`."""

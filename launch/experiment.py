@@ -1,0 +1,60 @@
+"""From an `Experiment` to the objects that it names: strategy, data, compiled model, trainer."""
+
+import keras
+
+from tftpu import input_pipelines, models, optimizers
+from tftpu.config import Experiment
+from tftpu.input_pipelines import sources
+from tftpu.metrics import BitsPerToken
+from tftpu.trainer import Trainer
+
+
+def build_model(experiment: Experiment) -> keras.Model:
+    """The model of an experiment, compiled, in the current strategy's scope."""
+    train = experiment.train
+    keras.utils.set_random_seed(train.seed)
+    model = models.build(experiment.model)
+    optimizer = optimizers.build(experiment.optimizer, experiment.data.global_batch, train.steps)
+    if isinstance(experiment.data, sources.Text):
+        metrics, weighted = (
+            [],
+            [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        )
+    else:
+        metrics, weighted = [keras.metrics.SparseCategoricalAccuracy("accuracy")], []
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        ),
+        metrics=metrics,
+        weighted_metrics=weighted,
+    )
+    return model
+
+
+def build_trainer(experiment: Experiment, workdir: str | None, verbose: bool = True) -> Trainer:
+    """The trainer of an experiment, with its model, in the current strategy's scope."""
+    train = experiment.train
+    return Trainer(
+        build_model(experiment),
+        workdir,
+        accumulate=train.accumulate,
+        clip_norm=train.clip_norm,
+        ema=train.ema,
+        steps_per_loop=train.steps_per_loop,
+        log_every=train.log_every,
+        checkpoint_every=train.checkpoint_every,
+        keep=train.keep,
+        best_metric=train.best_metric,
+        seed=train.seed,
+        profile=train.profile,
+        on_nan=train.on_nan,
+        max_rollbacks=train.max_rollbacks,
+        verbose=verbose,
+    )
+
+
+def training_data(experiment: Experiment):
+    """The training pipeline of an experiment."""
+    return input_pipelines.training(experiment.data, experiment.train.seed)

@@ -1,0 +1,202 @@
+"""The command line: `tftpu COMMAND --flag=value`.
+
+A command's flags are checked, and its config is loaded and validated, before TensorFlow loads.
+Exit codes: 0 done, 2 the user's mistake (one sentence), 1 our mistake (a traceback), 75 stopped
+and safely saved: run it again.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from absl import flags
+
+from tftpu.config import Experiment
+from tftpu.errors import Preempted, UserError, did_you_mean
+from tftpu.launch import config_flags
+from tftpu.version import __version__
+
+USER_ERROR = 2
+PREEMPTED = 75  # EX_TEMPFAIL: try again
+
+
+class Command(NamedTuple):
+    """A command: what it does, the module whose `run` does it, and its flags."""
+
+    help: str
+    module: str
+    flags: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # what may follow the command, as `vertex`
+    tensorflow: bool = True
+
+
+_RUN = ("config", "workdir", "tpu", "replicas")
+COMMANDS = {
+    "train": Command("train a config, or go on with a run", "train", _RUN),
+    "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
+    "configs": Command("list the configs", "list_configs", tensorflow=False),
+    "launch": Command(
+        "run a config elsewhere", "vertex", ("config", "slice", "dry_run"), ("vertex",), False
+    ),
+}
+
+
+def _define(values: flags.FlagValues) -> None:
+    define = {"flag_values": values}
+    flags.DEFINE_string("config", None, "name of a config, or path of your own", **define)
+    flags.DEFINE_string(
+        "workdir", None, "where the run lives; runs/<config> if not given", **define
+    )
+    flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
+    flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
+    flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-8", **define)
+    flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
+
+
+def run() -> None:
+    """The console script: exits with the code that `main` returns."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: what follows `tftpu` on the command line.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        if not arguments or arguments[0] in ("help", "-h", "--help", "-help", "--helpfull"):
+            print(usage())
+            return 0
+        if arguments[0] in ("version", "--version"):
+            print(f"tftpu {__version__}")
+            return 0
+        _run_command(*arguments)
+        return 0
+    except UserError as error:
+        print(f"tftpu: {error}", file=sys.stderr)
+        return USER_ERROR
+    except Preempted as stopped:
+        print(f"tftpu: {stopped}", file=sys.stderr)
+        return PREEMPTED
+    except KeyboardInterrupt:
+        print("tftpu: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `tftpu configs | head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def usage(command: str | None = None) -> str:
+    """The help text of a command, or of all."""
+    if command is None:
+        rows = [f"  {name:12}{c.help}" for name, c in COMMANDS.items()]
+        return "\n".join(
+            [
+                "usage: tftpu COMMAND [--flag=value ...]",
+                "",
+                *rows,
+                "",
+                "  tftpu COMMAND --help   the flags of a command",
+                "  tftpu train --config=digits_resnet   is a good first one",
+            ]
+        )
+    values = flags.FlagValues()
+    _define(values)
+    spec = COMMANDS[command]
+    words = f" {'|'.join(spec.words)}" if spec.words else ""
+    rows = [f"  --{name:12}{values[name].help}" for name in spec.flags]
+    if "config" in spec.flags:
+        rows.append(
+            "  --config.GROUP.FIELD=VALUE   any field of the config, as --config.train.steps=500"
+        )
+    return "\n".join(
+        [f"usage: tftpu {command}{words} [--flag=value ...]", f"  {spec.help}", "", *rows]
+    )
+
+
+def _run_command(name: str, *arguments: str) -> None:
+    if name not in COMMANDS:
+        raise UserError(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)}")
+    if any(argument in ("-h", "--help", "-help", "--helpfull") for argument in arguments):
+        print(usage(name))
+        return
+    command = COMMANDS[name]
+    words = [a for a in arguments if not a.startswith("-")]
+    options = [a for a in arguments if a.startswith("-")]
+    if command.words and words not in [[word] for word in command.words]:
+        given = " ".join(words) or "nothing"
+        raise UserError(
+            f"tftpu {name} needs one of {', '.join(command.words)} after it, and got {given}."
+        )
+    if words and not command.words:
+        raise UserError(f"tftpu {name} takes flags only, as --flag=value, and got {words[0]!r}.")
+    values, overrides = _parse(command, options)
+    keywords = {flag: values[flag].value for flag in command.flags}
+    if "config" in command.flags:
+        keywords["experiment"] = _experiment(name, keywords, overrides)
+        keywords["config"] = config_name(keywords["config"])
+    elif overrides:
+        raise UserError(f"tftpu {name} takes no --config: it uses the workdir's own.")
+    if command.tensorflow:
+        require_tensorflow()
+    _function(command.module)(**keywords)
+
+
+def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list[str]]:
+    def is_override(option: str) -> bool:
+        return option.lstrip("-").startswith("config.")
+
+    values = flags.FlagValues()
+    _define(values)
+    overrides = [option for option in options if is_override(option)]
+    for option in options:
+        flag = option.lstrip("-").partition("=")[0]
+        if is_override(option):
+            continue
+        if flag.removeprefix("no") not in command.flags and flag not in command.flags:
+            raise UserError(f"There is no flag --{flag} here.{did_you_mean(flag, command.flags)}")
+        if "=" not in option and not values[flag.removeprefix("no")].boolean:
+            raise UserError(f"--{flag} has no value: write --{flag}=VALUE.")
+    try:
+        values(["tftpu", *(option for option in options if not is_override(option))])
+    except flags.IllegalFlagValueError as error:
+        # "flag --replicas=x: invalid literal ..."
+        raise UserError(str(error).partition(": ")[0] + " is not a value that it takes.") from error
+    return values, overrides
+
+
+def _experiment(command: str, keywords: dict, overrides: list[str]) -> Experiment:
+    if not keywords["config"]:
+        known = ", ".join(config_flags.names())
+        raise UserError(f"tftpu {command} needs --config=NAME; there are {known}.")
+    experiment = config_flags.load(keywords["config"], overrides)
+    experiment.cluster.tpu = keywords.get("tpu", experiment.cluster.tpu)
+    experiment.cluster.replicas = keywords.get("replicas", experiment.cluster.replicas)
+    experiment.validate()
+    return experiment
+
+
+def config_name(config: str) -> str:
+    """The name of a config, also of one given by its path."""
+    return os.path.basename(config).removesuffix(".py")
+
+
+def require_tensorflow() -> None:
+    """Raises `UserError`, with the command to run, if no TensorFlow is installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # chatter of the C++ side
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UserError(
+            "TensorFlow is not installed, on purpose: choose the one for this machine. Run "
+            "`pip install 'tftpu[cpu]'`, or [gpu], or [tpu] on a TPU VM, Colab or Kaggle."
+        )
+
+
+def _function(module: str) -> Callable[..., None]:
+    return importlib.import_module(f"tftpu.launch.{module}").run

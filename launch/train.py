@@ -1,0 +1,79 @@
+"""`tftpu train`: from a config to a trained model, and the closing block."""
+
+import sys
+
+from tftpu import files
+from tftpu.config import Experiment, from_json, to_json
+from tftpu.errors import UserError
+
+
+def run(
+    experiment: Experiment, config: str, workdir: str | None, tpu: str, replicas: int | None
+) -> None:
+    """Trains, or goes on where the workdir's last checkpoint is."""
+    workdir = workdir or files.join("runs", config)
+    with files.claim(workdir):
+        _check_same_run(experiment, workdir)
+        _train(experiment, config, workdir)
+
+
+def _train(experiment: Experiment, config: str, workdir: str) -> None:
+    import tftpu
+    from tftpu import input_pipelines
+    from tftpu.launch import experiment as build
+
+    strategy = tftpu.connect(experiment.cluster.tpu, experiment.cluster.replicas)
+    experiment.validate(strategy.num_replicas_in_sync)
+    precision = tftpu.set_precision(experiment.train.precision)
+    files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
+    print(
+        f"tftpu train {config}: {strategy.num_replicas_in_sync} replica(s), {precision}, "
+        f"{experiment.train.steps} steps of {experiment.data.global_batch} examples, in {workdir}",
+        flush=True,
+    )
+    data = build.training_data(experiment)
+    test = input_pipelines.evaluation(experiment.data)
+    with strategy.scope():
+        trainer = build.build_trainer(experiment, workdir)
+    trainer.fit(
+        data,
+        experiment.train.steps,
+        validation_data=test,
+        validation_every=experiment.train.eval_every or None,
+    )
+    results = trainer.evaluate(test)
+    _closing_block(experiment, trainer, results, workdir)
+
+
+def _check_same_run(experiment: Experiment, workdir: str) -> None:
+    """A workdir belongs to one model on one data set; the rest may change between restarts."""
+    path = files.join(workdir, "config.json")
+    if not files.exists(path):
+        return
+    before = from_json(files.read(path).decode())
+    for group in ("model", "data", "optimizer"):
+        if getattr(before, group) != getattr(experiment, group):
+            raise UserError(
+                f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
+                "this one a workdir of its own with --workdir=DIR, or remove that one."
+            )
+
+
+def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str) -> None:
+    from tftpu.launch import sample
+    from tftpu.writers import format_number
+
+    text = sample.of(experiment, trainer)
+    if text:
+        print(f"\nA sample of what it writes:\n{text}")
+    numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
+    steps = int(trainer.step.step.numpy())
+    print(f"\nDone: {steps} steps.")
+    print(f"  test        {numbers}")
+    rate = trainer.clock.rate()
+    if rate:
+        print(f"  speed       {format_number(rate)} examples/s, without compiling and evaluation")
+    print(f"  run         {workdir}  ({trainer.clock.wall():.0f} s)")
+    print(f"  try next    tensorboard --logdir={workdir}")
+    print(f"              tftpu evaluate --workdir={workdir}")
+    sys.stdout.flush()

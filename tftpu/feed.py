@@ -1,0 +1,165 @@
+"""From a user's dataset to what a device loop takes: static global batches, shared out."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.config import Share
+from tftpu.errors import UserError
+
+
+def for_training(dataset: Any, start: int, class_weight: dict[int, float] | None = None):
+    """An endless dataset of whole global batches, from step `start` on.
+
+    Args:
+        dataset: batched by the global batch. A `tf.data.Dataset` is repeated if it is finite; its
+            position at `start` is reached by skipping, so its order has to be deterministic for a
+            resumed run to see the same. A pipeline of `tftpu.input_pipelines` has
+            `starting_at(step)`, which costs nothing.
+        class_weight: weight of each label; becomes the sample weight.
+
+    Raises:
+        UserError: not a dataset, or one that is empty or not batched.
+    """
+    if hasattr(dataset, "starting_at"):
+        dataset = dataset.starting_at(start)
+    else:
+        dataset = static_batches(_checked(dataset), drop_remainder=True)
+        if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+            dataset = dataset.repeat()
+        dataset = dataset.skip(start) if start else dataset
+    if class_weight:
+        dataset = dataset.map(lambda *batch: _weigh(batch, class_weight))
+    return _narrow(dataset).prefetch(tf.data.AUTOTUNE)
+
+
+def for_evaluation(dataset: Any, replicas: int):
+    """A dataset of `(batch, valid)`: every example once, the last batch padded.
+
+    Args:
+        dataset: finite. The batch is rounded up to a multiple of `replicas`.
+
+    Raises:
+        UserError: not a dataset, or one that never ends.
+    """
+    dataset = _checked(dataset)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UserError(
+            "The evaluation data never end: take out .repeat(), or cut them with .take(batches)."
+        )
+    size = -(-batch_size(dataset) // replicas) * replicas
+    return _narrow(dataset).map(lambda *batch: _pad(batch, size)).prefetch(tf.data.AUTOTUNE)
+
+
+def share_spec(dataset: tf.data.Dataset, replicas: int, accumulate: int) -> Any:
+    """One replica's share of a batch of the dataset, as `tf.TensorSpec`s.
+
+    Raises:
+        UserError: the replicas and microbatches do not divide the global batch.
+    """
+    spec = dataset.element_spec
+    size = keras.tree.flatten(spec)[0].shape[0]
+    share = Share(size, replicas, accumulate).examples * accumulate
+    return keras.tree.map_structure(
+        lambda s: (
+            tf.TensorSpec((share, *s.shape[1:]), s.dtype) if isinstance(s, tf.TensorSpec) else s
+        ),
+        spec,
+    )
+
+
+def features_spec(batches: tf.data.Dataset) -> Any:
+    """The spec of one batch of `for_evaluation`, without the mask of what is valid."""
+    return batches.element_spec[0]
+
+
+def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
+    """The dataset with each global batch cut into consecutive shares, one a replica."""
+    if strategy.extended._in_multi_worker_mode():
+        return strategy.experimental_distribute_dataset(dataset)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return strategy.experimental_distribute_dataset(dataset.with_options(options))
+
+
+def batch_size(dataset: tf.data.Dataset) -> int:
+    """Examples in a batch; taken from the first one where the dataset does not say."""
+    first = keras.tree.flatten(dataset.element_spec)[0]
+    if not isinstance(first, tf.TensorSpec):
+        raise UserError(
+            f"The data has a {type(first).__name__}, which cannot go to a device: make it dense "
+            "numbers in the input pipeline."
+        )
+    if first.shape.rank == 0:
+        raise UserError("The dataset is not batched: add .batch(global_batch).")
+    if first.shape[0] is not None:
+        return first.shape[0]
+    for batch in dataset.take(1):
+        return int(tf.shape(keras.tree.flatten(batch)[0])[0])
+    raise UserError("The dataset is empty.")
+
+
+def static_batches(dataset: tf.data.Dataset, drop_remainder: bool) -> tf.data.Dataset:
+    """The dataset in batches of one static size: a ragged last batch would not compile."""
+    known = all(
+        isinstance(s, tf.TensorSpec) and s.shape.rank and s.shape[0] is not None
+        for s in keras.tree.flatten(dataset.element_spec)
+    )
+    size = batch_size(dataset)
+    return dataset if known else dataset.rebatch(size, drop_remainder=drop_remainder)
+
+
+def _checked(dataset: Any) -> tf.data.Dataset:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise UserError(
+            f"The data is a {type(dataset).__name__}: pass a tf.data.Dataset, as "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(global_batch)."
+        )
+    if dataset.cardinality() == 0:
+        raise UserError("The dataset is empty.")
+    return dataset
+
+
+def _narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """float64 becomes Keras's float: TPUs have none, and Keras's `fit` does the same."""
+    specs = keras.tree.flatten(dataset.element_spec)
+    if not any(isinstance(s, tf.TensorSpec) and s.dtype == tf.float64 for s in specs):
+        return dataset
+
+    def cast(tensor):
+        return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
+
+    def narrow(*batch):
+        batch = keras.tree.map_structure(cast, batch)
+        return batch if len(batch) > 1 else batch[0]
+
+    return dataset.map(narrow)
+
+
+def _pad(batch: tuple, size: int) -> tuple:
+    batch = batch if len(batch) > 1 else batch[0]
+    count = tf.shape(keras.tree.flatten(batch)[0])[0]
+
+    def pad(tensor):
+        # The first example again: zeros could be a class or a token that does not exist.
+        filled = tf.concat([tensor, tf.repeat(tensor[:1], size - count, axis=0)], 0)
+        return tf.ensure_shape(filled, (size, *tensor.shape[1:]))
+
+    valid = tf.cast(tf.range(size) < count, tf.float32)
+    return keras.tree.map_structure(pad, batch), valid
+
+
+def _weigh(batch: tuple, class_weight: dict[int, float]) -> tuple:
+    if len(batch) != 2 or keras.tree.is_nested(batch[1]):
+        raise UserError(
+            "class_weight needs batches of (features, labels) with one array of labels: put the "
+            "weights into the dataset as (features, labels, sample_weight) instead."
+        )
+    x, y = batch
+    table = np.ones(max(class_weight) + 1, np.float32)
+    for label, weight in class_weight.items():
+        table[label] = weight
+    labels = tf.cast(tf.reshape(y, (tf.shape(y)[0], -1))[:, 0], tf.int32)
+    return x, y, tf.gather(tf.constant(table), labels)

@@ -1,0 +1,224 @@
+"""The books of one `fit`: where it stands, what it has seen, and what falls due next."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu import files, keras_internals, writers
+from tftpu.errors import UserError
+
+if TYPE_CHECKING:
+    from tftpu.trainer import Trainer
+
+# Metrics for which less is better, by a part of their name.
+_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "bits", "entropy", "mse", "mae")
+
+
+class Run:
+    """Where a run stands. Everything in it that must survive a restart is in `state`.
+
+    Device loops stop at steps that depend on the settings alone, never on when a run was started
+    or stopped: so a resumed run adds up the same numbers in the same order.
+    """
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        steps: int,
+        validation_data: tf.data.Dataset | None,
+        validation_every: int | None,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ):
+        self._trainer = trainer
+        self._steps = steps
+        self._validation_data = validation_data
+        self._epoch_steps = validation_every or steps
+        epochs = math.ceil(steps / self._epoch_steps)
+        self._callbacks = keras_internals.callback_list(
+            list(callbacks), trainer.model, epochs, self._epoch_steps
+        )
+        self.history: keras.callbacks.History = keras_internals.history_of(self._callbacks)
+        self.step = 0
+        self.skipped_batches = 0  # by rollbacks: the data are that far ahead of the step
+        self._rollbacks = 0
+        self._window = 0.0  # sums since the last line of the log
+        self._epoch = 0.0  # sums since the last evaluation
+        self._best: float | None = None
+        self._last_finite: dict[str, float] = {}
+        self._saved_step: int | None = None
+        self._past: tuple[dict, list] = {}, []  # the history of the run before this process
+        self._resume()
+        self._console = writers.Console(steps, self.step) if trainer.verbose else None
+        sinks: list[writers.Writer] = [self._console] if self._console else []
+        if trainer.workdir:
+            path = files.join(trainer.workdir, "metrics.jsonl")
+            sinks += [writers.JsonLines(path, self.step), writers.TensorBoard(trainer.workdir)]
+        self._writers = writers.Writers(sinks)
+
+    def begin(self) -> None:
+        """Tells the user and the callbacks that training starts."""
+        if self._console and self.step:
+            self._console.say(f"Going on from the checkpoint of step {self.step}.")
+        self._trainer.model.stop_training = False
+        self._callbacks.on_train_begin()  # which empties the history's epochs
+        self.history.history, self.history.epoch = self._past
+        if self.step < self._steps:
+            self._callbacks.on_epoch_begin(self._epoch_index())
+            self._trainer.profiler.at(self.step)
+
+    def next_stop(self) -> int:
+        """The step that the next device loop ends at: the first at which something falls due."""
+        trainer = self._trainer
+        every = (
+            trainer.steps_per_loop,
+            trainer.log_every,
+            trainer.checkpoint_every,
+            self._epoch_steps,
+        )
+        stops = [(self.step // n + 1) * n for n in every if n]
+        stops += [s for s in trainer.profiler.boundaries() if s > self.step]
+        stop = min(self._steps, *stops)
+        self._callbacks.on_train_batch_begin(self.step % self._epoch_steps)
+        return stop
+
+    def account(self, totals: np.ndarray) -> None:
+        """Books the sums of one device loop."""
+        self.step += round(totals[0])
+        self._window = self._window + totals
+        self._epoch = self._epoch + totals
+        self._last_finite = self._trainer.step.read_train(totals)
+        self._trainer.profiler.at(self.step)
+        if self._console:
+            self._console.advance(self.step)
+        self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, self._last_finite)
+
+    def log(self) -> None:
+        """Writes the means since the last line, if one is due."""
+        due = self.step % self._trainer.log_every == 0 or self._at_end()
+        if not due or np.ndim(self._window) == 0:
+            return
+        scalars = self._trainer.step.read_train(self._window)
+        scalars["learning_rate"] = self._learning_rate()
+        scalars["examples_per_sec"] = round(self._trainer.clock.window_rate(), 1)
+        self._writers.write(self.step, "train", scalars)
+        self._window = 0.0
+
+    def evaluate(self) -> None:
+        """Evaluates and ends the epoch, if it is over."""
+        trainer = self._trainer
+        if self.step % self._epoch_steps and not self._at_end():
+            return
+        logs = trainer.step.read_train(self._epoch)
+        if self._validation_data is not None:
+            with trainer.clock.spend("eval"):
+                results = trainer.evaluate(self._validation_data)
+            self._writers.write(self.step, "eval", results)
+            logs.update({f"val_{name}": value for name, value in results.items()})
+        logs["learning_rate"] = self._learning_rate()
+        self._epoch = 0.0
+        self._callbacks.on_epoch_end(self._epoch_index() - 1, logs)
+        if self._validation_data is not None:
+            self._mark_best(results)
+        if not self._at_end():
+            self._callbacks.on_epoch_begin(self._epoch_index())
+
+    def save(self, now: bool = False) -> None:
+        """Saves a checkpoint if one is due, or now."""
+        trainer = self._trainer
+        every = trainer.checkpoint_every
+        due = now or self._at_end() or (every and self.step % every == 0)
+        if trainer.checkpoints is None or not due or self._saved_step == self.step:
+            return
+        with trainer.clock.spend("checkpoint"):
+            trainer.checkpoints.save(self.step, trainer.step.variables, self.state)
+        self._saved_step = self.step
+
+    def roll_back(self, totals: np.ndarray) -> None:
+        """Goes back to the last checkpoint after a loss that was not finite, or ends the run.
+
+        Raises:
+            UserError: rollbacks are not asked for, or used up, or there is nothing to go back to.
+        """
+        trainer, first = self._trainer, self.step + 1
+        last = self.step + round(totals[0])
+        seen = ", ".join(f"{k} {writers.format_number(v)}" for k, v in self._last_finite.items())
+        where = f"The loss is not finite any more between step {first} and step {last}"
+        where += f" (last finite: {seen})." if seen else "."
+        kept = trainer.checkpoints.steps() if trainer.checkpoints else []
+        kept = [s for s in kept if s <= self.step]
+        hint = "Lower the learning rate, lengthen the warm-up, or clip the gradient (clip_norm)."
+        if trainer.on_nan != "rollback" or not kept:
+            good = f" The checkpoint of step {kept[-1]} is kept." if kept else ""
+            raise UserError(f"{where} {hint}{good}")
+        self._rollbacks += 1
+        if self._rollbacks > trainer.max_rollbacks:
+            raise UserError(f"{where} {trainer.max_rollbacks} rollbacks did not help. {hint}")
+        skipped, rollbacks = self.skipped_batches + last - kept[-1], self._rollbacks
+        self._resume()
+        self.skipped_batches, self._rollbacks = skipped, rollbacks
+        logging.warning("%s Going back to step %s and skipping those batches.", where, self.step)
+
+    def end(self) -> None:
+        """Closes everything that is open; also after an error."""
+        self._trainer.profiler.stop()
+        self._callbacks.on_train_end()
+        self._writers.close()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the host knows, as JSON."""
+        return {
+            "skipped_batches": self.skipped_batches,
+            "rollbacks": self._rollbacks,
+            "window": np.asarray(self._window).tolist(),
+            "epoch": np.asarray(self._epoch).tolist(),
+            "best": self._best,
+            "history": self.history.history,
+            "epochs": self.history.epoch,
+        }
+
+    def _resume(self) -> None:
+        restored = self._trainer.restore()
+        if restored is None:
+            return
+        state = restored.state
+        self.step = self._saved_step = restored.step
+        self.skipped_batches = state["skipped_batches"]
+        self._rollbacks = state["rollbacks"]
+        self._window = np.array(state["window"])
+        self._epoch = np.array(state["epoch"])
+        self._best = state["best"]
+        self._past = state["history"], state["epochs"]
+
+    def _mark_best(self, results: dict[str, float]) -> None:
+        trainer = self._trainer
+        metric = trainer.best_metric
+        if metric not in results:
+            raise UserError(
+                f"best_metric is {metric!r}, and the evaluation has {', '.join(results)}."
+            )
+        value = results[metric]
+        sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
+        better = self._best is None or sign * value > sign * self._best
+        if trainer.checkpoints is not None and better:
+            self._best = value
+            self.save(now=True)
+            trainer.checkpoints.mark_best(self.step, metric, value)
+
+    def _learning_rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self._trainer.step.optimizer.learning_rate))
+
+    def _epoch_index(self) -> int:
+        return (
+            math.ceil(self.step / self._epoch_steps)
+            if self._at_end()
+            else (self.step // self._epoch_steps)
+        )
+
+    def _at_end(self) -> bool:
+        return self.step >= self._steps or self._trainer.model.stop_training

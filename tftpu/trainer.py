@@ -1,0 +1,276 @@
+"""`Trainer`: fit, evaluate and predict a compiled Keras model on any strategy."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu import checks, cluster, feed
+from tftpu.checkpoint import Checkpoints, Restored
+from tftpu.errors import Preempted
+from tftpu.preemption import PreemptionNotice
+from tftpu.profiler import Profiler
+from tftpu.run import Run
+from tftpu.step import Step
+from tftpu.telemetry import Clock
+
+
+class Trainer:
+    """Trains a compiled Keras model: its loss, metrics and optimizer as they are.
+
+    The model has to be built in the scope of the strategy that it is to be trained with. With a
+    workdir, a run that was stopped goes on from its last checkpoint.
+
+    Args:
+        model: compiled. What cannot be honoured is refused with a sentence.
+        workdir: for checkpoints, metrics.jsonl and TensorBoard events, local or `gs://`; None:
+            nothing is written.
+        accumulate: microbatches that each replica's share of a batch is cut into.
+        clip_norm: the largest global norm of the gradient, after its sum over replicas.
+        ema: decay of the average of the weights, which evaluation then uses.
+        steps_per_loop: device steps between two visits to the host.
+        log_every, checkpoint_every: in steps; 0: at the end only.
+        keep: checkpoints kept, besides the best.
+        best_metric: of the evaluation; "" is the loss. Losses and errors are best when small.
+        seed: of dropout and of every other layer that draws random numbers.
+        profile: "100:110" writes a TensorBoard profile of those steps.
+        on_nan: "stop" ends the run at a loss that is not finite; "rollback" goes back to the last
+            checkpoint and skips the batches since, at most `max_rollbacks` times.
+        verbose: a progress bar and a line for each evaluation.
+
+    Raises:
+        UserError: the model cannot be trained as it is.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        workdir: str | None = None,
+        *,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        ema: float | None = None,
+        steps_per_loop: int = 50,
+        log_every: int = 50,
+        checkpoint_every: int = 0,
+        keep: int = 3,
+        best_metric: str = "",
+        seed: int = 0,
+        profile: str = "",
+        on_nan: str = "stop",
+        max_rollbacks: int = 3,
+        verbose: bool = True,
+    ):
+        checks.refuse_model(model)
+        self.model = model
+        self.workdir = str(workdir) if workdir is not None else None
+        self.strategy = model.distribute_strategy
+        self._step_options = {
+            "accumulate": accumulate,
+            "clip_norm": clip_norm,
+            "ema": ema,
+            "seed": seed,
+        }
+        self.steps_per_loop = steps_per_loop
+        self.log_every = log_every
+        self.checkpoint_every = checkpoint_every
+        self.best_metric = best_metric or "loss"
+        self.on_nan = on_nan
+        self.max_rollbacks = max_rollbacks
+        self.verbose = verbose
+        self.checkpoints = Checkpoints(self.workdir, keep) if self.workdir else None
+        self.profiler = Profiler(self.workdir, profile)
+        self.clock = Clock()
+        self.step: Step | None = None
+        self._train_loop = self._eval_loop = None
+
+    def fit(
+        self,
+        dataset: Any,
+        steps: int,
+        validation_data: tf.data.Dataset | None = None,
+        validation_every: int | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        class_weight: dict[int, float] | None = None,
+    ) -> keras.callbacks.History:
+        """Trains up to a step, evaluating and saving on the way.
+
+        Args:
+            dataset: batches of the global batch, `(x, y)` or `(x, y, sample_weight)`. A finite
+                one is repeated; one whose order is deterministic is taken up where a stopped run
+                left it.
+            steps: of the whole run; what a checkpoint or an earlier call has done counts.
+            validation_data: finite; every example counts once.
+            validation_every: in steps; None: at the end only. It is what Keras calls an epoch.
+            callbacks: Keras's own or yours. Batch methods are called once a device loop.
+            class_weight: weight of each label, as in Keras's `fit`.
+
+        Returns:
+            The history of the run, one entry an epoch; that of a resumed run is whole.
+
+        Raises:
+            UserError: the data or the model cannot be used, or the loss is not finite any more.
+            Preempted: the run was asked to stop, after a checkpoint was saved.
+        """
+        self._prepare(feed.for_training(dataset, 0, class_weight))
+        run = Run(self, steps, validation_data, validation_every, callbacks)
+        iterator = self._iterator(dataset, run.step + run.skipped_batches, class_weight)
+        run.begin()
+        try:
+            with PreemptionNotice() as notice:
+                while run.step < steps and not self.model.stop_training:
+                    totals = self._advance(iterator, run.next_stop() - run.step)
+                    if not self._finite(totals):
+                        run.roll_back(totals)
+                        position = run.step + run.skipped_batches
+                        iterator = self._iterator(dataset, position, class_weight)
+                        continue
+                    run.account(totals)
+                    run.log()
+                    run.evaluate()
+                    run.save(now=notice.requested is not None)
+                    if notice.requested and run.step < steps:
+                        raise Preempted(notice.requested, run.step, self.workdir is not None)
+        finally:
+            run.end()
+        return run.history
+
+    def evaluate(self, dataset: tf.data.Dataset) -> dict[str, float]:
+        """The loss and the metrics over a whole data set, every example once.
+
+        Args:
+            dataset: finite, batched, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            Means over all examples, by name.
+        """
+        batches = feed.for_evaluation(dataset, self.strategy.num_replicas_in_sync)
+        if self.step is None:
+            self._build_step(feed.features_spec(batches), training=False)
+        if self._eval_loop is None:
+            self._eval_loop = self._make_loop(self.step.evaluate)
+        self._reset(self.step.eval_totals)
+        self._run_through(batches, self._eval_loop)
+        return self.step.read_eval(self.step.eval_totals.read_value().numpy())
+
+    def predict(self, dataset: tf.data.Dataset) -> Any:
+        """The model's outputs for a whole data set, in its order.
+
+        Args:
+            dataset: finite, batched; labels and weights are left aside.
+
+        Returns:
+            NumPy arrays of shape (examples, ...), nested as the model's output.
+        """
+        batches = feed.for_evaluation(dataset, self.strategy.num_replicas_in_sync)
+        if self.step is None:
+            self._build_step(feed.features_spec(batches), training=False)
+
+        @tf.function(autograph=False)
+        def predict(batch, valid):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            return self.strategy.run(lambda x: (self.step.predict(x), valid), args=(x,))
+
+        collected = []
+        for batch, valid in feed.distribute(batches, self.strategy):
+            outputs = predict(batch, valid)
+            collected.append(keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs))
+        outputs, valid = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
+        return keras.tree.map_structure(lambda t: t[valid > 0], outputs)
+
+    def restore(self, step: int | None = None) -> Restored | None:
+        """Loads a checkpoint of the workdir, the newest if no step is named; None if none."""
+        if self.checkpoints is None or self.step is None:
+            return None
+        return self.checkpoints.restore(self.step.variables, step)
+
+    def restore_for_evaluation(self, dataset: tf.data.Dataset) -> Restored | None:
+        """Loads the best checkpoint, or the newest if none is marked best; None if none.
+
+        Args:
+            dataset: as for `evaluate`; a model that is not built yet is built for it.
+        """
+        batches = feed.for_evaluation(dataset, self.strategy.num_replicas_in_sync)
+        if self.step is None:
+            self._build_step(feed.features_spec(batches), training=False)
+        return self.restore(self.checkpoints.best())
+
+    # One device loop
+
+    def _advance(self, iterator: Any, count: int) -> np.ndarray:
+        """Runs `count` steps on the devices; the sums of their losses and metrics."""
+        first = self._train_loop is None
+        if first:
+            self._train_loop = self._make_loop(self.step.train, self.step.synchronise)
+        phase = "compile" if first else "profile" if self.profiler.running else "step"
+        with self.clock.spend(phase):
+            self._train_loop(iterator, tf.constant(count))
+            totals = self.step.train_totals.read_value().numpy().astype(np.float64)
+            self._reset(self.step.train_totals)
+        if phase == "step":
+            self.clock.count(count * self.global_batch)
+        return totals
+
+    def _make_loop(self, function: Callable, afterwards: Callable | None = None) -> Callable:
+        """A loop of steps in one `tf.function`, traced once whatever the number of steps."""
+        # Keras traces its layers without AutoGraph, too.
+        if cluster.jit_compiles(self.strategy):
+            function = tf.function(function, jit_compile=True, autograph=False)
+        else:
+            function = tf.autograph.experimental.do_not_convert(function)
+
+        @tf.function
+        def loop(iterator, count):
+            for _ in tf.range(count):
+                batch = next(iterator)
+                args = batch if unpack else (batch,)
+                self.strategy.run(function, args=args)
+            if afterwards is not None:
+                self.strategy.run(afterwards)
+
+        unpack = afterwards is None  # evaluation batches are (batch, valid)
+        return loop
+
+    def _run_through(self, batches: tf.data.Dataset, loop: Callable) -> None:
+        """Runs the loop over all of a finite dataset."""
+        count = int(batches.cardinality())
+        iterator = iter(feed.distribute(batches, self.strategy))
+        if count >= 0:
+            loop(iterator, tf.constant(count))
+            return
+        while True:
+            try:
+                loop(iterator, tf.constant(1))
+            except (tf.errors.OutOfRangeError, StopIteration):
+                return
+
+    def _finite(self, totals: np.ndarray) -> bool:
+        return bool(np.isfinite(totals).all())
+
+    def _reset(self, totals: tf.Variable) -> None:
+        totals.assign(tf.zeros_like(totals.read_value()))
+
+    def _gather(self, value: Any) -> tf.Tensor:
+        return tf.concat(self.strategy.experimental_local_results(value), 0)
+
+    # Preparation
+
+    def _prepare(self, dataset: tf.data.Dataset) -> None:
+        replicas = self.strategy.num_replicas_in_sync
+        spec = feed.share_spec(dataset, replicas, self._step_options["accumulate"])
+        self.global_batch = keras.tree.flatten(dataset.element_spec)[0].shape[0]
+        if self.step is None:
+            self._build_step(spec, training=True)
+        elif not self.step.prepared:
+            with self.strategy.scope():
+                self.step.prepare(spec)
+
+    def _build_step(self, spec: Any, training: bool) -> None:
+        with self.strategy.scope():
+            self.step = Step(self.model, spec, training=training, **self._step_options)
+
+    def _iterator(self, dataset: Any, start: int, class_weight: dict[int, float] | None) -> Any:
+        ready = feed.for_training(dataset, start, class_weight)
+        return iter(feed.distribute(ready, self.strategy))
