@@ -5,6 +5,7 @@ import keras
 from tftpu import input_pipelines, models, optimizers
 from tftpu.config import Experiment
 from tftpu.input_pipelines import sources
+from tftpu.losses import SmoothedCrossentropy
 from tftpu.metrics import BitsPerToken
 from tftpu.trainer import Trainer
 
@@ -24,9 +25,7 @@ def build_model(experiment: Experiment) -> keras.Model:
         metrics, weighted = [keras.metrics.SparseCategoricalAccuracy("accuracy")], []
     model.compile(
         optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
-        ),
+        loss=SmoothedCrossentropy(train.label_smoothing),
         metrics=metrics,
         weighted_metrics=weighted,
     )

@@ -50,21 +50,6 @@ def find_tpu() -> str | None:
     return None
 
 
-def is_tpu(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy is a TPU's, simulated or real."""
-    return isinstance(strategy, tf.distribute.TPUStrategy)
-
-
-def jit_compiles(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the step is to be wrapped in `jit_compile=True`.
-
-    Never under TPUStrategy: the TPU compiles everything anyway, and a nested XLA function runs on
-    the host ("could not find registered transfer manager for platform Host"). Not with several
-    replicas in one process: XLA refuses variables of other devices.
-    """
-    return strategy.num_replicas_in_sync == 1 and not is_tpu(strategy)
-
-
 def simulated_slice(name: str) -> tf.distribute.TPUStrategy:
     """The real TPUStrategy on made-up metadata: steps trace, and cannot be run.
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import checks, cluster, feed
+from tftpu import checks, feed
 from tftpu.checkpoint import Checkpoints, Restored
 from tftpu.errors import Preempted
 from tftpu.preemption import PreemptionNotice
@@ -215,11 +215,10 @@ class Trainer:
 
     def _make_loop(self, function: Callable, afterwards: Callable | None = None) -> Callable:
         """A loop of steps in one `tf.function`, traced once whatever the number of steps."""
-        # Keras traces its layers without AutoGraph, too.
-        if cluster.jit_compiles(self.strategy):
-            function = tf.function(function, jit_compile=True, autograph=False)
-        else:
-            function = tf.autograph.experimental.do_not_convert(function)
+        # Keras traces its layers without AutoGraph, too. No jit_compile: a TPU compiles everything
+        # anyway, and a nested XLA function would run on its host ("could not find registered
+        # transfer manager for platform Host"); on a CPU, XLA's convolutions are the slower ones.
+        function = tf.autograph.experimental.do_not_convert(function)
 
         @tf.function
         def loop(iterator, count):
