@@ -5,6 +5,7 @@ mistake becomes one sentence.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import typing
 from pathlib import Path
@@ -77,13 +78,22 @@ def _apply(experiment: Experiment, override: str) -> None:
     _check_field(experiment, path, argument)
     if not value:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
+    parent = functools.reduce(getattr, path[:-1], experiment)
+    kind = typing.get_type_hints(type(parent))[path[-1]]
+    if kind == int | str:  # as norm_batch, "32" or "global"; ml_collections takes no such union
+        setattr(parent, path[-1], int(value) if value.isdecimal() else value)
+        return
+    flag = [f"--{argument}={value}"]
     parsed = flags.FlagValues()
-    config_flags.DEFINE_config_dataclass("config", experiment, flag_values=parsed)
     try:
-        parsed(["tftpu", f"--{argument}={value}"])
-    except (flags.Error, ValueError, TypeError, KeyError) as error:
-        kind = _type_name(experiment, path)
-        raise UserError(f"--{argument}={value}: the value must be {kind}.") from error
+        config_flags.DEFINE_config_dataclass(
+            "config", experiment, sys_argv=["tftpu", *flag], flag_values=parsed
+        )
+        parsed(["tftpu", *flag])
+    except (flags.Error, ValueError, TypeError) as error:
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        expected = words.get(kind, str(kind))
+        raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
 
 
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
@@ -99,12 +109,3 @@ def _check_field(experiment: Experiment, path: list[str], argument: str) -> None
     if dataclasses.is_dataclass(here):
         fields = ", ".join(f.name for f in dataclasses.fields(here))
         raise UserError(f"--{argument} names a group: set one of its fields ({fields}).")
-
-
-def _type_name(experiment: Experiment, path: list[str]) -> str:
-    parent = experiment
-    for field in path[:-1]:
-        parent = getattr(parent, field)
-    kind = typing.get_type_hints(type(parent))[path[-1]]
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(kind, str(kind).replace("typing.", ""))
