@@ -16,6 +16,15 @@ from ml_collections import config_flags
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
 
+_IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    float | None: "a number, or none",
+    int | None: "a whole number, or none",
+    tuple[int, ...]: "whole numbers in brackets, as (2,2,2,2)",
+}
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -47,7 +56,7 @@ def load(name: str, overrides: list[str]) -> Experiment:
             "tftpu.config.Experiment."
         )
     for override in overrides:
-        _apply(experiment, override)
+        experiment = _applied(experiment, override)
     return experiment
 
 
@@ -72,7 +81,7 @@ def _import(name: str):
     return module
 
 
-def _apply(experiment: Experiment, override: str) -> None:
+def _applied(experiment: Experiment, override: str) -> Experiment:
     argument, _, value = override.lstrip("-").partition("=")
     path = argument.split(".")[1:]
     _check_field(experiment, path, argument)
@@ -80,9 +89,14 @@ def _apply(experiment: Experiment, override: str) -> None:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
     parent = functools.reduce(getattr, path[:-1], experiment)
     kind = typing.get_type_hints(type(parent))[path[-1]]
-    if kind == int | str:  # as norm_batch, "32" or "global"; ml_collections takes no such union
+    # What ml_collections cannot parse: "none" for a field that may be None, and a number or a word,
+    # as norm_batch's "32" or "global".
+    if value.lower() == "none" and type(None) in typing.get_args(kind):
+        setattr(parent, path[-1], None)
+        return experiment
+    if kind == int | str:
         setattr(parent, path[-1], int(value) if value.isdecimal() else value)
-        return
+        return experiment
     flag = [f"--{argument}={value}"]
     parsed = flags.FlagValues()
     try:
@@ -90,10 +104,18 @@ def _apply(experiment: Experiment, override: str) -> None:
             "config", experiment, sys_argv=["tftpu", *flag], flag_values=parsed
         )
         parsed(["tftpu", *flag])
+        result = parsed["config"].value
+        _check_elements(functools.reduce(getattr, path, result), kind)
     except (flags.Error, ValueError, TypeError) as error:
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        expected = words.get(kind, str(kind))
+        expected = _IN_WORDS.get(kind, str(kind))
         raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
+    return result
+
+
+def _check_elements(value: object, kind: type) -> None:
+    """Raises TypeError if a tuple holds anything but what its field is declared with."""
+    if isinstance(value, tuple) and not all(isinstance(v, typing.get_args(kind)[0]) for v in value):
+        raise TypeError(f"{value} is not {kind}")
 
 
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
