@@ -29,11 +29,11 @@ def get_config() -> Experiment:
             name="sgd", learning_rate=0.1, warmup_steps=50, weight_decay=5e-4, nesterov=True
         ),
         train=Train(
-            steps=600,
+            steps=900,
             steps_per_loop=20,
             log_every=60,
-            eval_every=120,
-            checkpoint_every=120,
+            eval_every=180,
+            checkpoint_every=180,
             label_smoothing=0.1,
             best_metric="accuracy",
         ),
