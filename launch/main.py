@@ -37,6 +37,14 @@ _RUN = ("config", "workdir", "tpu", "replicas")
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
     "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
+    "preflight": Command(
+        "compile a config for TPU slices, without a TPU: does it fit, how fast, what cost",
+        "preflight",
+        (
+            *("config", "workdir", "slices", "json", "explain", "price", "verbose"),
+            "time_limit",
+        ),
+    ),
     "configs": Command("list the configs", "list_configs", tensorflow=False),
     "launch": Command(
         "run a config elsewhere", "vertex", ("config", "slice", "dry_run"), ("vertex",), False
@@ -53,6 +61,12 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
     flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
     flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-8", **define)
+    flags.DEFINE_string("slices", "v3-8,v5e-8", "TPU slices to compare, as v3-8,v5e-8", **define)
+    flags.DEFINE_string("json", None, "also write the report to this file", **define)
+    flags.DEFINE_boolean("explain", False, "show where the time goes, layer by layer", **define)
+    flags.DEFINE_string("price", "", "dollars for a chip-hour, as v5e=1.10,v3=1.50", **define)
+    flags.DEFINE_boolean("verbose", False, "show what the TPU compiler writes", **define)
+    flags.DEFINE_integer("time_limit", 1800, "seconds for one compile", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
 
 

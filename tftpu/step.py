@@ -126,8 +126,9 @@ class Step:
             losses = [tf.where(tf.math.is_finite(loss), loss, 0.0) for loss in losses]
             norm = tf.where(finite, norm, 0.0)
         else:
-            self._apply(grads)
-            self.optimizer.iterations.assign_add(1)
+            with tf.name_scope("optimizer"):
+                self._apply(grads)
+                self.optimizer.iterations.assign_add(1)
         self.step.assign_add(1)
         skipped = 1.0 - tf.cast(finite, tf.float32)
         shared = [tf.ones(()), norm, skipped]  # the same on every replica
@@ -298,8 +299,11 @@ class Step:
             for variable in self.model.trainable_variables:
                 if variable.regularizer is not None:
                     own.append(tf.cast(variable.regularizer(variable.value), tf.float32))
-            elements = self.objective.elements(y, y_pred, weight, valid)
-            self.objective.update_metrics(y, y_pred, weight, valid)
+            # The scopes are how preflight knows what an instruction is for.
+            with tf.name_scope("loss"):
+                elements = self.objective.elements(y, y_pred, weight, valid)
+            with tf.name_scope("metrics"):
+                self.objective.update_metrics(y, y_pred, weight, valid)
             new = [scope.get_current_value(v) for v in self._statistics]
             states = [scope.get_current_value(v) for v in self.objective.metric_variables]
         return Forward(y_pred, elements, tf.add_n([tf.zeros(()), *own]), new, states)

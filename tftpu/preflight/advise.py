@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 
 from tftpu.preflight.cost import Cost
+from tftpu.preflight.hlo import Module, layer_path
 from tftpu.preflight.lower import Program
 
 LANES, SUBLANES = 128, 8  # of a vector register, and of a tile in memory
@@ -99,7 +100,7 @@ def lint(program: Program, cost: Cost, microbatch: int) -> list[Lint]:
     shares = {layer: seconds / total for layer, seconds, _ in cost.by("layer")}
     found = [
         *_wasted_lanes(program, shares),
-        *_float32_products(program, cost, total),
+        *_float32_products(program, shares),
         *_augmentation(program, shares),
         *(
             Lint(
@@ -152,22 +153,26 @@ def _wasted_lanes(program: Program, shares: dict[str, float]) -> list[Lint]:
     return found
 
 
-def _float32_products(program: Program, cost: Cost, total: float) -> list[Lint]:
+def _float32_products(program: Program, shares: dict[str, float]) -> list[Lint]:
+    """Layers whose matrix products were written in float32, if they take 1 % of the step."""
     if program.precision != "mixed_bfloat16":
         return []
-    seconds: dict[str, float] = {}
-    for priced in cost.instructions:
-        if priced.float32_product:
-            seconds[priced.layer] = seconds.get(priced.layer, 0.0) + priced.seconds
+    module = Module(program.forward)
+    layers = {
+        layer_path(instruction.op_name, program.layers)
+        for computation in module.computations.values()
+        for instruction in computation.values()
+        if instruction.opcode in ("dot", "convolution") and instruction.shape[0].dtype == "f32"
+    }
     return [
         Lint(
             layer,
-            "its matrix products read float32 under a bfloat16 policy",
+            "its matrix products are in float32 under a bfloat16 policy",
             "Leave out its dtype='float32', or cast its result instead of its inputs",
-            spent / total,
+            shares[layer],
         )
-        for layer, spent in seconds.items()
-        if spent / total >= 0.01
+        for layer in sorted(layers)
+        if shares.get(layer, 0.0) >= 0.01
     ]
 
 

@@ -35,7 +35,9 @@ HOP_SECONDS = 1e-6  # one hop between neighbouring chips
 RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
 CALIBRATED = ("v2", "v3", "v4")
 
-REST = "(optimizer and metrics)"  # instructions that belong to no layer
+# Parts of the step outside all layers, by the name scopes that `tftpu.step` opens.
+_PARTS = {"loss": "(loss)", "metrics": "(metrics)", "optimizer": "(optimizer)"}
+_REST = "(rest of the step)"
 
 _FREE = {
     *(
@@ -94,7 +96,6 @@ class Priced:
     flops: int
     hbm_bytes: int
     overlaps: bool = False  # an asynchronous copy, beside other instructions
-    float32_product: bool = False
 
 
 @dataclasses.dataclass
@@ -225,7 +226,6 @@ def _price(
     target: Slice,
 ) -> Priced:
     kind = _kind(module, instruction)
-    products = list(module.products(instruction, computation))
     flops = module.matrix_flops(instruction, computation)
     moved = hbm_bytes(module, instruction, computation)
     if kind == "custom call":
@@ -241,11 +241,10 @@ def _price(
         estimate = cycles / (target.generation.clock_ghz * 1e9)
         work = min(estimate, max(VECTOR_PRICE * estimate, matrix / VECTOR_PRICE))
         seconds = max(work, memory / BANDWIDTH_SHARE)
-    path = layer_path(instruction.op_name, layers)
     return Priced(
         name=instruction.name,
         kind=kind,
-        layer=path or REST,
+        layer=_layer(instruction, layers),
         op_name=instruction.op_name,
         times=times,
         seconds=seconds * times,
@@ -254,10 +253,6 @@ def _price(
         flops=flops * times,
         hbm_bytes=moved * times,
         overlaps=instruction.opcode in ("copy-start", "slice-start", "async-start"),
-        float32_product=any(
-            all(inside[name].shape[0].dtype == "f32" for name in product.operands[:2])
-            for product, inside in products
-        ),
     )
 
 
@@ -280,6 +275,16 @@ def _kind(module: Module, instruction: Instruction) -> str:
     if inner <= {"fusion", "parameter", "copy", "transpose", "bitcast", "reshape"}:
         return "copy"
     return "memory-bound"
+
+
+def _layer(instruction: Instruction, layers: Collection[str]) -> str:
+    """The layer that an instruction came from, or the part of the step in parentheses."""
+    path = layer_path(instruction.op_name, layers)
+    if path:
+        return path
+    if instruction.opcode.startswith(_COLLECTIVES):
+        return "(gradients of all replicas)"
+    return _PARTS.get(layer_path(instruction.op_name, _PARTS).split("/")[0], _REST)
 
 
 def _calls(module: Module, instruction: Instruction) -> list[str]:
@@ -350,7 +355,7 @@ def _large_tensors(module: Module, program: Program, count: int = 5) -> list[Lar
         if instruction.opcode == "parameter":
             layer = program.arguments[int(instruction.argument)]
         else:
-            layer = layer_path(instruction.op_name, program.layers) or REST
+            layer = _layer(instruction, program.layers)
         for tensor in instruction.shape:
             size = tensor.padded_bytes
             if not tensor.on_chip and tensor.dims:

@@ -83,11 +83,6 @@ class Instruction:
         return int(found) if found else None
 
     @property
-    def trip_count(self) -> int:
-        """How often a `while` runs its body; 1 if the compiler does not know."""
-        return int(self.attribute(r'"known_trip_count":\{"n":"?(\d+)') or 1)
-
-    @property
     def called(self) -> list[str]:
         """The computations that it runs: a fusion's, a loop's body, branches."""
         found = re.findall(_CALLED, self.rest)
@@ -133,11 +128,40 @@ class Module:
         computation = self.entry if computation is None else computation
         for instruction in computation.values():
             if instruction.opcode in ("while", "call", "conditional"):
-                times_inside = times * instruction.trip_count
+                inside = times * self.trip_count(instruction, computation)
                 for name in instruction.called:
-                    yield from self.walk(self.computations[name], times_inside)
+                    yield from self.walk(self.computations[name], inside)
             else:
                 yield instruction, times, computation
+
+    def trip_count(self, loop: Instruction, computation: dict) -> int:
+        """How often a `while` runs its body; 1 for what is no loop, or one without a fixed count.
+
+        The compiler writes the count down, or it is read off the condition: `counter < constant`.
+        """
+        known = loop.attribute(r'"known_trip_count":\{"n":"?(\d+)')
+        if known or loop.opcode != "while":
+            return int(known or 1)
+        condition = self.computations[loop.attribute(r"condition=%?([\w.-]+)")]
+        for test in condition.values():
+            if test.opcode != "compare" or "direction=LT" not in test.rest:
+                continue
+            counter, bound = (condition[name] for name in test.operands)
+            if bound.opcode == "constant" and bound.argument.isdigit():
+                return int(bound.argument) - self._start(counter, loop, computation)
+        return 1
+
+    def _start(self, counter: Instruction, loop: Instruction, computation: dict) -> int:
+        """What the counter of a loop starts at: a constant of its first tuple, else 0."""
+        index = int(counter.attribute(r"index=(\d+)") or 0)
+        state = computation.get(loop.operands[0])
+        if state is None or state.opcode != "tuple":
+            return 0
+        start = computation.get(state.operands[index])
+        while start is not None and start.opcode == "copy":
+            start = computation.get(start.operands[0])
+        is_number = start is not None and start.opcode == "constant" and start.argument.isdigit()
+        return int(start.argument) if is_number else 0
 
     def products(self, instruction: Instruction, computation: dict) -> Iterator[tuple]:
         """The dots and convolutions that an instruction runs, each with its computation."""

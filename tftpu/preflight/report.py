@@ -112,13 +112,10 @@ class Report:
 
     def print(self, console: Console, explain: bool = False) -> None:
         """Prints the table of the slices, and for each what there is to say."""
-        console.print(_title(self))
-        console.print(_table(self))
-        for item in self.slices:
-            for line in _details(item, explain):
-                console.print(line)
-        for line in _evidence(self):
-            console.print(line)
+        details = [line for item in self.slices for line in _details(item, explain)]
+        for part in [_title(self), _table(self), *details, *_evidence(self)]:
+            # Shapes have brackets, which are no mark-up; a pipe gets whole lines.
+            console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 
 
 def fill(report: SliceReport, cost: costs.Cost, target: Slice, run, global_batch: int) -> None:
@@ -183,10 +180,11 @@ def _title(report: Report) -> str:
 
 def _table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ["slice", "batch/core", "HBM GiB", "step ms", "range", "MFU", "bound", "$/1000 steps"]
+    columns = ["slice", "batch/core", "HBM GiB", "step ms", "range", "MFU", "bound", "$/1k steps"]
     columns += ["hours", "$ run"] if report.steps else []
     for column in [*columns, ""]:
-        table.add_column(column, justify="left" if column in ("slice", "bound", "") else "right")
+        left = column in ("slice", "bound", "")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     order = [math.inf if s.usd_per_1000_steps is None else s.usd_per_1000_steps
              for s in report.slices]  # fmt: skip
     for _, item in sorted(zip(order, report.slices), key=lambda pair: pair[0]):
@@ -281,7 +279,8 @@ def _explanation(item: SliceReport) -> list:
     ):
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
         for column in (f"  {title}", "ms", "of step", "M cycles", ""):
-            table.add_column(column, justify="left" if column in (f"  {title}", "") else "right")
+            left = column in (f"  {title}", "")
+            table.add_column(column, justify="left" if left else "right", no_wrap=True)
         for row in rows:
             table.add_row(
                 f"  {row.name}",
