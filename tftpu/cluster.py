@@ -82,10 +82,11 @@ def slice_cores(name: str) -> int:
 
 
 def _virtual_cpus(replicas: int) -> tf.distribute.Strategy:
-    devices = tf.config.list_physical_devices("CPU")
-    wanted = [tf.config.LogicalDeviceConfiguration()] * replicas
-    with contextlib.suppress(RuntimeError):  # TensorFlow is already running: what it has must do
-        tf.config.set_logical_device_configuration(devices[0], wanted)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(cpu) or ()) < replicas:
+        wanted = [tf.config.LogicalDeviceConfiguration()] * replicas
+        with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has must do
+            tf.config.set_logical_device_configuration(cpu, wanted)
     found = tf.config.list_logical_devices("CPU")
     if len(found) < replicas:
         raise UserError(
@@ -94,7 +95,12 @@ def _virtual_cpus(replicas: int) -> tf.distribute.Strategy:
         )
     if replicas == 1:
         return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy([device.name for device in found[:replicas]])
+    return tf.distribute.MirroredStrategy(
+        [device.name for device in found[:replicas]],
+        # Sums in a fixed order; and the default's collectives get in each other's way where a
+        # process makes more than one strategy.
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
 
 
 def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
