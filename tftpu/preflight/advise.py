@@ -69,13 +69,16 @@ def largest_batch(
     """
     low, high = 0, -(-failing // unit)  # in units; low fits, high does not
     points = {high: needs}
-    for attempt in range(MAX_COMPILES):
-        if high - low <= 1:
+    halved = True
+    for _ in range(MAX_COMPILES):
+        width = high - low
+        if width <= 1:
             break
-        guess = _interpolate(points, limit) if attempt % 3 < 2 else (low + high) // 2
+        guess = _interpolate(points, limit) if halved else (low + high) // 2
         guess = min(max(guess, low + 1), high - 1)
         fits, points[guess] = need(guess * unit)
         low, high = (guess, high) if fits else (low, guess)
+        halved = 2 * (high - low) <= width + 1
     return low * unit, high * unit
 
 
