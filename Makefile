@@ -32,7 +32,7 @@ $(VENV)/.cpu: setup.py | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: setup.py | $(BIN)/python
-	$(BIN)/pip install -q -e '.[cpu,dev]'
+	$(BIN)/pip install -q -e '.[cpu,dev,preflight]'
 	touch $@ $(VENV)/.cpu
 
 $(BIN)/python:

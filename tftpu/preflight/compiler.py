@@ -167,8 +167,8 @@ def _drop_copies(block) -> None:
 
 
 def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "tftpu" / "preflight"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu") / "preflight"
 
 
 def _key(module: bytes, target: Slice) -> str:
