@@ -53,6 +53,7 @@ _FREE = {
 }
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_ASYNCHRONOUS = ("copy-start", "slice-start", "async-start")
 _READ_IN_PART = ("dynamic-slice", "gather", "slice")
 
 
@@ -91,7 +92,6 @@ class Priced:
     op_name: str
     times: int
     seconds: float
-    roofline_seconds: float
     cycles: int
     flops: int
     hbm_bytes: int
@@ -186,8 +186,6 @@ def all_reduce_seconds(size: int, target: Slice) -> float:
         size: bytes that each replica holds.
     """
     chips = target.chips
-    if chips == 1:
-        return 2 * size / target.bytes_per_s  # through the HBM that the two cores share
     moved = 2 * size * (chips - 1) / chips
     return moved / (2 * target.generation.link_gbps * 1e9) + 2 * sum(target.axes) * HOP_SECONDS
 
@@ -197,10 +195,8 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: dict) -> in
 
     Of an operand that a fusion only slices, or of an array that it updates in place, the part.
     """
-    if instruction.opcode in ("copy-start", "slice-start", "async-start"):
-        return sum(t.padded_bytes for t in instruction.shape[:1] if not t.on_chip) + sum(
-            t.padded_bytes for t in instruction.shape[1:2] if not t.on_chip
-        )
+    if instruction.opcode in _ASYNCHRONOUS:  # of a pair (from, to), or (to, from)
+        return sum(t.padded_bytes for t in instruction.shape[:2] if not t.on_chip)
     inner = _fused(module, instruction)
     read = sum(
         _read_bytes(inner, index, computation[name].shape)
@@ -225,7 +221,8 @@ def _price(
     layers: Collection[str],
     target: Slice,
 ) -> Priced:
-    kind = _kind(module, instruction)
+    within = _all_within(module, instruction, computation)
+    kind = _kind(instruction.opcode, {i.opcode for i, _ in within})
     flops = module.matrix_flops(instruction, computation)
     moved = hbm_bytes(module, instruction, computation)
     if kind == "custom call":
@@ -234,7 +231,9 @@ def _price(
     matrix, memory = flops / target.flops_per_s, moved / target.bytes_per_s
     cycles = instruction.cycles
     if kind == "collective":
-        seconds = _collective_seconds(instruction, target)
+        seconds = sum(_collective_seconds(i, inside, target) for i, inside in within)
+        # A fused all-reduce is one of which each replica keeps a part: a reduce-scatter.
+        seconds /= 2 if instruction.opcode == "fusion" else 1
     elif cycles is None:
         seconds = max(matrix / VECTOR_PRICE, memory / BANDWIDTH_SHARE)
     else:
@@ -244,57 +243,51 @@ def _price(
     return Priced(
         name=instruction.name,
         kind=kind,
-        layer=_layer(instruction, layers),
+        layer=_layer(instruction, layers, kind),
         op_name=instruction.op_name,
         times=times,
         seconds=seconds * times,
-        roofline_seconds=max(matrix, memory) * times,
         cycles=(cycles or 0) * times,
         flops=flops * times,
         hbm_bytes=moved * times,
-        overlaps=instruction.opcode in ("copy-start", "slice-start", "async-start"),
+        overlaps=instruction.opcode in _ASYNCHRONOUS,
     )
 
 
-def _kind(module: Module, instruction: Instruction) -> str:
-    opcode = instruction.opcode
-    if opcode.startswith(_COLLECTIVES):
+def _kind(opcode: str, within: set[str]) -> str:
+    """The kind of an instruction, by its opcode and those that a fusion runs."""
+    if any(name.startswith(_COLLECTIVES) for name in within):
         return "collective"
     if opcode == "custom-call":
         return "custom call"
     if opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
         return "copy"
-    inner = {i.opcode for i in _fused(module, instruction).values()} | {opcode}
-    nested = {
-        i.opcode for name in _calls(module, instruction) for i in module.computations[name].values()
-    }
-    if {"dot", "convolution"} & (inner | nested):
+    if {"dot", "convolution"} & within:
         return "matrix"
-    if {"reduce", "reduce-window", "select-and-scatter"} & (inner | nested):
+    if {"reduce", "reduce-window", "select-and-scatter"} & within:
         return "reduction"
-    if inner <= {"fusion", "parameter", "copy", "transpose", "bitcast", "reshape"}:
+    if within <= {"fusion", "parameter", "copy", "transpose", "bitcast", "reshape"}:
         return "copy"
     return "memory-bound"
 
 
-def _layer(instruction: Instruction, layers: Collection[str]) -> str:
+def _layer(instruction: Instruction, layers: Collection[str], kind: str = "") -> str:
     """The layer that an instruction came from, or the part of the step in parentheses."""
     path = layer_path(instruction.op_name, layers)
     if path:
         return path
-    if instruction.opcode.startswith(_COLLECTIVES):
+    if kind == "collective":
         return "(gradients of all replicas)"
     return _PARTS.get(layer_path(instruction.op_name, _PARTS).split("/")[0], _REST)
 
 
-def _calls(module: Module, instruction: Instruction) -> list[str]:
-    """All computations below a fusion."""
-    if instruction.opcode != "fusion":
-        return []
-    found = list(instruction.called)
-    for name in found:
-        for inside in module.computations[name].values():
-            found += inside.called if inside.opcode == "fusion" else []
+def _all_within(module: Module, instruction: Instruction, computation: dict) -> list[tuple]:
+    """An instruction and all that a fusion runs, nested ones too, each with its computation."""
+    found = [(instruction, computation)]
+    for outer, _ in found:
+        for name in outer.called if outer.opcode == "fusion" else ():
+            inner = module.computations[name]
+            found += [(inside, inner) for inside in inner.values()]
     return found
 
 
@@ -329,8 +322,13 @@ def _written_bytes(inner: dict, instruction: Instruction) -> int:
     return whole
 
 
-def _collective_seconds(instruction: Instruction, target: Slice) -> float:
-    size = sum(t.bytes for t in instruction.shape)
+def _collective_seconds(instruction: Instruction, computation: dict, target: Slice) -> float:
+    """Of one collective; 0 for any other instruction. Both halves of an all-reduce cost half."""
+    if not instruction.opcode.startswith(_COLLECTIVES):
+        return 0.0
+    operands = [t for name in instruction.operands if name in computation
+                for t in computation[name].shape]  # fmt: skip
+    size = max(sum(t.bytes for t in shape) for shape in (instruction.shape, operands))
     whole = all_reduce_seconds(size, target)
     return whole if instruction.opcode.startswith("all-reduce") else whole / 2
 
