@@ -128,7 +128,8 @@ class Step:
             norm = tf.where(finite, norm, 0.0)
         else:
             self._apply(grads)
-            self.optimizer.iterations.assign_add(1)
+            # A Python number: a tensor would be broadcast from the first replica, a collective.
+            self.optimizer.iterations.value.assign_add(1)
         self.step.assign_add(1)
         skipped = 1.0 - tf.cast(finite, tf.float32)
         shared = [tf.ones(()), norm, skipped]  # the same on every replica
