@@ -104,7 +104,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupted, tmp_path):
-    replicas = 1 + cut % 2
+    replicas = 2 if cut % 4 == 0 else 1
     with pytest.raises(CutError):
         fit(trainer(tmp_path, replicas), [CutAfter(cut)])
     again = trainer(tmp_path, replicas)

@@ -423,11 +423,9 @@ class Step:
         ]
         grads = keras_internals.clip(optimizer, [grad for grad, _ in connected])
         rate = tf.convert_to_tensor(optimizer.learning_rate)
+        keras_internals.apply_weight_decay(optimizer, [variable for _, variable in connected])
         for grad, (_, variable) in zip(grads, connected):
             value = variable.value
-            if keras_internals.uses_weight_decay(optimizer, value):
-                decay = tf.cast(rate * optimizer.weight_decay, value.dtype)
-                value.assign_sub(value * decay)
             optimizer.update_step(grad, value, rate)
             if variable.constraint is not None:
                 value.assign(variable.constraint(tf.convert_to_tensor(value)))
