@@ -30,6 +30,7 @@ class Command(NamedTuple):
     module: str
     flags: tuple[str, ...] = ()
     tensorflow: bool = True
+    needs_config: bool = True
     remote: bool = False  # runs elsewhere: is given the config as written, and the overrides
 
 
@@ -41,6 +42,13 @@ _VERTEX = (
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
     "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
+    "doctor": Command(
+        "say what is installed, attached and wrong here, and the command that mends it",
+        "doctor",
+        ("config", "workdir", "json"),
+        tensorflow=False,
+        needs_config=False,
+    ),
     "configs": Command("list the configs", "list_configs", tensorflow=False),
     "launch vertex": Command(
         "train a config on Vertex AI", "vertex", _VERTEX, tensorflow=False, remote=True
@@ -64,6 +72,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("tensorboard", None, "resource name of a TensorBoard", **define)
     flags.DEFINE_string("timeout", "7d", "the job ends after this: 90m, 24h, 7d", **define)
     flags.DEFINE_string("labels", "", "labels besides tftpu's own: key=value,key=value", **define)
+    flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
     flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
 
@@ -152,7 +161,7 @@ def _run_command(name: str, *arguments: str) -> None:
         keywords["experiment"] = _experiment(name, keywords, overrides)
         if command.remote:
             keywords["overrides"] = overrides
-        else:
+        elif keywords["config"]:
             keywords["config"] = config_name(keywords["config"])
     elif overrides:
         raise UserError(f"tftpu {name} takes no --config: it uses the workdir's own.")
@@ -184,8 +193,10 @@ def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list
     return values, overrides
 
 
-def _experiment(command: str, keywords: dict, overrides: list[str]) -> Experiment:
+def _experiment(command: str, keywords: dict, overrides: list[str]) -> Experiment | None:
     if not keywords["config"]:
+        if not COMMANDS[command].needs_config and not overrides:
+            return None
         known = ", ".join(config_flags.names())
         raise UserError(f"tftpu {command} needs --config=NAME; there are {known}.")
     experiment = config_flags.load(keywords["config"], overrides)
