@@ -223,3 +223,7 @@ def require_tensorflow() -> None:
 
 def _function(module: str) -> Callable[..., None]:
     return importlib.import_module(f"tftpu.launch.{module}").run
+
+
+if __name__ == "__main__":
+    run()

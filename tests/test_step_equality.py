@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests import reference
-from tests.strategies import dataset, mlp, random_batches, relative
+from tests import reference, stepping
+from tests.strategies import mlp, random_batches, relative
 from tftpu.optimizers import LARS, NO_DECAY
-from tftpu.step import Step
 
 STEPS, BATCH = 5, 64
 TOLERANCE = 1e-5
@@ -65,28 +64,6 @@ def expected(optimizer: str, clip_norm: float | None, weighted: bool) -> dict:
     return reference.Reference(forward, weights, optimizer, clip_norm).run(batches)
 
 
-def run_steps(strategy, model, batches, **options) -> tuple[Step, list[dict]]:
-    """The step over batches, one device loop a batch; the step and its results."""
-    data = dataset(batches)
-    share = BATCH // strategy.num_replicas_in_sync
-    spec = tuple(tf.TensorSpec((share, *s.shape[1:]), s.dtype) for s in data.element_spec)
-    with strategy.scope():
-        step = Step(model, spec, **options)
-
-    @tf.function
-    def loop(iterator):
-        strategy.run(tf.autograph.experimental.do_not_convert(step.train), args=(next(iterator),))
-        strategy.run(step.synchronise)
-
-    iterator = iter(strategy.experimental_distribute_dataset(data))
-    results = []
-    for _ in batches:
-        step.train_totals.assign(tf.zeros_like(step.train_totals.read_value()))
-        loop(iterator)
-        results.append(step.read_train(step.train_totals.read_value().numpy()))
-    return step, results
-
-
 def check(count, accumulate, optimizer, clip_norm, weighted, ema):
     strategy = tftpu.connect(replicas=count)
     with strategy.scope():
@@ -96,9 +73,9 @@ def check(count, accumulate, optimizer, clip_norm, weighted, ema):
         )
         model.compile(optimizer_named(optimizer), loss, weighted_metrics=["accuracy"])
     batches = random_batches(STEPS, BATCH, weighted)
-    step, results = run_steps(
-        strategy, model, batches, accumulate=accumulate, clip_norm=clip_norm, ema=ema
-    )
+    options = {"accumulate": accumulate, "clip_norm": clip_norm, "ema": ema}
+    step = stepping.make_step(strategy, model, batches, **options)
+    results = stepping.train(strategy, step, batches)
     right = expected(optimizer, clip_norm, weighted)
     np.testing.assert_allclose([r["loss"] for r in results], right["losses"], rtol=TOLERANCE)
     np.testing.assert_allclose(

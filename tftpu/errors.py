@@ -33,7 +33,10 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
         " Did you mean 'x'?", or " Allowed: x, y, z.", with the leading space.
     """
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
+    # Half a name ("float16" of "mixed_float16") tells more than a like one ("float32").
+    near = [name for name in allowed if given and given in name]
+    if len(near) != 1:
+        near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]!r}?"
     return f" Allowed: {', '.join(allowed)}." if allowed else ""

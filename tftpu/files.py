@@ -1,14 +1,18 @@
 """Files of a workdir, local or `gs://`: written whole or not at all; one run at a time."""
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tftpu.errors import UserError
+
+_HELD: set[Path] = set()  # the locks that this process holds
 
 
 def is_remote(path: str) -> bool:
@@ -70,8 +74,6 @@ def remove_tree(folder: str) -> None:
         if _gfile().exists(folder):
             _gfile().rmtree(folder)
         return
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -79,7 +81,7 @@ def remove_tree(folder: str) -> None:
 def claim(workdir: str) -> Iterator[None]:
     """Holds a workdir for one run: creates it, and locks it until the end of the block.
 
-    The lock is the operating system's, so it ends with the process however that ends. A bucket
+    Within a process that holds it already the block runs as it is. The lock is the operating system's, so it ends with the process however that ends. A bucket
     has no such locks: there, two runs on one workdir are not kept apart.
 
     Raises:
@@ -89,9 +91,10 @@ def claim(workdir: str) -> Iterator[None]:
         _gfile().makedirs(workdir)
         yield
         return
-    import fcntl
-
-    lock = Path(workdir) / ".lock"
+    lock = Path(workdir).absolute() / ".lock"
+    if lock in _HELD:
+        yield
+        return
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = open(lock, "a+")  # noqa: SIM115 (held until the end of the block)
@@ -114,7 +117,11 @@ def claim(workdir: str) -> Iterator[None]:
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
         file.flush()
-        yield
+        _HELD.add(lock)
+        try:
+            yield
+        finally:
+            _HELD.remove(lock)
 
 
 def truncate_lines(path: str, last_step: int) -> None:

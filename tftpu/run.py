@@ -71,6 +71,15 @@ class Run:
             self._callbacks.on_epoch_begin(self._epoch_index())
             self._trainer.profiler.at(self.step)
 
+    def over(self) -> bool:
+        """Whether the run has all its steps, or a callback ended it."""
+        return self.step >= self._steps or self._trainer.model.stop_training
+
+    @property
+    def position(self) -> int:
+        """How many batches of the data lie behind the run."""
+        return self.step + self.skipped_batches
+
     def next_stop(self) -> int:
         """The step that the next device loop ends at: the first at which something falls due."""
         trainer = self._trainer
@@ -99,7 +108,7 @@ class Run:
 
     def log(self) -> None:
         """Writes the means since the last line, if one is due."""
-        due = self.step % self._trainer.log_every == 0 or self._at_end()
+        due = self.step % self._trainer.log_every == 0 or self.over()
         if not due or np.ndim(self._window) == 0:
             return
         scalars = self._trainer.step.read_train(self._window)
@@ -111,7 +120,7 @@ class Run:
     def evaluate(self) -> None:
         """Evaluates and ends the epoch, if it is over."""
         trainer = self._trainer
-        if self.step % self._epoch_steps and not self._at_end():
+        if self.step % self._epoch_steps and not self.over():
             return
         logs = trainer.step.read_train(self._epoch)
         if self._validation_data is not None:
@@ -124,14 +133,14 @@ class Run:
         self._callbacks.on_epoch_end(self._epoch_index() - 1, logs)
         if self._validation_data is not None:
             self._mark_best(results)
-        if not self._at_end():
+        if not self.over():
             self._callbacks.on_epoch_begin(self._epoch_index())
 
     def save(self, now: bool = False) -> None:
         """Saves a checkpoint if one is due, or now."""
         trainer = self._trainer
         every = trainer.checkpoint_every
-        due = now or self._at_end() or (every and self.step % every == 0)
+        due = now or self.over() or (every and self.step % every == 0)
         if trainer.checkpoints is None or not due or self._saved_step == self.step:
             return
         with trainer.clock.spend("checkpoint"):
@@ -216,9 +225,6 @@ class Run:
     def _epoch_index(self) -> int:
         return (
             math.ceil(self.step / self._epoch_steps)
-            if self._at_end()
+            if self.over()
             else (self.step // self._epoch_steps)
         )
-
-    def _at_end(self) -> bool:
-        return self.step >= self._steps or self._trainer.model.stop_training

@@ -74,6 +74,7 @@ class Step:
         self.seed = seed
         self.replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self.prepared = False
+        self._statistics: list = []  # the moving statistics that training changes
         checks.refuse_model(model)
         self._build(batch)
         self.objective = Objective(model)

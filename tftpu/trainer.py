@@ -1,5 +1,6 @@
 """`Trainer`: fit, evaluate and predict a compiled Keras model on any strategy."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import checks, feed
+from tftpu import checks, feed, files
 from tftpu.checkpoint import Checkpoints, Restored
 from tftpu.errors import Preempted
 from tftpu.preemption import PreemptionNotice
@@ -114,28 +115,11 @@ class Trainer:
             UserError: the data or the model cannot be used, or the loss is not finite any more.
             Preempted: the run was asked to stop, after a checkpoint was saved.
         """
-        self._prepare(feed.for_training(dataset, 0, class_weight))
-        run = Run(self, steps, validation_data, validation_every, callbacks)
-        iterator = self._iterator(dataset, run.step + run.skipped_batches, class_weight)
-        run.begin()
-        try:
-            with PreemptionNotice() as notice:
-                while run.step < steps and not self.model.stop_training:
-                    totals = self._advance(iterator, run.next_stop() - run.step)
-                    if not self._finite(totals):
-                        run.roll_back(totals)
-                        position = run.step + run.skipped_batches
-                        iterator = self._iterator(dataset, position, class_weight)
-                        continue
-                    run.account(totals)
-                    run.log()
-                    run.evaluate()
-                    run.save(now=notice.requested is not None)
-                    if notice.requested and run.step < steps:
-                        raise Preempted(notice.requested, run.step, self.workdir is not None)
-        finally:
-            run.end()
-        return run.history
+        with files.claim(self.workdir) if self.workdir else contextlib.nullcontext():
+            self._prepare(feed.for_training(dataset, 0, class_weight))
+            run = Run(self, steps, validation_data, validation_every, callbacks)
+            self._fit(run, dataset, class_weight)
+            return run.history
 
     def evaluate(self, dataset: tf.data.Dataset) -> dict[str, float]:
         """The loss and the metrics over a whole data set, every example once.
@@ -199,6 +183,26 @@ class Trainer:
 
     # One device loop
 
+    def _fit(self, run: Run, dataset: Any, class_weight: dict[int, float] | None) -> None:
+        iterator = self._iterator(dataset, run.position, class_weight)
+        run.begin()
+        try:
+            with PreemptionNotice() as notice:
+                while not run.over():
+                    totals = self._advance(iterator, run.next_stop() - run.step)
+                    if not np.isfinite(totals).all():
+                        run.roll_back(totals)
+                        iterator = self._iterator(dataset, run.position, class_weight)
+                        continue
+                    run.account(totals)
+                    run.log()
+                    run.evaluate()
+                    run.save(now=notice.requested is not None)
+                    if notice.requested and not run.over():
+                        raise Preempted(notice.requested, run.step, self.workdir is not None)
+        finally:
+            run.end()
+
     def _advance(self, iterator: Any, count: int) -> np.ndarray:
         """Runs `count` steps on the devices; the sums of their losses and metrics."""
         first = self._train_loop is None
@@ -244,9 +248,6 @@ class Trainer:
                 loop(iterator, tf.constant(1))
             except (tf.errors.OutOfRangeError, StopIteration):
                 return
-
-    def _finite(self, totals: np.ndarray) -> bool:
-        return bool(np.isfinite(totals).all())
 
     def _reset(self, totals: tf.Variable) -> None:
         totals.assign(tf.zeros_like(totals.read_value()))

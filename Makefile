@@ -1,0 +1,44 @@
+# `make train` and `make test` need Python 3.11 - 3.13 and nothing else; see README.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: train test exhaustive lint format clean
+
+train: $(VENV)/.cpu
+	$(BIN)/tftpu train --config=digits_resnet
+
+test: $(VENV)/.dev lint
+	$(PYTEST)
+
+# Every combination of the options of the step, not a covering set.
+exhaustive: $(VENV)/.dev
+	$(PYTEST) -m exhaustive
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The stamps say which extra is installed; a change of setup.py installs anew.
+$(VENV)/.cpu: setup.py | $(BIN)/python
+	$(BIN)/pip install -q -e '.[cpu]'
+	touch $@
+
+$(VENV)/.dev: setup.py | $(BIN)/python
+	$(BIN)/pip install -q -e '.[cpu,dev]'
+	touch $@ $(VENV)/.cpu
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "tftpu needs Python 3.11, 3.12 or 3.13: install one, or name" \
+		"it: make PYTHON=/path/to/python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,145 @@
+"""`tftpu COMMAND`: quick answers, and every mistake one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tftpu import files
+from tftpu.launch import main as command_line
+
+TRAIN = ("train", "--config=digits_resnet")
+
+# What is typed, and what the sentence must contain.
+MISTAKES = [
+    (["trian"], "Did you mean 'train'?"),
+    (["train"], "needs --config=NAME"),
+    (["train", "--config=digit_resnet"], "Did you mean 'digits_resnet'?"),
+    (["train", "--config=/nowhere/mine.py"], "There is no config file"),
+    (["train", "--config", "digits_resnet"], "flags only"),
+    ([*TRAIN, "--workdri=x"], "Did you mean 'workdir'?"),
+    ([*TRAIN, "--workdir"], "write --workdir=VALUE"),
+    ([*TRAIN, "--replicas=many"], "--replicas=many"),
+    ([*TRAIN, "--replicas=0"], "--replicas is 0"),
+    ([*TRAIN, "--replicas=2", "--tpu=local"], "give one of the two"),
+    ([*TRAIN, "--config.train.stepz=5"], "Did you mean 'steps'?"),
+    ([*TRAIN, "--config.trian.steps=5"], "Did you mean 'train'?"),
+    ([*TRAIN, "--config.train.steps=many"], "a whole number"),
+    ([*TRAIN, "--config.train.steps=1.5"], "a whole number"),
+    ([*TRAIN, "--config.train.steps="], "has no value"),
+    ([*TRAIN, "--config.train=5"], "names a group"),
+    ([*TRAIN, "--config.train.steps=0"], "train.steps is 0"),
+    ([*TRAIN, "--config.train.clip_norm=-1"], "above 0"),
+    ([*TRAIN, "--config.train.precision=float16"], "Did you mean 'mixed_float16'?"),
+    ([*TRAIN, "--config.train.profile=9:3"], "FIRST below LAST"),
+    ([*TRAIN, "--config.optimizer.name=adam"], "Did you mean 'adamw'?"),
+    ([*TRAIN, "--config.model.blocks=(1,x)"], "whole numbers in brackets"),
+    ([*TRAIN, "--replicas=7"], "use a multiple of 7, as 126 or 133"),
+    ([*TRAIN, "--replicas=8", "--config.model.norm_batch=32"], "does not divide the 16 examples"),
+    ([*TRAIN, "--config.model.norm_batch=all"], "or 'global'"),
+    ([*TRAIN, "--workdir=/proc/nowhere"], "cannot be written"),
+    (["evaluate"], "needs --workdir=DIR"),
+    (["evaluate", "--workdir=/nowhere"], "There is no run in"),
+    (["evaluate", "--config=digits_resnet"], "There is no flag --config here"),
+    (["configs", "all"], "flags only"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES]
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments, sentence, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_mistakes_are_found_before_tensorflow_loads(tmp_path):
+    """But for those that need the machine: what a workdir is like is known without TensorFlow."""
+    code = (
+        "import json, sys\n"
+        "from tftpu.launch.main import main\n"
+        "codes = [main(mistake) for mistake in json.loads(sys.argv[1])]\n"
+        "print(set(codes), 'tensorflow' in sys.modules)\n"
+    )
+    typed = json.dumps([arguments for arguments, _ in MISTAKES])
+    done = subprocess.run(
+        [sys.executable, "-c", code, typed], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.split("\n")[-2] == "{2} False"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["configs"], ["train", "--help"], ["--version"]])
+def test_help_answers_in_under_half_a_second(arguments):
+    def seconds():
+        start = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "tftpu.launch.main", *arguments], check=True, capture_output=True
+        )
+        return time.monotonic() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_configs_are_listed_one_line_each(capsys):
+    assert command_line.main(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= {"digits_resnet", "python_gpt"}
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
+    code = (
+        "import sys, time\nfrom tftpu import files\n"
+        "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
+        assert f"held by process {holder.pid}" in capsys.readouterr().err
+    finally:
+        holder.kill()
+        holder.wait()
+    with files.claim(str(tmp_path)):  # the lock went with its holder
+        pass
+
+
+def test_a_workdir_of_another_model_is_refused(tmp_path, capsys):
+    from tftpu.config import to_json
+    from tftpu.launch import config_flags
+
+    other = config_flags.load("digits_resnet", ["--config.model.width=16"])
+    files.write_whole(tmp_path / "config.json", to_json(other).encode())
+    assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
+    assert "another model configuration" in capsys.readouterr().err
+
+
+def test_a_users_own_config_file_is_loaded(tmp_path):
+    from tftpu.launch import config_flags
+
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from tftpu.launch.configs import digits_resnet\n"
+        "def get_config():\n"
+        "    config = digits_resnet.get_config()\n"
+        "    config.train.steps = 7\n"
+        "    return config\n"
+    )
+    assert config_flags.load(str(path), []).train.steps == 7
+    assert config_flags.load(str(path), ["--config.train.steps=8"]).train.steps == 8
+
+
+def test_output_into_a_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} -m tftpu.launch.main configs | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
+    assert "Traceback" not in done.stderr
