@@ -11,8 +11,8 @@ _TIMEOUT_S = 120  # a TPU that does not answer
 _MARK = "tftpu-doctor:"
 _PROGRAM = f"""
 import json
-import tensorflow as tf
 from tftpu import cluster
+import tensorflow as tf
 print({_MARK!r} + json.dumps({{
     "version": tf.__version__,
     "tpu_kernels": cluster.has_tpu_kernels(),
@@ -46,7 +46,9 @@ def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
         return {}, [_problem(f"`import tensorflow` ends with {end}.", lines)]
     seen = json.loads(answers[-1].removeprefix(_MARK))
     kernels = "with" if seen["tpu_kernels"] else "without"
-    fact = f"{', '.join(seen['devices'])}; version {seen['version']}, {kernels} TPU kernels"
+    # The wheel for TPUs lists the TPU's system device also where there is no TPU.
+    devices = [name for name in seen["devices"] if name != "TPU_SYSTEM"]
+    fact = f"{', '.join(devices)}; version {seen['version']}, {kernels} TPU kernels"
     return {"TensorFlow sees": fact}, []
 
 

@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 
 from tftpu.launch.diagnosis.machine import Machine, Problem
+from tftpu.tpu_environment import FROM_V5E, UP_TO_V4
 
 LOCKFILE = "/tmp/libtpu_lockfile"
-# PCI devices of a TPU VM, up to v4 and from v5e on.
-_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 _VARIABLES = (
     *("TPU_NAME", "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API"),
     *("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "TPU_LIBRARY_PATH", "TPU_VISIBLE_CHIPS"),
@@ -18,7 +17,7 @@ _VARIABLES = (
 
 def devices(machine: Machine) -> list[str]:
     """The device files of the TPU chips attached here."""
-    return [path for pattern in _DEVICES for path in machine.matches(pattern)]
+    return [path for pattern in (UP_TO_V4, FROM_V5E) for path in machine.matches(pattern)]
 
 
 def describe(machine: Machine) -> dict[str, str]:
