@@ -16,7 +16,7 @@ from absl import flags
 
 from tftpu.config import Experiment
 from tftpu.errors import Preempted, UserError, did_you_mean
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, failures
 from tftpu.version import __version__
 
 USER_ERROR = 2
@@ -112,6 +112,12 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `tftpu configs | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        explanation = failures.explain(error)
+        if explanation is None:
+            raise
+        print(f"tftpu: {explanation}", file=sys.stderr)
+        return USER_ERROR
 
 
 def usage(command: str | None = None) -> str:
