@@ -37,6 +37,7 @@ REQUIRES = [
     "keras>=3.13,<3.16",
     "ml_collections>=1.0",
     "numpy",
+    "pyyaml",
     "rich>=13",
     "safetensors>=0.4",
     "scikit-learn>=1.4",  # its handwritten digits are the embedded image data set

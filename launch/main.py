@@ -16,7 +16,7 @@ from absl import flags
 
 from tftpu.config import Experiment
 from tftpu.errors import Preempted, UserError, did_you_mean
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, failures
 from tftpu.version import __version__
 
 USER_ERROR = 2
@@ -29,11 +29,16 @@ class Command(NamedTuple):
     help: str
     module: str
     flags: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()  # what may follow the command, as `vertex`
     tensorflow: bool = True
+    needs_config: bool = True
+    remote: bool = False  # runs elsewhere: is given the config as written, and the overrides
 
 
 _RUN = ("config", "workdir", "tpu", "replicas")
+_VERTEX = (
+    *("config", "slice", "workdir", "image", "project", "region", "service_account"),
+    *("tensorboard", "timeout", "labels", "spot", "dry_run"),
+)
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
     "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
@@ -45,14 +50,26 @@ COMMANDS = {
             "time_limit",
         ),
     ),
+    "bench": Command(
+        "time a config's step, its input pipeline and both",
+        "bench",
+        ("config", "tpu", "replicas", "compare"),
+    ),
+    "doctor": Command(
+        "say what is installed, attached and wrong here, and the command that mends it",
+        "doctor",
+        ("config", "workdir", "json"),
+        tensorflow=False,
+        needs_config=False,
+    ),
     "configs": Command("list the configs", "list_configs", tensorflow=False),
-    "launch": Command(
-        "run a config elsewhere", "vertex", ("config", "slice", "dry_run"), ("vertex",), False
+    "launch vertex": Command(
+        "train a config on Vertex AI", "vertex", _VERTEX, tensorflow=False, remote=True
     ),
 }
 
 
-def _define(values: flags.FlagValues) -> None:
+def _define(values: flags.FlagValues, command: Command) -> None:
     define = {"flag_values": values}
     flags.DEFINE_string("config", None, "name of a config, or path of your own", **define)
     flags.DEFINE_string(
@@ -60,13 +77,25 @@ def _define(values: flags.FlagValues) -> None:
     )
     flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
     flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
-    flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-8", **define)
     flags.DEFINE_string("slices", "v3-8,v5e-8", "TPU slices to compare, as v3-8,v5e-8", **define)
-    flags.DEFINE_string("json", None, "also write the report to this file", **define)
     flags.DEFINE_boolean("explain", False, "show where the time goes, layer by layer", **define)
     flags.DEFINE_string("price", "", "dollars for a chip-hour, as v5e=1.10,v3=1.50", **define)
     flags.DEFINE_boolean("verbose", False, "show what the TPU compiler writes", **define)
     flags.DEFINE_integer("time_limit", 1800, "seconds for one compile", **define)
+    flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-4", **define)
+    flags.DEFINE_string("image", None, "container image made from launch/Dockerfile", **define)
+    flags.DEFINE_string("project", None, "Google Cloud project", **define)
+    flags.DEFINE_string("region", "us-central1", "region of Google Cloud", **define)
+    flags.DEFINE_string("service_account", None, "e-mail address that the job runs as", **define)
+    flags.DEFINE_string("tensorboard", None, "resource name of a TensorBoard", **define)
+    flags.DEFINE_string("timeout", "7d", "the job ends after this: 90m, 24h, 7d", **define)
+    flags.DEFINE_string("labels", "", "labels besides tftpu's own: key=value,key=value", **define)
+    flags.DEFINE_boolean("compare", False, "time Keras's own fit as well", **define)
+    if command.module == "preflight":
+        flags.DEFINE_string("json", None, "also write the report to this file", **define)
+    else:
+        flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
+    flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
 
 
@@ -105,12 +134,18 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `tftpu configs | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        explanation = failures.explain(error)
+        if explanation is None:
+            raise
+        print(f"tftpu: {explanation}", file=sys.stderr)
+        return USER_ERROR
 
 
 def usage(command: str | None = None) -> str:
     """The help text of a command, or of all."""
     if command is None:
-        rows = [f"  {name:12}{c.help}" for name, c in COMMANDS.items()]
+        rows = [f"  {name:16}{c.help}" for name, c in COMMANDS.items()]
         return "\n".join(
             [
                 "usage: tftpu COMMAND [--flag=value ...]",
@@ -122,20 +157,22 @@ def usage(command: str | None = None) -> str:
             ]
         )
     values = flags.FlagValues()
-    _define(values)
     spec = COMMANDS[command]
-    words = f" {'|'.join(spec.words)}" if spec.words else ""
-    rows = [f"  --{name:12}{values[name].help}" for name in spec.flags]
+    _define(values, spec)
+    rows = [f"  --{name:16}{values[name].help}" for name in spec.flags]
     if "config" in spec.flags:
         rows.append(
             "  --config.GROUP.FIELD=VALUE   any field of the config, as --config.train.steps=500"
         )
-    return "\n".join(
-        [f"usage: tftpu {command}{words} [--flag=value ...]", f"  {spec.help}", "", *rows]
-    )
+    return "\n".join([f"usage: tftpu {command} [--flag=value ...]", f"  {spec.help}", "", *rows])
 
 
 def _run_command(name: str, *arguments: str) -> None:
+    second = [key.split()[1] for key in COMMANDS if key.startswith(f"{name} ")]
+    if second and arguments and not arguments[0].startswith("-"):  # as in `launch vertex`
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
+    if name in {key.split()[0] for key in COMMANDS} and name not in COMMANDS:
+        raise UserError(f"tftpu {name} needs one of {', '.join(second)} after it.")
     if name not in COMMANDS:
         raise UserError(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)}")
     if any(argument in ("-h", "--help", "-help", "--helpfull") for argument in arguments):
@@ -144,18 +181,16 @@ def _run_command(name: str, *arguments: str) -> None:
     command = COMMANDS[name]
     words = [a for a in arguments if not a.startswith("-")]
     options = [a for a in arguments if a.startswith("-")]
-    if command.words and words not in [[word] for word in command.words]:
-        given = " ".join(words) or "nothing"
-        raise UserError(
-            f"tftpu {name} needs one of {', '.join(command.words)} after it, and got {given}."
-        )
-    if words and not command.words:
+    if words:
         raise UserError(f"tftpu {name} takes flags only, as --flag=value, and got {words[0]!r}.")
     values, overrides = _parse(command, options)
     keywords = {flag: values[flag].value for flag in command.flags}
     if "config" in command.flags:
         keywords["experiment"] = _experiment(name, keywords, overrides)
-        keywords["config"] = config_name(keywords["config"])
+        if command.remote:
+            keywords["overrides"] = overrides
+        elif keywords["config"]:
+            keywords["config"] = config_name(keywords["config"])
     elif overrides:
         raise UserError(f"tftpu {name} takes no --config: it uses the workdir's own.")
     if command.tensorflow:
@@ -168,7 +203,7 @@ def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list
         return option.lstrip("-").startswith("config.")
 
     values = flags.FlagValues()
-    _define(values)
+    _define(values, command)
     overrides = [option for option in options if is_override(option)]
     for option in options:
         flag = option.lstrip("-").partition("=")[0]
@@ -186,8 +221,10 @@ def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list
     return values, overrides
 
 
-def _experiment(command: str, keywords: dict, overrides: list[str]) -> Experiment:
+def _experiment(command: str, keywords: dict, overrides: list[str]) -> Experiment | None:
     if not keywords["config"]:
+        if not COMMANDS[command].needs_config and not overrides:
+            return None
         known = ", ".join(config_flags.names())
         raise UserError(f"tftpu {command} needs --config=NAME; there are {known}.")
     experiment = config_flags.load(keywords["config"], overrides)

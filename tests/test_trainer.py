@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import tftpu
 from tests.strategies import mlp, random_batches, relative
+from tftpu import optimizers
+from tftpu.config import OPTIMIZERS, Optimizer
 from tftpu.errors import UserError
 
 STEPS = 12
@@ -47,6 +49,18 @@ def test_fit_equals_keras_fit_on_one_device():
         assert relative(a, e) < 1e-5
     for name, values in theirs_history.history.items():
         np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
+    config = Optimizer(name, learning_rate=0.02, warmup_steps=2, weight_decay=0.05)
+    with tftpu.connect(replicas=4).scope():
+        ours = compiled(optimizer=optimizers.build(config, 16, STEPS))
+    theirs = compiled(optimizer=optimizers.build(config, 16, STEPS))
+    trainer_of(ours).fit(data(), STEPS)
+    theirs.fit(data().repeat(2), verbose=0)
+    for a, e in zip(ours.get_weights(), theirs.get_weights()):
+        assert relative(a, e) < 2e-5
 
 
 def test_sample_weights_mean_what_they_mean_in_keras():
@@ -231,6 +245,31 @@ def an_application() -> tuple[keras.Model, tf.data.Dataset]:
     return compiled(model, loss=loss), tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
 
 
+def from_keras_hub() -> tuple[keras.Model, tf.data.Dataset]:
+    import keras_hub
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=30,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=6,
+        dropout=0.0,
+    )
+    model = keras_hub.models.BertTextClassifier(
+        backbone=backbone, num_classes=4, preprocessor=None, dropout=0.0
+    )
+    tokens = np.random.default_rng(0).integers(0, 30, (96, 6)).astype(np.int32)
+    features = {
+        "token_ids": tokens,
+        "segment_ids": np.zeros_like(tokens),
+        "padding_mask": np.ones_like(tokens),
+    }
+    batches = tf.data.Dataset.from_tensor_slices((features, tokens[:, 0] % 4)).batch(16)
+    return compiled(model), batches
+
+
 @pytest.mark.parametrize(
     "bring",
     [
@@ -239,6 +278,7 @@ def an_application() -> tuple[keras.Model, tf.data.Dataset]:
         frozen_layers,
         masked_sequences,
         an_application,
+        from_keras_hub,
     ],
 )
 def test_what_users_bring_trains_as_in_keras_and_the_same_on_four_replicas(bring):

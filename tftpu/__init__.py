@@ -8,10 +8,12 @@ need when they are first used (PEP 562).
 import importlib
 import os
 
+from tftpu import tpu_environment
 from tftpu.version import __version__
 
 # Keras reads this once, at import. The step is written against TensorFlow's `tf.distribute`.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+tpu_environment.prepare()
 
 _LAZY = {
     "Experiment": "tftpu.config",

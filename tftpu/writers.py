@@ -1,6 +1,7 @@
 """Where a run's numbers go: one narrow interface, many sinks."""
 
 import json
+import os
 import sys
 import time
 from typing import Protocol
@@ -54,6 +55,7 @@ class JsonLines:
             self._remote += line
             files.write_whole(self._path, self._remote)
             return
+        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
         with open(self._path, "ab") as file:
             file.write(line)
 

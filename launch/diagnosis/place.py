@@ -1,0 +1,51 @@
+"""Where this is: Colab, Kaggle, a TPU VM, GKE; and what the metadata server says of the slice."""
+
+import urllib.error
+import urllib.request
+
+from tftpu.launch.diagnosis.machine import Machine
+
+_TIMEOUT_S = 0.5  # the server is on the machine itself, or nowhere
+
+
+def describe(machine: Machine) -> dict[str, str]:
+    """The facts for the top of the report."""
+    environ = machine.environ
+    accelerator = attribute(machine, "accelerator-type")
+    if "COLAB_RELEASE_TAG" in environ:
+        place = "Colab"
+    elif "KAGGLE_KERNEL_RUN_TYPE" in environ:
+        place = "Kaggle"
+    elif "KUBERNETES_SERVICE_HOST" in environ:
+        place = "GKE" if "TPU_WORKER_HOSTNAMES" in environ else "Kubernetes"
+    elif accelerator:
+        place = "TPU VM"
+    else:
+        place = "none of Colab, Kaggle, TPU VM, GKE"
+    facts = {"Place": place}
+    accelerator = accelerator or environ.get("TPU_ACCELERATOR_TYPE")
+    if accelerator:
+        workers = attribute(machine, "worker-network-endpoints") or environ.get(
+            "TPU_WORKER_HOSTNAMES", ""
+        )
+        facts["Slice"] = f"{accelerator}, {len(workers.split(','))} worker(s)"
+    return facts
+
+
+def attribute(machine: Machine, name: str) -> str | None:
+    """An attribute of this machine, from Google Cloud's metadata server; None if there is none."""
+    if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
+        return None
+    # The variable is that of Google's own client libraries. The address needs no name server,
+    # which might hang.
+    host = machine.environ.get("GCE_METADATA_HOST", "169.254.169.254")
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/attributes/{name}",
+        headers={"Metadata-Flavor": "Google"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
+            return response.read().decode().strip() or None
+    except (urllib.error.URLError, OSError):
+        return None

@@ -1,0 +1,62 @@
+"""What TensorFlow sees, asked in a process of its own: an import that aborts takes only it down."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tftpu.launch.diagnosis.machine import Machine, Problem
+
+_TIMEOUT_S = 120  # a TPU that does not answer
+_MARK = "tftpu-doctor:"
+_PROGRAM = f"""
+import json
+from tftpu import cluster
+import tensorflow as tf
+print({_MARK!r} + json.dumps({{
+    "version": tf.__version__,
+    "tpu_kernels": cluster.has_tpu_kernels(),
+    "devices": sorted({{device.device_type for device in tf.config.list_physical_devices()}}),
+}}))
+"""
+
+
+def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
+    """The fact for the report, and the problem if TensorFlow does not answer.
+
+    Args:
+        machine: only its environment variables count: the process uses this one's packages.
+    """
+    environ = {**machine.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}, [_problem(f"TensorFlow did not answer within {_TIMEOUT_S} s.", [])]
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if not answers:
+        end = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
+        lines = done.stderr.strip().splitlines()
+        return {}, [_problem(f"`import tensorflow` ends with {end}.", lines)]
+    seen = json.loads(answers[-1].removeprefix(_MARK))
+    kernels = "with" if seen["tpu_kernels"] else "without"
+    # The wheel for TPUs lists the TPU's system device also where there is no TPU.
+    devices = [name for name in seen["devices"] if name != "TPU_SYSTEM"]
+    fact = f"{', '.join(devices)}; version {seen['version']}, {kernels} TPU kernels"
+    return {"TensorFlow sees": fact}, []
+
+
+def _problem(what: str, lines: list[str]) -> Problem:
+    said = f" It says: {lines[-1][:200]}" if lines else ""
+    return Problem(
+        "tensorflow-fails",
+        what + said,
+        "Nothing runs before this is mended.",
+        f"{os.path.basename(sys.executable)} -c 'import tensorflow'",
+    )

@@ -1,0 +1,135 @@
+"""The TPU of this machine: whether it is attached, who holds it, what the variables say."""
+
+import glob
+import os
+from pathlib import Path
+
+from tftpu.launch.diagnosis.machine import Machine, Problem
+from tftpu.tpu_environment import FROM_V5E, UP_TO_V4
+
+LOCKFILE = "/tmp/libtpu_lockfile"
+_VARIABLES = (
+    *("TPU_NAME", "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API"),
+    *("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "TPU_LIBRARY_PATH", "TPU_VISIBLE_CHIPS"),
+    *("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "TPU_TOPOLOGY"),
+)
+
+
+def devices(machine: Machine) -> list[str]:
+    """The device files of the TPU chips attached here."""
+    return [path for pattern in (UP_TO_V4, FROM_V5E) for path in machine.matches(pattern)]
+
+
+def describe(machine: Machine) -> dict[str, str]:
+    """The facts for the top of the report."""
+    chips = devices(machine)
+    variables = [
+        f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ
+    ]
+    return {
+        "TPU": f"{len(chips)} chip(s) attached" if chips else "none attached",
+        "TPU variables": ", ".join(variables) or "none set",
+    }
+
+
+def problems(machine: Machine) -> list[Problem]:
+    """What keeps TensorFlow from the TPU, besides what is installed."""
+    if devices(machine):
+        found = [_held(machine) or _stale_lockfile(machine), _wrong_pjrt_device(machine)]
+    else:
+        found = [_not_attached(machine)]
+    found.append(_missing_library(machine))
+    return [problem for problem in found if problem]
+
+
+def _held(machine: Machine) -> Problem | None:
+    chips = {os.path.relpath(path, machine.root) for path in devices(machine)}
+    for process in map(Path, machine.matches("/proc/[0-9]*")):
+        if process.name != str(os.getpid()) and chips & _open_files(process):
+            words = _read(process / "cmdline").replace("\0", " ").strip()[:80]
+            return Problem(
+                "tpu-held",
+                f"Process {process.name} ({words}){_framework(process)} holds the TPU.",
+                "A TPU belongs to one process at a time: another one finds no devices.",
+                f"kill {process.name}",
+            )
+    return None
+
+
+def _open_files(process: Path) -> set[str]:
+    """What a process has open, relative to the root; nothing if we may not look."""
+    links = glob.glob(f"{process}/fd/*")
+    return {_link(link).lstrip("/") for link in links}
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed in the meantime
+        return ""
+
+
+def _framework(process: Path) -> str:
+    maps = _read(process / "maps")
+    for library, name in (("jaxlib", "JAX"), ("_XLAC", "torch_xla"), ("tensorflow", "TensorFlow")):
+        if library in maps:
+            return f", which runs {name},"
+    return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _stale_lockfile(machine: Machine) -> Problem | None:
+    if not machine.path(LOCKFILE).exists():
+        return None
+    return Problem(
+        "stale-lockfile",
+        f"{LOCKFILE} is there and no process of yours holds the TPU.",
+        'A process that died left it behind: TensorFlow then says "No matching devices found for '
+        "'/device:TPU_SYSTEM:0'\".",
+        f"sudo rm {LOCKFILE}",
+    )
+
+
+def _wrong_pjrt_device(machine: Machine) -> Problem | None:
+    device = machine.environ.get("PJRT_DEVICE", "TPU")
+    if device.upper() == "TPU":
+        return None
+    return Problem(
+        "pjrt-device",
+        f"PJRT_DEVICE is {device!r}, and there is a TPU here.",
+        "The TPU is left out.",
+        "export PJRT_DEVICE=TPU",
+    )
+
+
+def _not_attached(machine: Machine) -> Problem | None:
+    means_here = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU"}
+    asked = [f"{name}={v}" for name, v in means_here.items() if machine.environ.get(name) == v]
+    if not asked:
+        return None
+    return Problem(
+        "no-tpu",
+        f"{' and '.join(asked)}: that is the TPU of this machine, which has none attached.",
+        "TensorFlow waits some seconds and says \"No matching devices found for '/device:TPU_SYSTEM"
+        ":0'\". On Colab and Kaggle the runtime type decides whether there is a TPU.",
+        f"unset {' '.join(pair.partition('=')[0] for pair in asked)}",
+    )
+
+
+def _missing_library(machine: Machine) -> Problem | None:
+    for name in ("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "TPU_LIBRARY_PATH"):
+        path = machine.environ.get(name)
+        if path and not machine.path(path).exists():
+            return Problem(
+                "library-path",
+                f"{name} is {path}, which does not exist.",
+                "TensorFlow loads no libtpu and finds no TPU.",
+                f"unset {name}",
+            )
+    return None

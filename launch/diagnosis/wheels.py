@@ -1,0 +1,300 @@
+"""What is installed: the TensorFlow wheels, who owns their files, and what must fit them."""
+
+import base64
+import csv
+import hashlib
+import io
+import re
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from tftpu.launch.diagnosis.machine import Machine, Problem
+
+WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
+PYTHONS = ((3, 11), (3, 13))
+# The libtpu that a release of tensorflow-tpu runs with. 2.20.0 declares ~=0.0.14, which lets in
+# releases from 0.0.46 on; these lack ConfigureDistributedTpuOp_DoWork, and the import aborts.
+LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # from, below
+_TPU_WHEELS = "'tensorflow-tpu==2.20.0' 'libtpu==0.0.14'"
+_HASHED_FILES = 12
+
+
+def describe(machine: Machine) -> dict[str, str]:
+    """The facts for the top of the report."""
+    facts = {"Python": ".".join(map(str, machine.python))}
+    installed = _installed(machine)
+    owner = _owner(installed) if len(installed) > 1 else None
+    names = [
+        f"{name} {dist.version}" + (" (its files are the ones there)" if name == owner else "")
+        for name, dist in installed.items()
+    ]
+    facts["TensorFlow"] = ", ".join(names) or "not installed"
+    for package in ("libtpu", "keras", "tensorboard", "jax", "torch-xla"):
+        version = machine.version(package)
+        if version or package in ("libtpu", "keras"):
+            facts[package] = version or "not installed"
+    return facts
+
+
+def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
+    """What is wrong with the installed packages.
+
+    Args:
+        has_tpu: whether the machine has a TPU, so that its wheel is the one to have.
+    """
+    installed = _installed(machine)
+    found = [_python(machine), *_tensorflow(installed, has_tpu)]
+    if "tensorflow-tpu" in installed:
+        found.append(_libtpu(machine, installed["tensorflow-tpu"].version))
+    found += [
+        _setuptools(machine),
+        _tensorboard(machine, installed),
+        _keras(machine),
+        _importlib_resources(machine),
+        _gcs_plugin(machine),
+    ]
+    return [problem for problem in found if problem]
+
+
+def _python(machine: Machine) -> Problem | None:
+    if PYTHONS[0] <= machine.python <= PYTHONS[1]:
+        return None
+    version = ".".join(map(str, machine.python))
+    return Problem(
+        "python-version",
+        f"This is Python {version}; tftpu runs on 3.11, 3.12 and 3.13.",
+        "There is no wheel of TensorFlow 2.20, the version that TPUs have, for another Python.",
+        "python3.12 -m venv .venv && .venv/bin/pip install 'tftpu[cpu]'",
+    )
+
+
+def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Problem]:
+    if not installed:
+        extra = "tpu" if has_tpu else "cpu"
+        return [
+            Problem(
+                "no-tensorflow",
+                "No TensorFlow is installed.",
+                "tftpu pulls none in by itself, since the wheels overwrite one another: an extra "
+                "chooses one.",
+                f"pip install 'tftpu[{extra}]'",
+            )
+        ]
+    if len(installed) > 1:
+        return [_several(installed, has_tpu)]
+    ((name, distribution),) = installed.items()
+    damaged = _damaged(distribution)
+    if damaged:
+        return [
+            Problem(
+                "damaged-wheel",
+                f"{damaged[0]} and {len(damaged) - 1} other file(s) of {name} "
+                f"{distribution.version} are missing or not as installed.",
+                "Removing one TensorFlow wheel also deletes the files that it shares with another.",
+                f"pip install --force-reinstall --no-deps '{name}=={distribution.version}'",
+            )
+        ]
+    if has_tpu and name != "tensorflow-tpu":
+        return [
+            Problem(
+                "no-tpu-wheel",
+                f"There is a TPU here, and the TensorFlow is {name}, which cannot drive it.",
+                "It fails with \"No OpKernel was registered to support Op 'ConfigureDistributedTPU"
+                "'\".",
+                f"pip uninstall -y {name} && pip install {_TPU_WHEELS}",
+            )
+        ]
+    return []
+
+
+def _several(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
+    owner = _owner(installed)
+    names = " and ".join(installed)
+    loaded = f"the files there are {owner}'s" if owner else "the files there are a mixture"
+    wants_tpu = has_tpu or "tensorflow-tpu" in installed
+    if wants_tpu and owner != "tensorflow-tpu":
+        name = "clobbered-wheel"
+        why = (
+            "All of them own the folder tensorflow/ and the one installed last wins (often pulled "
+            'in by tensorflow-text or keras-hub). A TPU then fails with "No OpKernel was '
+            "registered to support Op 'ConfigureDistributedTPU'\"."
+        )
+    else:
+        name = "several-wheels"
+        why = (
+            "All of them own the folder tensorflow/: the next install or uninstall of any of them "
+            "breaks the others."
+        )
+    wheels = _TPU_WHEELS if wants_tpu else f"'{owner or 'tensorflow-cpu'}>=2.20,<2.22'"
+    return Problem(
+        name,
+        f"{names} are installed together, and {loaded}.",
+        why,
+        f"pip uninstall -y {' '.join(installed)} && pip install {wheels}",
+    )
+
+
+def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
+    bounds = LIBTPU.get(".".join(tensorflow.split(".")[:2]))
+    if bounds is None:
+        return None
+    low, high = bounds
+    command = f"pip install 'libtpu=={low}'"
+    libtpu = machine.version("libtpu")
+    if libtpu is None:
+        return Problem(
+            "no-libtpu",
+            f"tensorflow-tpu {tensorflow} is installed without libtpu.",
+            "libtpu is the driver of the TPU: without it TensorFlow finds none.",
+            command,
+        )
+    if _numbers(low) <= _numbers(libtpu) < _numbers(high):
+        return None
+    return Problem(
+        "libtpu-version",
+        f"libtpu {libtpu} does not fit tensorflow-tpu {tensorflow}, which runs with {low} up to, "
+        f"but not with, {high}.",
+        "The two meet at symbols that libtpu drops without notice: with one that is too new, "
+        "`import tensorflow` aborts (ConfigureDistributedTpuOp_DoWork not available in this "
+        "library). jax and the preflight extra bring such a one.",
+        command,
+    )
+
+
+def _setuptools(machine: Machine) -> Problem | None:
+    version = machine.version("setuptools")
+    tensorboard = machine.version("tensorboard")
+    if not (version and tensorboard) or _numbers(version) < (82,):
+        return None
+    return Problem(
+        "setuptools-version",
+        f"setuptools {version} has no pkg_resources, which TensorBoard {tensorboard} imports.",
+        "TensorBoard does not start.",
+        "pip install 'setuptools<82'",
+    )
+
+
+def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Problem | None:
+    if not installed:
+        return None
+    tensorflow = next(iter(installed.values())).version
+    tensorboard = machine.version("tensorboard")
+    if tensorboard is None:
+        return Problem(
+            "no-tensorboard",
+            "TensorBoard is not installed.",
+            "tf.summary raises TBNotInstalledError when a run writes its first event. TensorFlow "
+            "2.21 no longer brings it.",
+            "pip install 'tensorboard>=2.20,<2.22'",
+        )
+    if _numbers(tensorflow)[:2] == (2, 20) and _numbers(tensorboard)[:2] != (2, 20):
+        return Problem(
+            "tensorboard-version",
+            f"TensorBoard {tensorboard} does not fit TensorFlow {tensorflow}, which asks for 2.20.",
+            "pip leaves such a pair behind when one of them is upgraded alone.",
+            "pip install 'tensorboard==2.20.*'",
+        )
+    return None
+
+
+def _keras(machine: Machine) -> Problem | None:
+    version = machine.version("keras")
+    if version and (3, 13) <= _numbers(version) < (3, 16):
+        return None
+    return Problem(
+        "keras-version",
+        f"Keras {version} is not one that tftpu was tried with."
+        if version
+        else "Keras is missing.",
+        "tftpu leans on inner interfaces of Keras 3.13 to 3.15.",
+        "pip install 'keras>=3.13,<3.16'",
+    )
+
+
+def _importlib_resources(machine: Machine) -> Problem | None:
+    if machine.version("importlib_resources") or not machine.version("tensorflow-datasets"):
+        return None
+    return Problem(
+        "no-importlib-resources",
+        "tensorflow-datasets is installed without importlib_resources.",
+        "It uses that package without asking for it: preparing a data set fails.",
+        "pip install importlib_resources",
+    )
+
+
+def _gcs_plugin(machine: Machine) -> Problem | None:
+    name = "tensorflow-io-gcs-filesystem"
+    if not machine.version(name):
+        return None
+    return Problem(
+        "gcs-filesystem-plugin",
+        f"{name} is installed.",
+        "It replaces TensorFlow's own gs:// and kills the process at the first write to a bucket.",
+        f"pip uninstall -y {name}",
+    )
+
+
+def _installed(machine: Machine) -> dict[str, Distribution]:
+    found = {name: machine.distribution(name) for name in WHEELS}
+    return {name: distribution for name, distribution in found.items() if distribution}
+
+
+def _owner(installed: dict[str, Distribution]) -> str | None:
+    """The wheel whose recorded hashes the files have; None if they are a mixture.
+
+    Only files on which the records disagree can tell, and the smallest of them say it soonest:
+    the big libraries are a gigabyte.
+    """
+    records = {name: _record(distribution) for name, distribution in installed.items()}
+    paths = {path for record in records.values() for path in record if _is_tensorflow(path)}
+    telling = [p for p in paths if len({record.get(p) for record in records.values()}) > 1]
+    shared = [p for p in telling if all(p in record for record in records.values())]
+    sizes = {p: min(record[p][1] for record in records.values() if p in record) for p in telling}
+    chosen = sorted(shared or telling, key=lambda p: (sizes[p], p))[:_HASHED_FILES]
+    for name, distribution in installed.items():
+        record, folder = records[name], _folder(distribution)
+        if chosen and all(p in record and _is_as_recorded(folder / p, *record[p]) for p in chosen):
+            return name
+    return None
+
+
+def _damaged(distribution: Distribution) -> list[str]:
+    """The files of the wheel that are missing or of another size, and changed small ones."""
+    record, folder = _record(distribution), _folder(distribution)
+    files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
+    wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]
+    sources = sorted(path for path in files if path.endswith(".py") and path not in wrong)
+    step = max(1, len(sources) // _HASHED_FILES)
+    changed = [p for p in sources[::step] if not _is_as_recorded(folder / p, *files[p])]
+    return sorted(wrong + changed)
+
+
+def _record(distribution: Distribution) -> dict[str, tuple[str, int]]:
+    """Path to (hash, size), of the files that a wheel was installed with."""
+    rows = csv.reader(io.StringIO(distribution.read_text("RECORD") or ""))
+    return {row[0]: (row[1], int(row[2])) for row in rows if len(row) == 3 and row[1] and row[2]}
+
+
+def _folder(distribution: Distribution) -> Path:
+    return Path(str(distribution.locate_file("")))
+
+
+def _is_tensorflow(path: str) -> bool:
+    return path.startswith("tensorflow/")
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _is_as_recorded(path: Path, digest: str, size: int) -> bool:
+    if not _has_size(path, size):
+        return False
+    algorithm, _, expected = digest.partition("=")
+    actual = hashlib.new(algorithm, path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(actual).rstrip(b"=").decode() == expected
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "0.0.43.2" as numbers that compare; what follows them, as "rc1", does not count."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)

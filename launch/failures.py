@@ -1,0 +1,196 @@
+"""What TensorFlow, XLA and libtpu say when a run fails, what it means, and what to do.
+
+One table. A row is found by words of the message that do not change between versions; the first
+row that matches explains it.
+"""
+
+import re
+from typing import NamedTuple
+
+
+class Failure(NamedTuple):
+    """A known failure.
+
+    Attributes:
+        name: for the tests, one of each.
+        pattern: found in the message; its named groups fill the two sentences.
+        meaning: what happened.
+        remedy: what to do.
+    """
+
+    name: str
+    pattern: str
+    meaning: str
+    remedy: str
+
+
+_STEP_TOO_BIG = "The step does not fit into the memory of the TPU: it needs {used} of {limit}."
+_MAKE_IT_SMALLER = (
+    "Halve config.data.global_batch, or keep it and double config.train.accumulate; mixed_bfloat16 "
+    "halves the activations."
+)
+FAILURES = (
+    Failure(
+        "no-tpu-kernels",
+        r"No OpKernel was registered to support Op '(?:ConfigureDistributedTPU|TPU\w+)'",
+        "The TensorFlow that is loaded was not built for TPUs: plain tensorflow or tensorflow-cpu "
+        "lies over, or in the place of, tensorflow-tpu.",
+        "Run `tftpu doctor`, which says whose files they are and how to mend it.",
+    ),
+    Failure(
+        "no-kernel",
+        r"No OpKernel was registered to support Op '(?P<op>\w+)'",
+        "This TensorFlow has no kernel of the op {op} for the device that it was put on.",
+        "Move it into the input pipeline, which runs on the CPU, or replace it by other ops.",
+    ),
+    Failure(
+        "no-tpu-name",
+        r"Please provide a TPU Name to connect to",
+        "TPUClusterResolver() was not told where the TPU is.",
+        'Use tftpu.connect(), or TPUClusterResolver(tpu="local") on a TPU VM, Colab or Kaggle.',
+    ),
+    Failure(
+        "no-tpu",
+        r"No matching devices found for '/device:TPU_SYSTEM:0'",
+        "There is no TPU here that this process can have.",
+        "On Colab or Kaggle choose a TPU as the accelerator; on a TPU VM run `tftpu doctor`, which "
+        "looks for another process that holds it and for a stale lockfile.",
+    ),
+    Failure(
+        "tpu-in-use",
+        r"The TPU is already in use by (?:process with pid (?P<pid>\d+)|another process)"
+        r"|Internal error when accessing libtpu multi-process lockfile",
+        "Another process holds the TPU, or died holding it: a TPU belongs to one at a time.",
+        "Run `tftpu doctor`, which names the process or the stale lockfile.",
+    ),
+    Failure(
+        "libtpu-symbol",
+        r"(?P<symbol>\w+) not available in this library",
+        "The libtpu installed here lacks {symbol}, which this TensorFlow needs.",
+        "Run `pip install 'libtpu==0.0.14'`, which tensorflow-tpu 2.20.0 was released against.",
+    ),
+    Failure(
+        "hbm-at-compile-time",
+        r"Ran out of memory in memory space hbm\. Used (?P<used>[\d.]+\w) of (?P<limit>[\d.]+\w)",
+        _STEP_TOO_BIG,
+        _MAKE_IT_SMALLER,
+    ),
+    Failure(
+        "hbm-at-compile-time-in-new-words",
+        r"Ran out of memory on HBM.*?\((?P<used>[\d.]+\w)\).*?\((?P<limit>[\d.]+\w)\)",
+        _STEP_TOO_BIG,
+        _MAKE_IT_SMALLER,
+    ),
+    Failure(
+        "hbm-at-run-time",
+        r"Attempting to (?:allocate|reserve) (?P<used>[\d.]+\w?)\b.*?That was not possible\. "
+        r"There are (?P<limit>[\d.]+\w?) free",
+        "The memory of the TPU is full: {used} were asked for and {limit} are free.",
+        "Something besides the step holds memory: a second model, another program in this process, "
+        "results kept on the device. Else halve config.data.global_batch, or double "
+        "config.train.accumulate.",
+    ),
+    Failure(
+        "premapped-buffer",
+        r"Failed to allocate using premapped buffer|premapped allocation failed"
+        r"|Allocating buffer from premapped region failed",
+        "The host memory through which data goes to the TPU (the premapped buffer) is full.",
+        "Make it larger before the run, as `export TPU_PREMAPPED_BUFFER_SIZE=17179869184` (bytes, "
+        "a power of two), or feed smaller batches.",
+    ),
+    Failure(
+        "transfer-manager",
+        r"could not find registered transfer manager for platform Host",
+        "A function compiled for the host (jit_compile=True) is called round, or inside, the step "
+        "of a TPU, which compiles everything by itself. Keras does it for jit_compile='auto' and "
+        "for convolutions with groups.",
+        "Compile the model with jit_compile=False, or leave the step to tftpu.Trainer.",
+    ),
+    Failure(
+        "strings",
+        r"No registered '_Arg' OpKernel for XLA_\w+_JIT[^\n]*\n?[^\n]*T=DT_STRING"
+        r"|Unsupported data type for TPU: string",
+        "Strings reach the device, which knows numbers only.",
+        "Turn them into numbers in the input pipeline, or drop them there: "
+        "`dataset.map(lambda x: (x['image'], x['label']))`.",
+    ),
+    Failure(
+        "unsupported-op",
+        r"Detected unsupported operations when trying to compile graph .*?: "
+        r"(?P<op>\w+) \(No registered",
+        "XLA, which compiles for the TPU, has no {op}.",
+        "Move what uses it into the input pipeline, or write it with other ops. Python functions, "
+        "files, text and image decoding all belong into the pipeline.",
+    ),
+    Failure(
+        "dynamic-shape",
+        r"must be a compile-time constant",
+        "A shape depends on data. A TPU program is compiled for fixed shapes.",
+        "Batch with drop_remainder=True, pad what varies to one length, and take sizes from "
+        "`x.shape` instead of `tf.shape(x)`.",
+    ),
+    Failure(
+        "end-of-data",
+        r"End of sequence",
+        "The data ended before the steps did.",
+        "Let the training data repeat (`dataset.repeat()`), or ask for fewer steps.",
+    ),
+    Failure(
+        "local-files",
+        r"File system scheme '\[local\]' not implemented",
+        "A TPU node (not a TPU VM) reads and writes by itself, and has no disk.",
+        "Put data, checkpoints and logs into a bucket (gs://…), or use a TPU VM.",
+    ),
+    Failure(
+        "host-memory",
+        r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>[CG]PU):",
+        "The memory of the {device} is full: a tensor of shape {shape} did not fit.",
+        "Halve config.data.global_batch, or double config.train.accumulate; `cache()` only what "
+        "fits into memory.",
+    ),
+    Failure(
+        "no-tensorboard",
+        r"TensorBoard is not installed, missing implementation for tf\.summary",
+        "tf.summary needs TensorBoard, which TensorFlow 2.21 no longer brings.",
+        "Run `pip install 'tensorboard>=2.20,<2.22'`.",
+    ),
+)
+
+_NODES = (r'op_name="([^"]+)"', r"\{\{node ([^}]+)\}\}", r"to node `([^`]+)`")
+# Parts of a node's name that are TensorFlow's own: loops, calls, replicas, gradients.
+_NOT_A_LAYER = re.compile(
+    r"while|body|cond|then|else|gradient_tape|gradients|(Stateful)?PartitionedCall|_\d+|"
+    r"(while|cond|body|(Stateful)?PartitionedCall|replica|tpu|cluster)(_\d+)+|\w*\(.*\)"
+)
+
+
+def explain(error: BaseException) -> str | None:
+    """What a failure means and what to do, with the message below; None if it is not known.
+
+    Args:
+        error: as it was raised.
+    """
+    message = f"{type(error).__name__}: {error}"
+    for failure in FAILURES:
+        match = re.search(failure.pattern, message, re.DOTALL)
+        if match:
+            values = match.groupdict()
+            where = layer(message)
+            said = "\n".join(f"  {line}".rstrip() for line in message.strip().splitlines())
+            sentences = [
+                failure.meaning.format_map(values),
+                *([f"It is in the layer {where!r}."] if where else []),
+                failure.remedy.format_map(values),
+            ]
+            return f"{' '.join(sentences)}\n\n{said}"
+    return None
+
+
+def layer(message: str) -> str | None:
+    """The layer that a message is about, as "encoder/block_3/attention"; None if it says none."""
+    for pattern in _NODES:
+        for node in re.findall(pattern, message):
+            parts = [part for part in node.split("/")[:-1] if not _NOT_A_LAYER.fullmatch(part)]
+            if parts:
+                return "/".join(parts)
+    return None

@@ -1,0 +1,84 @@
+"""What every launcher says about a job: its command, name, labels and times."""
+
+import re
+from pathlib import Path
+
+from tftpu.errors import UserError
+from tftpu.version import __version__
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+# The file travels as an environment variable, so no value of a user's is part of a shell line.
+_OWN_CONFIG = 'printf %s "$TFTPU_CONFIG" > "$0" && exec tftpu train --config="$0" "$@"'
+
+
+def name_of(config: str) -> str:
+    """A config's name as resources of Google Cloud may be called: a-z, 0-9 and dashes."""
+    stem = Path(config).name.removesuffix(".py").lower()
+    name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
+    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+
+
+def container_command(config: str, arguments: list[str]) -> dict:
+    """The fields `command`, `args` and `env` of a container that trains a config.
+
+    Args:
+        config: name of a config of tftpu, or the path of a user's own file, whose text becomes
+            an environment variable of the container.
+        arguments: further flags of `tftpu train`.
+    """
+    if not config.endswith(".py"):
+        return {"command": ["tftpu"], "args": ["train", f"--config={config}", *arguments]}
+    return {
+        "command": ["sh", "-c", _OWN_CONFIG, f"/tmp/{name_of(config).replace('-', '_')}.py"],
+        "args": arguments,
+        "env": [{"name": "TFTPU_CONFIG", "value": Path(config).read_text()}],
+    }
+
+
+def check_bucket_folder(flag: str, path: str) -> None:
+    """Raises `UserError` unless the path is in a bucket."""
+    if not re.fullmatch(r"gs://[^/\s]+(/\S*)?", path):
+        raise UserError(
+            f"--{flag}={path} is not in a bucket: write gs://BUCKET/FOLDER, since what lies on the "
+            "machine is gone with it."
+        )
+
+
+def seconds(duration: str) -> int:
+    """ "90m", "24h" or "7d" in seconds.
+
+    Raises:
+        UserError: not of that form.
+    """
+    match = re.fullmatch(r"(\d+)([mhd])", duration)
+    if not match or not int(match[1]):
+        raise UserError(
+            f"--timeout={duration} is not a time: write a number of minutes, hours or days, as "
+            "90m, 24h or 7d."
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def labels(config: str, slice_name: str, given: str) -> dict[str, str]:
+    """The labels of a job: tftpu's own and those of `--labels=key=value,key=value`.
+
+    Raises:
+        UserError: a label that Google Cloud does not allow.
+    """
+    own = {"tftpu": __version__.replace(".", "-"), "config": name_of(config), "slice": slice_name}
+    for item in filter(None, given.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key):
+            raise UserError(
+                f"--labels={given}: {item!r} is not key=value with a key of lower-case letters, "
+                "digits, _ and - that begins with a letter."
+            )
+        if not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+            raise UserError(
+                f"--labels={given}: the value {value!r} may hold lower-case letters, digits, _ "
+                "and - only, 63 at most."
+            )
+        if key in own:
+            raise UserError(f"--labels={given}: tftpu itself sets the label {key!r}.")
+        own[key] = value
+    return own

@@ -1,0 +1,77 @@
+"""The notebook: executed from a clean kernel, and stored without outputs."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parent.parent / "launch" / "colab.ipynb"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory) -> nbformat.NotebookNode:
+    """The notebook after a short run, in a folder of its own."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    folder = tmp_path_factory.mktemp("colab")
+    set_parameter(notebook, "STEPS = 900", "STEPS = 60")
+    set_parameter(notebook, 'SAVE_TO = ""', f'SAVE_TO = "{folder}/drive"')
+    client = NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute()
+    notebook.metadata["folder"] = str(folder)
+    return notebook
+
+
+def set_parameter(notebook: nbformat.NotebookNode, line: str, replacement: str) -> None:
+    cell = notebook.cells[1]
+    assert line in cell.source
+    cell.source = cell.source.replace(line, replacement)
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    return "\n".join(
+        output.text
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "stream"
+    )
+
+
+def test_it_installs_nothing_where_all_is_there(executed):
+    assert "This is neither Colab nor Kaggle, without a TPU." in text_of(executed)
+    assert "nothing was installed" in text_of(executed)
+
+
+def test_it_trains_on_what_is_there(executed):
+    text = text_of(executed)
+    assert "1 replica(s), float32" in text
+    accuracy = float(text.split("'accuracy': ")[1].split("}")[0].split(",")[0])
+    assert accuracy > 0.5  # of ten classes, after 60 steps
+
+
+def test_it_shows_curves(executed):
+    images = [
+        output.data["image/png"]
+        for cell in executed.cells
+        for output in cell.get("outputs", ())
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(images) == 1
+
+
+def test_it_saves_the_run(executed):
+    saved = Path(executed.metadata["folder"]) / "drive"
+    run = Path(executed.metadata["folder"]) / "runs" / "digits_resnet"
+    names = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
+    assert names == {path.relative_to(saved) for path in saved.rglob("*") if path.is_file()}
+    assert (saved / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_it_is_stored_without_outputs():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
