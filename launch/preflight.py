@@ -24,6 +24,8 @@ def run(
     time_limit: int,
 ) -> None:
     """Prints the report; `preflight.json` lands in the workdir, and where --json says."""
+    if time_limit < 1:
+        raise UserError(f"--time_limit is {time_limit}: give the seconds that a compile may take.")
     names = [name for name in slices.split(",") if name]
     for name in names:  # before TensorFlow loads
         tpus.parse_slice(name)
