@@ -1,8 +1,12 @@
 """Advice: the search for a batch that fits, and what the compiler says when none does."""
 
+import dataclasses
+
 import pytest
 
-from tftpu.preflight.advise import MAX_COMPILES, largest_batch, memory_wanted
+from tftpu.preflight.advise import MAX_COMPILES, largest_batch, lint, memory_wanted
+from tftpu.preflight.cost import Cost, Memory
+from tftpu.preflight.lower import Program
 
 
 @pytest.mark.parametrize("edge", [8, 16, 248, 1000, 2504, 4088])
@@ -54,3 +58,13 @@ def test_the_compilers_message_says_how_much(message, gib):
 
 def test_a_message_without_figures_gives_none():
     assert memory_wanted("RESOURCE_EXHAUSTED: no idea") is None
+
+
+def test_float16_and_a_ragged_microbatch_are_findings_of_the_whole_step():
+    program = Program(b"", "", 1, [], {}, [], {}, "mixed_float16")
+    memory = Memory(0, 0, 0, 0, 0)
+    cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    ragged, float16 = (str(item) for item in lint(program, cost, 20))
+    assert "20 examples a microbatch do not fill tiles of 8" in ragged and "as 24" in ragged
+    assert "mixed_bfloat16" in float16
+    assert lint(dataclasses.replace(program, precision="mixed_bfloat16"), cost, 16) == []

@@ -63,3 +63,16 @@ def test_the_calibration_rows_are_slices_with_a_source():
     for row in calibrate.ROWS:
         assert parse_slice(row.slice).name == row.slice
         assert row.step_ms > 0 and row.source
+
+
+def test_train_shows_the_prediction_beside_the_measured_step(tmp_path, capsys):
+    items = [
+        {"slice": "v5e-1", "step_ms": 12.34, "replicas": 1},
+        {"slice": "v3-8", "step_ms": 99.0, "replicas": 8},
+        {"slice": "v2-8", "step_ms": None, "replicas": 1},
+    ]
+    (tmp_path / "preflight.json").write_text(json.dumps({"slices": items}))
+    arguments = ["train", "--config=digits_resnet", f"--workdir={tmp_path}"]
+    assert command_line.main([*arguments, "--config.train.steps=80"]) == 0
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if "preflight predicted" in row]
+    assert "v5e-1: 12.3 ms" in line and "v3-8" not in line and "v2-8" not in line

@@ -227,12 +227,12 @@ def _details(item: SliceReport, explain: bool) -> list:
     lines += [
         f"  memory: {_gib(item.hbm_bytes)} GiB, {share:.0%} of what a program may use ({parts})",
         "  largest: " + "; ".join(_tensor(t) for t in item.largest_tensors[:3]),
-        f"  work: {item.flops / 1e9:,.4g} GFLOP ({item.model_flops / 1e9:,.4g} the model's), "
+        f"  work: {item.flops / 1e9:,.1f} GFLOP ({item.model_flops / 1e9:,.1f} the model's), "
         f"{item.bytes_accessed / 1e9:,.3g} GB of HBM, {item.arithmetic_intensity:.3g} FLOP/B: "
         f"{item.bound}-bound",
-        f"  time: {item.step_ms:.3g} ms ({item.examples_per_second:,.4g} examples/s on the slice);"
+        f"  time: {item.step_ms:.3g} ms ({item.examples_per_second:,.0f} examples/s on the slice);"
         f" roofline {item.roofline_ms:.3g} ms; collectives {item.collective_ms:.3g} ms;"
-        f" the compiler estimates {item.estimated_cycles / 1e6:,.4g} M cycles",
+        f" the compiler estimates {item.estimated_cycles / 1e6:,.2f} M cycles",
         *_money(item),
     ]
     lines += [f"  ! {text}" for text in item.lints[: None if explain else 4]]
