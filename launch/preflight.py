@@ -74,6 +74,7 @@ def check(experiment: Experiment, slices: list[str], **options):
         clip_norm=train.clip_norm,
         ema=train.ema,
         steps=train.steps,
+        validate=experiment.validate,
         # Batch statistics need whole groups of examples.
         **({"batch_unit": norm_batch} if isinstance(norm_batch, int) else {}),
         **options,

@@ -36,6 +36,13 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert sentence in said and "Traceback" not in said
 
 
+def test_a_slice_that_the_config_cannot_be_shared_by_says_why(tmp_path, capsys):
+    arguments = [*DIGITS, "--slices=v3-32", f"--workdir={tmp_path}"]
+    assert command_line.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "does not compile" in said and "norm_batch=16 does not divide the 4 examples" in said
+
+
 @pytest.mark.compiles
 def test_the_report_lands_in_the_workdir_and_where_json_says(tmp_path, capsys):
     wanted = tmp_path / "report.json"

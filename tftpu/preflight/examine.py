@@ -27,6 +27,8 @@ class Run:
         steps: of the whole run; None: its cost is not asked for.
         examples_per_epoch: None: the cost of an epoch is not asked for.
         prices: US dollars for a chip-hour by generation, in place of the table's.
+        validate: called with the replicas of a slice; raises `UserError` if the run cannot be
+            shared by so many.
         batch_unit: the per-core batch is a multiple of this, in the search for one that fits.
         time_limit: seconds for one compile.
         verbose: show what the compiler writes to standard error.
@@ -35,6 +37,7 @@ class Run:
     steps: int | None = None
     examples_per_epoch: int | None = None
     prices: dict[str, float] = dataclasses.field(default_factory=dict)
+    validate: Callable[[int], None] = lambda replicas: None
     batch_unit: int = advise.SUBLANES
     time_limit: float = TIME_LIMIT
     verbose: bool = False
@@ -104,6 +107,7 @@ class _Examiner:
     def examine(self, target: Slice) -> SliceReport:
         try:
             share = Share(self.global_batch, target.replicas, self.accumulate).examples
+            self.run.validate(target.replicas)
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
         per_core = share * self.accumulate
