@@ -180,7 +180,7 @@ def _bare_step(experiment: Experiment, strategy, turn: Turn) -> None:
 
     while True:
         loop(batch, tf.constant(turn.steps))
-        step.train_totals.read_value().numpy()  # waits for the device
+        step.train_totals.drain()  # waits for the device
         turn(turn.steps)
 
 

@@ -106,7 +106,7 @@ class Run:
         if self._console:
             self._console.advance(self.step)
         # Metrics cost milliseconds to work out: not for the history, which does not look at them.
-        logs = self._trainer.step.read_train(totals) if self._user_callbacks else None
+        logs = self._trainer.step.train_totals.read(totals) if self._user_callbacks else None
         self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, logs)
 
     def log(self) -> None:
@@ -114,7 +114,7 @@ class Run:
         due = self.step % self._trainer.log_every == 0 or self.over()
         if not due or np.ndim(self._window) == 0:
             return
-        scalars = self._trainer.step.read_train(self._window)
+        scalars = self._trainer.step.train_totals.read(self._window)
         scalars["learning_rate"] = self._learning_rate()
         rate = self._trainer.clock.window_rate()
         if rate:  # the first loop compiles: it measures nothing
@@ -127,7 +127,7 @@ class Run:
         trainer = self._trainer
         if self.step % self._epoch_steps and not self.over():
             return
-        logs = trainer.step.read_train(self._epoch)
+        logs = trainer.step.train_totals.read(self._epoch)
         if self._validation_data is not None:
             with trainer.clock.spend("eval"):
                 results = trainer.evaluate(self._validation_data)
@@ -162,7 +162,7 @@ class Run:
         last = self.step + round(totals[0])
         seen = ""
         if self._last_finite is not None:
-            finite = trainer.step.read_train(self._last_finite)
+            finite = trainer.step.train_totals.read(self._last_finite)
             seen = ", ".join(f"{k} {writers.format_number(v)}" for k, v in finite.items())
         where = f"The loss is not finite any more between step {first} and step {last}"
         where += f" (last finite: {seen})." if seen else "."
