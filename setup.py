@@ -70,6 +70,7 @@ EXTRAS["dev"] = [
     "ipykernel",
     "matplotlib",
     "nbclient",
+    "pytest-xdist",
     "pytest>=8",
     "ruff>=0.8",
 ]
