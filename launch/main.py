@@ -37,7 +37,7 @@ class Command(NamedTuple):
 _RUN = ("config", "workdir", "tpu", "replicas")
 _VERTEX = (
     *("config", "slice", "workdir", "image", "project", "region", "service_account"),
-    *("tensorboard", "timeout", "labels", "spot", "dry_run"),
+    *("tensorboard", "timeout", "labels", "spot", "detach", "dry_run"),
 )
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
@@ -74,6 +74,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("labels", "", "labels besides tftpu's own: key=value,key=value", **define)
     flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
     flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
+    flags.DEFINE_boolean("detach", False, "do not wait for the end of the job", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
 
 
