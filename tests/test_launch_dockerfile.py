@@ -32,7 +32,7 @@ def test_it_pins_what_the_tpu_extra_pins():
 
 def test_it_ends_as_a_user_who_is_not_root():
     users = re.findall(r"^USER (\S+)$", TEXT, re.MULTILINE)
-    assert users[-1:] == ["trainer"]
+    assert users[-1:] == ["1000"]
     assert "useradd --create-home --uid=1000 trainer" in TEXT
 
 
