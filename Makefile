@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 	2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# Without what it asks for: tensorflow-text would bring a second TensorFlow into tensorflow/.
+KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: train test exhaustive lint format clean
@@ -33,6 +35,7 @@ $(VENV)/.cpu: setup.py | $(BIN)/python
 
 $(VENV)/.dev: setup.py | $(BIN)/python
 	$(BIN)/pip install -q -e '.[cpu,dev]'
+	$(BIN)/pip install -q --no-deps $(KERAS_HUB)
 	touch $@ $(VENV)/.cpu
 
 $(BIN)/python:

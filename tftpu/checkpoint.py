@@ -62,7 +62,7 @@ class Checkpoints:
         """
         contents = {
             f"{group}.safetensors": safetensors.numpy.save(
-                {_key(i, v): np.array(v.numpy()) for i, v in enumerate(group_variables)}
+                {_key(i, v): _array(v) for i, v in enumerate(group_variables)}
             )
             for group, group_variables in variables.items()
         }
@@ -125,6 +125,12 @@ class Checkpoints:
 
     def _path(self, step: int, *parts: str) -> str:
         return files.join(self.folder, str(step), *parts)
+
+
+def _array(variable) -> np.ndarray:
+    array = np.array(variable.numpy())
+    # NumPy has no bfloat16 of its own to read back into; float32 holds it without loss.
+    return array.astype(np.float32) if tf.as_dtype(variable.dtype) == tf.bfloat16 else array
 
 
 def _name(variable) -> str:

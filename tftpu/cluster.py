@@ -110,7 +110,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
             f"--tpu={name} was asked for and cannot be connected to. {_likely_cause(name)} "

@@ -34,7 +34,7 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """
     allowed = sorted(allowed)
     # Half a name ("float16" of "mixed_float16") tells more than a like one ("float32").
-    near = [name for name in allowed if given and given in name]
+    near = [name for name in allowed if given in name.split("_")]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
     if near:

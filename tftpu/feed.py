@@ -26,10 +26,10 @@ def for_training(dataset: Any, start: int, class_weight: dict[int, float] | None
     if hasattr(dataset, "starting_at"):
         dataset = dataset.starting_at(start)
     else:
-        dataset = static_batches(_checked(dataset), drop_remainder=True)
+        dataset = _checked(dataset)
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
-        dataset = dataset.skip(start) if start else dataset
+        dataset = _static_batches(dataset).skip(start)
     if class_weight:
         dataset = dataset.map(lambda *batch: _weigh(batch, class_weight))
     return _narrow(dataset).prefetch(tf.data.AUTOTUNE)
@@ -86,29 +86,37 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
 
 def batch_size(dataset: tf.data.Dataset) -> int:
     """Examples in a batch; taken from the first one where the dataset does not say."""
-    first = keras.tree.flatten(dataset.element_spec)[0]
-    if not isinstance(first, tf.TensorSpec):
+    specs = keras.tree.flatten(dataset.element_spec)
+    for spec in specs:
+        if not isinstance(spec, tf.TensorSpec):
+            raise UserError(
+                f"The data has a {type(spec).__name__}, which cannot go to a device: make it dense "
+                "numbers in the input pipeline."
+            )
+        if spec.shape.rank == 0:
+            raise UserError("The dataset is not batched: add .batch(global_batch).")
+    sizes = {spec.shape[0] for spec in specs} - {None}
+    if len(sizes) > 1:
         raise UserError(
-            f"The data has a {type(first).__name__}, which cannot go to a device: make it dense "
-            "numbers in the input pipeline."
+            f"The parts of a batch hold {', '.join(map(str, sorted(sizes)))} examples: they must "
+            "hold the same number. Is the dataset batched?"
         )
-    if first.shape.rank == 0:
-        raise UserError("The dataset is not batched: add .batch(global_batch).")
-    if first.shape[0] is not None:
-        return first.shape[0]
+    if sizes:
+        return sizes.pop()
     for batch in dataset.take(1):
         return int(tf.shape(keras.tree.flatten(batch)[0])[0])
     raise UserError("The dataset is empty.")
 
 
-def static_batches(dataset: tf.data.Dataset, drop_remainder: bool) -> tf.data.Dataset:
-    """The dataset in batches of one static size: a ragged last batch would not compile."""
-    known = all(
-        isinstance(s, tf.TensorSpec) and s.shape.rank and s.shape[0] is not None
-        for s in keras.tree.flatten(dataset.element_spec)
-    )
+def _static_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """An endless dataset in batches of one static size: a ragged one would not compile.
+
+    What a ragged last batch lacks is taken from the next epoch, so no example is left out.
+    """
     size = batch_size(dataset)
-    return dataset if known else dataset.rebatch(size, drop_remainder=drop_remainder)
+    if all(spec.shape[0] == size for spec in keras.tree.flatten(dataset.element_spec)):
+        return dataset
+    return dataset.rebatch(size, drop_remainder=True)
 
 
 def _checked(dataset: Any) -> tf.data.Dataset:

@@ -81,8 +81,9 @@ def remove_tree(folder: str) -> None:
 def claim(workdir: str) -> Iterator[None]:
     """Holds a workdir for one run: creates it, and locks it until the end of the block.
 
-    Within a process that holds it already the block runs as it is. The lock is the operating system's, so it ends with the process however that ends. A bucket
-    has no such locks: there, two runs on one workdir are not kept apart.
+    Within a process that holds it already the block runs as it is. The lock is the operating
+    system's, so it ends with the process however that ends. A bucket has no such locks: there, two
+    runs on one workdir are not kept apart.
 
     Raises:
         UserError: the workdir cannot be written, or another run holds it.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from tensorflow.python.framework import kernels
 
@@ -111,9 +112,15 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     return [*own, seed_generator.global_seed_generator().state]
 
 
-def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: tf.Variable) -> bool:
-    """Whether the optimizer's decoupled weight decay applies to the variable."""
-    return optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)
+def apply_weight_decay(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> None:
+    """The optimizer's decoupled weight decay, on this replica's own copies of the variables."""
+    own = type(optimizer)._apply_weight_decay
+    if own is keras.optimizers.SGD._apply_weight_decay:
+        # TensorFlow's variant of the usual one leaves the replica, which a branch may not.
+        own = base_optimizer.BaseOptimizer._apply_weight_decay
+    own(optimizer, variables)
 
 
 def clip(optimizer: keras.optimizers.Optimizer, grads: list) -> list:
@@ -124,7 +131,7 @@ def clip(optimizer: keras.optimizers.Optimizer, grads: list) -> list:
 def overrides_apply(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer does more in a step than its `update_step` for each variable."""
     plain = keras.optimizers.SGD
-    methods = ("apply", "_backend_apply_gradients", "_backend_update_step", "_apply_weight_decay")
+    methods = ("apply", "_backend_apply_gradients", "_backend_update_step")
     return any(getattr(type(optimizer), m) is not getattr(plain, m) for m in methods)
 
 

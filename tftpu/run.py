@@ -113,7 +113,9 @@ class Run:
             return
         scalars = self._trainer.step.read_train(self._window)
         scalars["learning_rate"] = self._learning_rate()
-        scalars["examples_per_sec"] = round(self._trainer.clock.window_rate(), 1)
+        rate = self._trainer.clock.window_rate()
+        if rate:  # the first loop compiles: it measures nothing
+            scalars["examples_per_sec"] = round(rate, 1)
         self._writers.write(self.step, "train", scalars)
         self._window = 0.0
 

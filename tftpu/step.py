@@ -128,7 +128,8 @@ class Step:
             norm = tf.where(finite, norm, 0.0)
         else:
             self._apply(grads)
-            self.optimizer.iterations.assign_add(1)
+            # A Python number: a tensor would be broadcast from the first replica, a collective.
+            self.optimizer.iterations.value.assign_add(1)
         self.step.assign_add(1)
         skipped = 1.0 - tf.cast(finite, tf.float32)
         shared = [tf.ones(()), norm, skipped]  # the same on every replica
@@ -422,11 +423,9 @@ class Step:
         ]
         grads = keras_internals.clip(optimizer, [grad for grad, _ in connected])
         rate = tf.convert_to_tensor(optimizer.learning_rate)
+        keras_internals.apply_weight_decay(optimizer, [variable for _, variable in connected])
         for grad, (_, variable) in zip(grads, connected):
             value = variable.value
-            if keras_internals.uses_weight_decay(optimizer, value):
-                decay = tf.cast(rate * optimizer.weight_decay, value.dtype)
-                value.assign_sub(value * decay)
             optimizer.update_step(grad, value, rate)
             if variable.constraint is not None:
                 value.assign(variable.constraint(tf.convert_to_tensor(value)))

@@ -1,0 +1,105 @@
+"""The private interfaces of Keras and TensorFlow still are what tftpu takes them for."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.strategies import mlp
+from tftpu import keras_internals
+
+
+def built() -> keras.Model:
+    model = mlp()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="ce")
+    model.compile("adamw", loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    batch = (keras.KerasTensor((8, 6)), keras.KerasTensor((8,), "int64"), keras.KerasTensor((8,)))
+    keras_internals.build(model, batch)
+    return model
+
+
+def test_the_losses_of_a_model():
+    model = built()
+    (term,) = keras_internals.loss_terms(model)
+    assert (term.loss.name, term.weight) == ("ce", 1.0)
+    y, y_pred, w = tf.zeros(8), tf.zeros((8, 4)), tf.ones(8)
+    ((seen_y, seen_pred, seen_w),) = keras_internals.match_losses(model, y, y_pred, w)
+    assert seen_y is y and seen_pred is y_pred and seen_w is w
+    assert keras_internals.loss_terms(model) == [term]
+
+
+def test_the_metrics_of_a_model():
+    model = built()
+    bound = keras_internals.bound_metrics(model)
+    assert [(b.metric.name, b.output, b.weighted) for b in bound] == [
+        ("accuracy", 0, False),
+        ("accuracy", 0, True),
+    ]
+    assert set(keras_internals.metric_results(model)) == {"accuracy", "weighted_accuracy"}
+
+
+def test_the_seed_generators_of_a_model():
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((3,)), dropout])
+    own, everyones = keras_internals.seed_states(model)
+    assert own is dropout.seed_generator.state
+    before = everyones.numpy()
+    keras.random.uniform((1,))
+    assert (everyones.numpy() != before).any()
+
+
+def test_masks_are_found():
+    embedding = keras.layers.Embedding(5, 2, mask_zero=True)
+    mask = keras_internals.keras_mask(embedding(np.array([[0, 1]])))
+    np.testing.assert_array_equal(mask, [[False, True]])
+
+
+def test_what_an_optimizer_overrides():
+    plain = ("SGD", "Adam", "AdamW", "Lamb", "Lion", "Adafactor", "Muon", "RMSprop")
+    for name in plain:
+        assert not keras_internals.overrides_apply(getattr(keras.optimizers, name)())
+    assert keras_internals.overrides_apply(keras.optimizers.Nadam())
+
+
+def test_weight_decay_and_clipping_of_an_optimizer():
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1, clipvalue=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    kernel, bias = (keras.Variable(np.ones(2, np.float32), name=n) for n in ("kernel", "bias"))
+    optimizer.build([kernel, bias])
+    optimizer.learning_rate = 0.5
+    keras_internals.apply_weight_decay(optimizer, [kernel, bias])
+    np.testing.assert_allclose(kernel.numpy(), 0.95)
+    np.testing.assert_array_equal(bias.numpy(), 1.0)
+    np.testing.assert_array_equal(keras_internals.clip(optimizer, [tf.constant([2.0])]), [[0.5]])
+
+
+def test_kernels_tell_what_xla_compiles():
+    assert keras_internals.xla_kernel("MatMul")
+    assert not keras_internals.xla_kernel("StringFormat")
+    assert "CPU" in keras_internals.kernel_devices("MatMul")
+
+
+def test_functions_within_a_graph_are_found():
+    @tf.function
+    def outer(x):
+        return tf.while_loop(lambda i: i < 3, lambda i: tf.bitcast(i, tf.int32) + 1, [x])
+
+    graph = outer.get_concrete_function(tf.constant(0)).graph
+    inner = [
+        op.type
+        for op in graph.get_operations()
+        for body in keras_internals.called_functions(graph, op)
+        for op in body.get_operations()
+    ]
+    assert "Bitcast" in inner and "Less" in inner
+
+
+def test_the_layer_of_an_op():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="mine")])
+    graph = tf.function(model).get_concrete_function(tf.zeros((1, 3))).graph
+    layers = {keras_internals.layer_of(op) for op in graph.get_operations() if op.type == "MatMul"}
+    assert layers == {"mine"}
+
+
+def test_the_history_of_a_callback_list():
+    callbacks = keras_internals.callback_list([], mlp(), 1, 1)
+    assert isinstance(keras_internals.history_of(callbacks), keras.callbacks.History)
