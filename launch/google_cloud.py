@@ -92,7 +92,7 @@ def _said(error: Exception) -> str:
 
 
 class Follower:
-    """Prints what is added to a file of a bucket.
+    """Reads what is added to a file of a bucket.
 
     Args:
         path: "gs://bucket/folder/file", which need not be there yet.
@@ -106,6 +106,10 @@ class Follower:
 
     def print_new(self) -> None:
         """Prints the whole lines that were added since the last call; nothing if it cannot look."""
+        print(self.read_new(), end="", flush=True)
+
+    def read_new(self) -> str:
+        """The whole lines that were added since the last call; none if it cannot look."""
         from google.api_core import exceptions
         from google.auth import exceptions as auth_exceptions
         from google.cloud import storage
@@ -114,11 +118,10 @@ class Follower:
             if self._bucket is None:
                 self._bucket = storage.Client(project="unused").bucket(self._bucket_name)
             data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
-        # The file is not there yet, or holds nothing new; or the bucket is not ours to read. The
-        # run goes on without its lines here.
+        # The file is not there yet, or holds nothing new; or the bucket cannot be read. The run
+        # goes on without its lines here.
         except (exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError):
-            return
+            return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)
-        if whole:
-            print(whole.decode(errors="replace"), end="", flush=True)
+        return whole.decode(errors="replace")

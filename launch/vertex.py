@@ -7,7 +7,6 @@ prints is what is sent, and what `gcloud ai custom-jobs create --config=FILE` ta
 
 import re
 import shlex
-import time
 
 import yaml
 
@@ -148,8 +147,7 @@ def custom_job(
         scheduling["strategy"] = "SPOT"
     spec = {"workerPoolSpecs": [pool], "scheduling": scheduling, **spec}
     return {
-        # Of its own, so that it can be found if the answer to the request is lost.
-        "displayName": f"{job.name_of(config)}-{slice_name}-{time.strftime('%m%d-%H%M%S')}",
+        "displayName": job.unique_name(config),
         "jobSpec": spec,
         "labels": job.labels(config, slice_name, labels),
     }

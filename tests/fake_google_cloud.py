@@ -1,12 +1,15 @@
 """In-process services on loopback that the real clients of Google Cloud talk to."""
 
 import http.server
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 
 import grpc
+
+ALL_GRANTED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 
 
 class Fault(Exception):  # noqa: N818 (an answer, not a mistake)
@@ -59,25 +62,33 @@ def grpc_service(name: str, methods: dict[str, tuple[Callable, type, type]]) -> 
 
 
 @contextmanager
-def storage(objects: dict[str, bytes]) -> Iterator[str]:
-    """Serves the objects of buckets, by "bucket/name", and gives STORAGE_EMULATOR_HOST."""
+def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> Iterator[str]:
+    """Serves buckets, and gives the STORAGE_EMULATOR_HOST to set.
+
+    Args:
+        objects: by "bucket/name".
+        granted: the permissions that the caller has.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             path = self.path.partition("?")[0].replace("%2F", "/")
+            if path.endswith("/iam/testPermissions"):
+                self._send(200, json.dumps({"permissions": granted}).encode())
+                return
             bucket, _, name = path.partition("/b/")[2].partition("/o/")
             data = objects.get(f"{bucket}/{name}")
             start = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
-            if data is None or (start and start >= len(data)):
-                self.send_response(404 if data is None else 416)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(data) - start))
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            if data is None or start >= len(data):
+                self._send(404 if data is None else 416, b"")
+            else:
+                self._send(206 if start else 200, data[start:])
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(data[start:])
+            self.wfile.write(body)
 
         def log_message(self, *_):
             pass

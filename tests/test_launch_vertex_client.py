@@ -89,7 +89,7 @@ def test_what_is_sent_is_what_the_dry_run_prints(service, capsys):
     assert request.parent == "projects/p/locations/europe-west4"
     sent = request.custom_job
     assert dict(sent.labels)["team"] == "vision"
-    assert sent.display_name.startswith("digits-resnet-v3-8-")
+    assert sent.display_name.startswith("digits-resnet-")
     expected = json_format.ParseDict(printed, v1.CustomJobSpec.pb(v1.CustomJobSpec()))
     assert v1.CustomJobSpec.pb(sent.job_spec) == expected
     machine = sent.job_spec.worker_pool_specs[0].machine_spec
@@ -162,7 +162,7 @@ def test_a_lost_connection_names_the_job_that_may_run(service, capsys, monkeypat
 def test_a_request_that_never_arrived_is_not_called_a_job(service, capsys):
     service.refuses = Fault(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     assert launch() == 2
-    assert "There is no job digits-resnet-v3-8-" in capsys.readouterr().err
+    assert "There is no job digits-resnet-" in capsys.readouterr().err
 
 
 def test_it_outlasts_a_connection_that_comes_back(service, capsys):
