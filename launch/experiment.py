@@ -10,8 +10,13 @@ from tftpu.metrics import BitsPerToken
 from tftpu.trainer import Trainer
 
 
-def build_model(experiment: Experiment) -> keras.Model:
-    """The model of an experiment, compiled, in the current strategy's scope."""
+def build_model(experiment: Experiment, jit_compile: bool | str = False) -> keras.Model:
+    """The model of an experiment, compiled, in the current strategy's scope.
+
+    Args:
+        experiment: validated.
+        jit_compile: for Keras's own `fit`; the trainer of tftpu does not look at it.
+    """
     train = experiment.train
     keras.utils.set_random_seed(train.seed)
     model = models.build(experiment.model)
@@ -28,6 +33,7 @@ def build_model(experiment: Experiment) -> keras.Model:
         loss=SmoothedCrossentropy(train.label_smoothing),
         metrics=metrics,
         weighted_metrics=weighted,
+        jit_compile=jit_compile,
     )
     return model
 

@@ -46,6 +46,11 @@ _VERTEX = (
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
     "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
+    "bench": Command(
+        "time a config's step, its input pipeline and both",
+        "bench",
+        ("config", "tpu", "replicas", "compare"),
+    ),
     "doctor": Command(
         "say what is installed, attached and wrong here, and the command that mends it",
         "doctor",
@@ -91,6 +96,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("tensorboard", None, "resource name of a TensorBoard", **define)
     flags.DEFINE_string("timeout", "7d", "the job ends after this: 90m, 24h, 7d", **define)
     flags.DEFINE_string("labels", "", "labels besides tftpu's own: key=value,key=value", **define)
+    flags.DEFINE_boolean("compare", False, "time Keras's own fit as well", **define)
     flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
     flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
     flags.DEFINE_boolean("detach", False, "do not wait for the end of the job", **define)

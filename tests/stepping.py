@@ -27,9 +27,8 @@ def train(strategy, step: Step, batches) -> list[dict]:
     iterator = iter(strategy.experimental_distribute_dataset(dataset(batches)))
     results = []
     for _ in batches:
-        step.train_totals.assign(tf.zeros_like(step.train_totals.read_value()))
         loop(iterator)
-        results.append(step.read_train(step.train_totals.read_value().numpy()))
+        results.append(step.train_totals.read(step.train_totals.drain()))
     return results
 
 

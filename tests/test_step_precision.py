@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tftpu
 from tests import stepping
@@ -61,7 +62,7 @@ def test_without_an_overflow_the_same_step_moves_the_weights():
     _, step, before, results = trained(
         "mixed_float16", 4, 1, random_batches(1, BATCH, False), scale=1024.0
     )
-    assert results[0]["skipped_steps"] == 0
+    assert "skipped_steps" not in results[0]
     assert float(step.model.optimizer.dynamic_scale.numpy()) == 1024.0
     assert int(step.optimizer.iterations.numpy()) == 1
     assert relative(step.model.get_weights()[0], before[0]) > 1e-4
@@ -80,3 +81,13 @@ def test_the_scale_doubles_after_enough_steps_without_overflow():
     stepping.train(strategy, step, batches)
     assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
     assert int(model.optimizer.step_counter.numpy()) == 2
+
+
+def test_a_loss_that_stays_infinite_at_the_least_scale_ends_the_run():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = mlp()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ((x, y, _),) = random_batches(1, 16, False)
+    batches = tf.data.Dataset.from_tensors((x * np.inf, y))
+    with pytest.raises(tftpu.UserError, match="not finite any more between step 21 and step 25"):
+        tftpu.Trainer(model, steps_per_loop=5, verbose=False).fit(batches, 100)

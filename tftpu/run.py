@@ -38,6 +38,7 @@ class Run:
         self._steps = steps
         self._validation_data = validation_data
         self._epoch_steps = validation_every or steps
+        self._user_callbacks = bool(callbacks)
         epochs = math.ceil(steps / self._epoch_steps)
         self._callbacks = keras_internals.callback_list(
             list(callbacks), trainer.model, epochs, self._epoch_steps
@@ -49,7 +50,7 @@ class Run:
         self._window = 0.0  # sums since the last line of the log
         self._epoch = 0.0  # sums since the last evaluation
         self._best: float | None = None
-        self._last_finite: dict[str, float] = {}
+        self._last_finite: np.ndarray | None = None
         self._saved_step: int | None = None
         self._past: tuple[dict, list] = {}, []  # the history of the run before this process
         self._resume()
@@ -100,18 +101,20 @@ class Run:
         self.step += round(totals[0])
         self._window = self._window + totals
         self._epoch = self._epoch + totals
-        self._last_finite = self._trainer.step.read_train(totals)
+        self._last_finite = totals
         self._trainer.profiler.at(self.step)
         if self._console:
             self._console.advance(self.step)
-        self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, self._last_finite)
+        # Metrics cost milliseconds to work out: not for the history, which does not look at them.
+        logs = self._trainer.step.train_totals.read(totals) if self._user_callbacks else None
+        self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, logs)
 
     def log(self) -> None:
         """Writes the means since the last line, if one is due."""
         due = self.step % self._trainer.log_every == 0 or self.over()
         if not due or np.ndim(self._window) == 0:
             return
-        scalars = self._trainer.step.read_train(self._window)
+        scalars = self._trainer.step.train_totals.read(self._window)
         scalars["learning_rate"] = self._learning_rate()
         rate = self._trainer.clock.window_rate()
         if rate:  # the first loop compiles: it measures nothing
@@ -124,7 +127,7 @@ class Run:
         trainer = self._trainer
         if self.step % self._epoch_steps and not self.over():
             return
-        logs = trainer.step.read_train(self._epoch)
+        logs = trainer.step.train_totals.read(self._epoch)
         if self._validation_data is not None:
             with trainer.clock.spend("eval"):
                 results = trainer.evaluate(self._validation_data)
@@ -157,7 +160,10 @@ class Run:
         """
         trainer, first = self._trainer, self.step + 1
         last = self.step + round(totals[0])
-        seen = ", ".join(f"{k} {writers.format_number(v)}" for k, v in self._last_finite.items())
+        seen = ""
+        if self._last_finite is not None:
+            finite = trainer.step.train_totals.read(self._last_finite)
+            seen = ", ".join(f"{k} {writers.format_number(v)}" for k, v in finite.items())
         where = f"The loss is not finite any more between step {first} and step {last}"
         where += f" (last finite: {seen})." if seen else "."
         kept = trainer.checkpoints.steps() if trainer.checkpoints else []

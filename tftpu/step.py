@@ -27,6 +27,7 @@ import tensorflow as tf
 from tftpu import checks, keras_internals
 from tftpu.errors import UserError
 from tftpu.objective import Objective, divisor, weighted_sum
+from tftpu.totals import EvalTotals, TrainTotals
 
 
 class Forward(NamedTuple):
@@ -104,11 +105,11 @@ class Step:
         """
         context = tf.distribute.get_replica_context()
         trainable = [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
-        statistics = [tf.convert_to_tensor(v.value) for v in self._statistics]
-        divisors = self._divisors(context, batch, trainable, statistics)
+        before = [tf.convert_to_tensor(v.value) for v in self._statistics]
+        divisors = self._divisors(context, batch, trainable, before)
         scale = self._loss_scale()
 
-        sums = self._gradients(context, batch, trainable, statistics, divisors, scale)
+        sums = self._gradients(context, batch, trainable, before, divisors, scale)
         grads, statistics, metrics, losses = sums
         grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, grads))
         grads = [grad / scale for grad in grads] if scale is not None else grads
@@ -117,23 +118,23 @@ class Step:
         if self.clip_norm:
             grads = [g * (self.clip_norm / tf.maximum(norm, self.clip_norm)) for g in grads]
 
-        for variable, value in zip(self._statistics, statistics):
-            variable.value.assign(value)
         if self._dynamic_scale:
             tf.cond(finite, lambda: self._apply(grads), lambda: None)
             self._adjust_scale(finite)
             self.optimizer.iterations.assign_add(tf.cast(finite, self.optimizer.iterations.dtype))
-            # A skipped step must not poison the averages that are logged.
-            losses = [tf.where(tf.math.is_finite(loss), loss, 0.0) for loss in losses]
-            norm = tf.where(finite, norm, 0.0)
+            # A skipped step must poison neither the moving statistics nor what is logged.
+            statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
+            norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
+            metrics = [tf.where(finite, state, tf.zeros_like(state)) for state in metrics]
         else:
             self._apply(grads)
             # A Python number: a tensor would be broadcast from the first replica, a collective.
             self.optimizer.iterations.value.assign_add(1)
+        for variable, value in zip(self._statistics, statistics):
+            variable.value.assign(value)
         self.step.assign_add(1)
         skipped = 1.0 - tf.cast(finite, tf.float32)
-        shared = [tf.ones(()), norm, skipped]  # the same on every replica
-        self._add(self.train_totals, [t / self.replicas for t in shared] + losses + metrics)
+        self.train_totals.add(self.replicas, norm, skipped, losses, metrics)
 
     def synchronise(self) -> None:
         """Makes the moving statistics of all replicas their mean. Runs in replica context."""
@@ -160,37 +161,22 @@ class Step:
             tf.convert_to_tensor(divisor(term, elements, self.replicas))
             for term, elements in zip(self.objective.terms, forward.elements)
         ]
-        shared = [tf.ones(()) / self.replicas, forward.added / self.replicas]
-        self._add(self.eval_totals, shared + sums + counts + forward.metrics)
+        self.eval_totals.add(self.replicas, forward.added, sums, counts, forward.metrics)
 
     def predict(self, x: Any) -> Any:
         """The model's output for one replica's share of the features."""
         with self._scope(self._evaluated_weights(), None, None, None):
             return self.model(x, training=False)
 
-    def read_train(self, totals: np.ndarray) -> dict[str, float]:
-        """The means of loss, gradient norm and metrics over the steps summed in `totals`."""
-        steps, norm, skipped, *rest = totals
-        count = len(self.objective.terms) + 1
-        results = {"loss": rest[0] / steps}
-        results.update(self._term_results(rest[1:count], np.full(count - 1, steps)))
-        results.update(self._metric_results(rest[count:]))
-        results["grad_norm"] = norm / max(steps - skipped, 1)
-        if self._dynamic_scale:
-            results["skipped_steps"] = skipped
-        return {name: float(value) for name, value in results.items()}
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Whether the sums of a device loop show a loss that is not finite any more.
 
-    def read_eval(self, totals: np.ndarray) -> dict[str, float]:
-        """The loss and the metrics over all examples summed in `totals`."""
-        batches, added, *rest = totals
-        count = len(self.objective.terms)
-        sums, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
-        means = sums / np.maximum(counts, 1e-30)
-        weights = [term.weight for term in self.objective.terms]
-        results = {"loss": float(means @ np.array(weights, means.dtype)) + added / max(batches, 1)}
-        results.update(self._term_results(sums, counts))
-        results.update(self._metric_results(rest[2 * count :]))
-        return {name: float(value) for name, value in results.items()}
+        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
+        """
+        if not self._dynamic_scale:
+            return not np.isfinite(sums).all()
+        steps, _, skipped = sums[:3]
+        return skipped == steps and float(self.model.optimizer.dynamic_scale.numpy()) <= 1.0
 
     @property
     def variables(self) -> dict[str, list]:
@@ -256,18 +242,10 @@ class Step:
         ]
 
     def _create_variables(self) -> None:
-        sizes = [v.value.shape.num_elements() for v in self.objective.metric_variables]
-        terms = len(self.objective.terms)
         make = functools.partial(tf.Variable, trainable=False)
-        total = functools.partial(
-            make,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
-        self._metric_sizes = sizes
         self.step = make(tf.zeros((), tf.int64), name="step")
-        self.train_totals = total(tf.zeros(4 + terms + sum(sizes)), name="train_totals")
-        self.eval_totals = total(tf.zeros(2 + 2 * terms + sum(sizes)), name="eval_totals")
+        self.train_totals = TrainTotals(self.objective)
+        self.eval_totals = EvalTotals(self.objective)
         self.averages = []
         if self.ema is not None:
             self.averages = [
@@ -448,27 +426,3 @@ class Step:
             tf.where(finite, tf.where(grow, scale * 2.0, scale), tf.maximum(scale / 2.0, 1.0))
         )
         count.assign(tf.where(grow, zero, good))
-
-    # Totals
-
-    def _add(self, totals: tf.Variable, values: list[tf.Tensor]) -> None:
-        flat = [tf.reshape(tf.cast(value, tf.float32), (-1,)) for value in values]
-        totals.assign_add(tf.concat(flat, 0))
-
-    def _term_results(self, sums, counts) -> dict[str, float]:
-        """The single losses of a model with several outputs, named as Keras names them."""
-        terms = self.objective.terms
-        if len(terms) < 2:
-            return {}
-        return {
-            f"{term.name}_loss": total / max(count, 1e-30)
-            for term, total, count in zip(terms, sums, counts)
-        }
-
-    def _metric_results(self, flat) -> dict[str, Any]:
-        """The results of the metrics whose states lie end to end in `flat`."""
-        variables = self.objective.metric_variables
-        parts = np.split(np.array(flat, np.float32), np.cumsum(self._metric_sizes)[:-1])
-        values = [tf.cast(part.reshape(v.shape), v.dtype) for part, v in zip(parts, variables)]
-        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
-            return {k: float(v) for k, v in keras_internals.metric_results(self.model).items()}

@@ -135,9 +135,9 @@ class Trainer:
             self._build_step(feed.features_spec(batches), training=False)
         if self._eval_loop is None:
             self._eval_loop = self._make_loop(self.step.evaluate)
-        self._reset(self.step.eval_totals)
+        self.step.eval_totals.drain()
         self._run_through(batches, self._eval_loop)
-        return self.step.read_eval(self.step.eval_totals.read_value().numpy())
+        return self.step.eval_totals.read(self.step.eval_totals.drain())
 
     def predict(self, dataset: tf.data.Dataset) -> Any:
         """The model's outputs for a whole data set, in its order.
@@ -190,7 +190,7 @@ class Trainer:
             with PreemptionNotice() as notice:
                 while not run.over():
                     totals = self._advance(iterator, run.next_stop() - run.step)
-                    if not np.isfinite(totals).all():
+                    if self.step.diverged(totals):
                         run.roll_back(totals)
                         iterator = self._iterator(dataset, run.position, class_weight)
                         continue
@@ -211,8 +211,7 @@ class Trainer:
         phase = "compile" if first else "profile" if self.profiler.running else "step"
         with self.clock.spend(phase):
             self._train_loop(iterator, tf.constant(count))
-            totals = self.step.train_totals.read_value().numpy().astype(np.float64)
-            self._reset(self.step.train_totals)
+            totals = self.step.train_totals.drain()
         if phase == "step":
             self.clock.count(count * self.global_batch)
         return totals
@@ -248,9 +247,6 @@ class Trainer:
                 loop(iterator, tf.constant(1))
             except (tf.errors.OutOfRangeError, StopIteration):
                 return
-
-    def _reset(self, totals: tf.Variable) -> None:
-        totals.assign(tf.zeros_like(totals.read_value()))
 
     def _gather(self, value: Any) -> tf.Tensor:
         return tf.concat(self.strategy.experimental_local_results(value), 0)
