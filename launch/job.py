@@ -1,6 +1,8 @@
 """What every launcher says about a job: its command, name, labels and times."""
 
 import re
+import secrets
+import time
 from pathlib import Path
 
 from tftpu.errors import UserError
@@ -16,6 +18,11 @@ def name_of(config: str) -> str:
     stem = Path(config).name.removesuffix(".py").lower()
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+
+
+def unique_name(config: str) -> str:
+    """A name that no other job has, so that one can be found whose creation went unanswered."""
+    return f"{name_of(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 
 def container_command(config: str, arguments: list[str]) -> dict:

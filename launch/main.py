@@ -35,9 +35,13 @@ class Command(NamedTuple):
 
 
 _RUN = ("config", "workdir", "tpu", "replicas")
+_TPU_VM = (
+    *("config", "slice", "zone", "workdir", "package", "project", "service_account", "labels"),
+    *("queue_timeout", "preflight", "spot", "keep", "yes", "dry_run"),
+)
 _VERTEX = (
     *("config", "slice", "workdir", "image", "project", "region", "service_account"),
-    *("tensorboard", "timeout", "labels", "spot", "dry_run"),
+    *("tensorboard", "timeout", "labels", "spot", "detach", "dry_run"),
 )
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
@@ -63,6 +67,13 @@ COMMANDS = {
         needs_config=False,
     ),
     "configs": Command("list the configs", "list_configs", tensorflow=False),
+    "launch tpu-vm": Command(
+        "rent a slice, train a config on it, give it back",
+        "tpu_vm",
+        _TPU_VM,
+        tensorflow=False,
+        remote=True,
+    ),
     "launch vertex": Command(
         "train a config on Vertex AI", "vertex", _VERTEX, tensorflow=False, remote=True
     ),
@@ -85,6 +96,14 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-4", **define)
     flags.DEFINE_string("image", None, "container image made from launch/Dockerfile", **define)
     flags.DEFINE_string("project", None, "Google Cloud project", **define)
+    flags.DEFINE_string("zone", None, "zone of Google Cloud, as us-west4-a", **define)
+    flags.DEFINE_string(
+        "package", None, "what pip installs there, or a wheel in a bucket; this tftpu", **define
+    )
+    flags.DEFINE_string("queue_timeout", "24h", "how long to wait for capacity", **define)
+    flags.DEFINE_string("preflight", None, "JSON of tftpu preflight, for the total", **define)
+    flags.DEFINE_boolean("keep", False, "leave the slice after the run", **define)
+    flags.DEFINE_boolean("yes", False, "do not ask whether to rent it", **define)
     flags.DEFINE_string("region", "us-central1", "region of Google Cloud", **define)
     flags.DEFINE_string("service_account", None, "e-mail address that the job runs as", **define)
     flags.DEFINE_string("tensorboard", None, "resource name of a TensorBoard", **define)
@@ -96,6 +115,7 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     else:
         flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
     flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
+    flags.DEFINE_boolean("detach", False, "do not wait for the end of the job", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
 
 

@@ -5,7 +5,6 @@ The specification is a plain dictionary in the words of the service's REST inter
 prints is what is sent, and what `gcloud ai custom-jobs create --config=FILE` takes.
 """
 
-import os
 import re
 import shlex
 
@@ -13,7 +12,7 @@ import yaml
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import job
+from tftpu.launch import google_cloud, job, vertex_client
 from tftpu.version import __version__
 
 # The slices on which Vertex runs TensorFlow, each one machine:
@@ -40,10 +39,25 @@ def run(
     timeout: str,
     labels: str,
     spot: bool,
+    detach: bool,
     dry_run: bool,
 ) -> None:
-    """Prints the job, or sends it."""
-    project = project or os.environ.get("GOOGLE_CLOUD_PROJECT") or "PROJECT"
+    """Prints the job, or sends it and waits for its end.
+
+    Raises:
+        UserError: a value that Vertex AI would refuse, something that it needs and that was not
+            given, or the job's own failure.
+    """
+    if dry_run:
+        project = project or "PROJECT"  # a placeholder, as those below
+    else:
+        google_cloud.require("google.cloud.aiplatform_v1")
+        project = google_cloud.project(project)
+        if not workdir:
+            raise UserError(
+                "Where should the run lie? Write --workdir=gs://BUCKET/FOLDER: what lies on the "
+                "machine is gone with it."
+            )
     created = custom_job(
         config,
         overrides,
@@ -58,9 +72,25 @@ def run(
     )
     # The number in the name of each of these slices is that of its replicas.
     experiment.validate(replicas=int(slice.partition("-")[2]))
-    if not dry_run:
-        raise UserError("tftpu launch vertex only prints the job yet: add --dry_run.")
-    print(as_yaml(created, project, region), end="")
+    if dry_run:
+        print(as_yaml(created, project, region), end="")
+        return
+    _launch(created, project, region, detach)
+
+
+def _launch(created: dict, project: str, region: str, detach: bool) -> None:
+    client = vertex_client.job_client(region)
+    name = vertex_client.submit(client, project, region, created)
+    run_folder = _run_folder(created["jobSpec"])
+    print(vertex_client.how_to_end(name))
+    print(f"Its console output:  gcloud ai custom-jobs stream-logs {name}")
+    print(f"The run lies in      {run_folder}", flush=True)
+    if detach:
+        return
+    try:
+        vertex_client.watch(client, name, google_cloud.Follower(f"{run_folder}/metrics.jsonl"))
+    except KeyboardInterrupt:
+        print(f"\nNo longer watching. The job goes on. {vertex_client.how_to_end(name)}")
 
 
 def custom_job(
@@ -100,12 +130,14 @@ def custom_job(
             "--tensorboard needs --service_account=NAME@PROJECT.iam.gserviceaccount.com: Vertex AI "
             "uploads the events as that account, and refuses the job without one."
         )
-    # Vertex AI's TensorBoard reads the folder `logs` of the job's output directory.
-    run_folder = f"{workdir.rstrip('/')}/logs" if tensorboard else workdir
-    container = {
-        "imageUri": image,
-        **job.container_command(config, [*overrides, f"--workdir={run_folder}", "--tpu=local"]),
-    }
+    workdir = workdir.rstrip("/")
+    spec = {"baseOutputDirectory": {"outputUriPrefix": workdir}}
+    if service_account:
+        spec["serviceAccount"] = service_account
+    if tensorboard:
+        spec["tensorboard"] = _tensorboard(tensorboard)
+    arguments = [*overrides, f"--workdir={_run_folder(spec)}", "--tpu=local"]
+    container = {"imageUri": image, **job.container_command(config, arguments)}
     pool = {"machineSpec": machine, "replicaCount": 1, "containerSpec": container}
     scheduling = {
         "timeout": f"{job.seconds(timeout)}s",
@@ -113,17 +145,9 @@ def custom_job(
     }
     if spot:
         scheduling["strategy"] = "SPOT"
-    spec = {
-        "workerPoolSpecs": [pool],
-        "scheduling": scheduling,
-        "baseOutputDirectory": {"outputUriPrefix": workdir},
-    }
-    if service_account:
-        spec["serviceAccount"] = service_account
-    if tensorboard:
-        spec["tensorboard"] = _tensorboard(tensorboard)
+    spec = {"workerPoolSpecs": [pool], "scheduling": scheduling, **spec}
     return {
-        "displayName": f"{job.name_of(config)}-{slice_name}",
+        "displayName": job.unique_name(config),
         "jobSpec": spec,
         "labels": job.labels(config, slice_name, labels),
     }
@@ -157,6 +181,12 @@ def _machine(slice_name: str) -> dict:
         f"{slice_name} {why}. {there_are} `tftpu launch tpu-vm --slice={slice_name}` rents it as "
         "a TPU VM."
     )
+
+
+def _run_folder(spec: dict) -> str:
+    """Where the run lies: Vertex AI's TensorBoard reads `logs` of the job's output directory."""
+    folder = spec["baseOutputDirectory"]["outputUriPrefix"]
+    return f"{folder}/logs" if "tensorboard" in spec else folder
 
 
 def _tensorboard(name: str) -> str:
