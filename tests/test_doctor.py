@@ -42,7 +42,7 @@ class Scratch:
                 "tensorflow/__init__.py": "# the same in all of them\n",
                 "tensorflow/python/__init__.py": "",
                 "tensorflow/python/client.py": f"# {version}\n" + "x = 1\n" * 100,
-                "tensorflow/libtensorflow_framework.so.2": f"{name} {version}" * 1000,
+                "tensorflow/libtensorflow_framework.so.2": f"{name} {version}".ljust(40) * 1000,
                 "tensorflow/python/build_info.py": f"build = {name!r}\n".ljust(60, "#"),
             }
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"

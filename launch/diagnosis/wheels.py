@@ -253,7 +253,7 @@ def _owner(installed: dict[str, Distribution]) -> str | None:
     chosen = sorted(shared or telling, key=lambda p: (sizes[p], p))[:_HASHED_FILES]
     for name, distribution in installed.items():
         record, folder = records[name], _folder(distribution)
-        if chosen and all(p in record and _is_as_recorded(folder / p, *record[p]) for p in chosen):
+        if all(p in record and _is_as_recorded(folder / p, *record[p]) for p in chosen):
             return name
     return None
 
