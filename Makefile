@@ -34,7 +34,7 @@ $(VENV)/.cpu: setup.py | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: setup.py | $(BIN)/python
-	$(BIN)/pip install -q -e '.[cpu,gcp,dev]'
+	$(BIN)/pip install -q -e '.[cpu,dev]'
 	$(BIN)/pip install -q --no-deps $(KERAS_HUB)
 	touch $@ $(VENV)/.cpu
 

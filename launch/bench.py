@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 import tftpu
-from tftpu import feed, input_pipelines
+from tftpu import feed
 from tftpu.config import Experiment
 from tftpu.launch import experiment as build
 from tftpu.step import Step
@@ -186,8 +186,7 @@ def _bare_step(experiment: Experiment, strategy, turn: Turn) -> None:
 
 def _pipeline(experiment: Experiment, strategy, turn: Turn) -> None:
     """The input pipeline alone."""
-    data = feed.for_training(input_pipelines.training(experiment.data, experiment.train.seed), 0)
-    for _ in feed.distribute(data, strategy):
+    for _ in feed.training_iterator(build.training_data(experiment), 0, strategy):
         turn(1)
 
 
@@ -195,5 +194,5 @@ def _keras_fit(experiment: Experiment, strategy, turn: Turn, jit_compile: bool |
     """Keras's own trainer, on the same model, batches and strategy."""
     with strategy.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)
-    data = feed.for_training(input_pipelines.training(experiment.data, experiment.train.seed), 0)
+    data = build.training_data(experiment).starting_at(0).prefetch(tf.data.AUTOTUNE)
     model.fit(data, steps_per_epoch=FOREVER, verbose=0, callbacks=[_CallTurn(turn)])

@@ -46,6 +46,14 @@ _VERTEX = (
 COMMANDS = {
     "train": Command("train a config, or go on with a run", "train", _RUN),
     "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
+    "preflight": Command(
+        "compile a config for TPU slices, without a TPU: does it fit, how fast, what cost",
+        "preflight",
+        (
+            *("config", "workdir", "slices", "json", "explain", "price", "verbose"),
+            "time_limit",
+        ),
+    ),
     "bench": Command(
         "time a config's step, its input pipeline and both",
         "bench",
@@ -72,7 +80,7 @@ COMMANDS = {
 }
 
 
-def _define(values: flags.FlagValues) -> None:
+def _define(values: flags.FlagValues, command: Command) -> None:
     define = {"flag_values": values}
     flags.DEFINE_string("config", None, "name of a config, or path of your own", **define)
     flags.DEFINE_string(
@@ -80,6 +88,11 @@ def _define(values: flags.FlagValues) -> None:
     )
     flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
     flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
+    flags.DEFINE_string("slices", "v3-8,v5e-8", "TPU slices to compare, as v3-8,v5e-8", **define)
+    flags.DEFINE_boolean("explain", False, "show where the time goes, layer by layer", **define)
+    flags.DEFINE_string("price", "", "dollars for a chip-hour, as v5e=1.10,v3=1.50", **define)
+    flags.DEFINE_boolean("verbose", False, "show what the TPU compiler writes", **define)
+    flags.DEFINE_integer("time_limit", 1800, "seconds for one compile", **define)
     flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-4", **define)
     flags.DEFINE_string("image", None, "container image made from launch/Dockerfile", **define)
     flags.DEFINE_string("project", None, "Google Cloud project", **define)
@@ -97,7 +110,10 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("timeout", "7d", "the job ends after this: 90m, 24h, 7d", **define)
     flags.DEFINE_string("labels", "", "labels besides tftpu's own: key=value,key=value", **define)
     flags.DEFINE_boolean("compare", False, "time Keras's own fit as well", **define)
-    flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
+    if command.module == "preflight":
+        flags.DEFINE_string("json", None, "also write the report to this file", **define)
+    else:
+        flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
     flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
     flags.DEFINE_boolean("detach", False, "do not wait for the end of the job", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
@@ -161,8 +177,8 @@ def usage(command: str | None = None) -> str:
             ]
         )
     values = flags.FlagValues()
-    _define(values)
     spec = COMMANDS[command]
+    _define(values, spec)
     rows = [f"  --{name:16}{values[name].help}" for name in spec.flags]
     if "config" in spec.flags:
         rows.append(
@@ -207,7 +223,7 @@ def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list
         return option.lstrip("-").startswith("config.")
 
     values = flags.FlagValues()
-    _define(values)
+    _define(values, command)
     overrides = [option for option in options if is_override(option)]
     for option in options:
         flag = option.lstrip("-").partition("=")[0]

@@ -60,7 +60,7 @@ def _check_same_run(experiment: Experiment, workdir: str) -> None:
 
 
 def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str) -> None:
-    from tftpu.launch import sample
+    from tftpu.launch import preflight, sample
     from tftpu.writers import format_number
 
     text = sample.of(experiment, trainer)
@@ -73,6 +73,10 @@ def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str)
     rate = trainer.clock.rate()
     if rate:
         print(f"  speed       {format_number(rate)} examples/s, without compiling and evaluation")
+    predicted = preflight.prediction(workdir, trainer.step.replicas)
+    if rate and predicted:
+        measured = 1e3 * experiment.data.global_batch / rate
+        print(f"  step        {format_number(measured)} ms; preflight predicted {predicted}")
     print(f"  run         {workdir}  ({trainer.clock.wall():.0f} s)")
     print(f"  try next    tensorboard --logdir={workdir}")
     print(f"              tftpu evaluate --workdir={workdir}")

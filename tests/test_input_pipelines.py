@@ -8,7 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tftpu import input_pipelines
+import tftpu
+from tftpu import feed, input_pipelines
 from tftpu.errors import UserError
 from tftpu.input_pipelines.epochs import Training
 from tftpu.input_pipelines.sources import Images, Text
@@ -41,6 +42,28 @@ def test_a_pipeline_started_at_a_step_gives_what_the_whole_one_gives(count, batc
     assert (
         first(pipeline.starting_at(start), 4) == first(pipeline.starting_at(0), start + 4)[start:]
     )
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_the_hosts_parts_together_are_the_batch(hosts):
+    pipeline = numbers(24, 8)
+    whole = first(pipeline.starting_at(2), 5)
+    parts = [first(pipeline.starting_at(2, host, hosts), 5) for host in range(hosts)]
+    assert [[i for part in batch for i in part] for batch in zip(*parts)] == whole
+
+
+def test_hosts_that_do_not_divide_the_batch_are_refused():
+    with pytest.raises(UserError, match="8 cannot be shared by 3 hosts"):
+        numbers(24, 8).starting_at(0, 0, 3)
+
+
+def test_eight_replicas_get_the_batch_in_its_order():
+    strategy = tftpu.connect(replicas=8)
+    iterator = feed.training_iterator(numbers(24, 16), 3, strategy)
+    (examples, _) = next(iterator)
+    shares = [share.numpy() for share in strategy.experimental_local_results(examples)]
+    assert [len(share) for share in shares] == [2] * 8
+    assert np.concatenate(shares).tolist() == first(numbers(24, 16).starting_at(3), 1)[0]
 
 
 def test_every_epoch_holds_every_example_once_in_an_order_of_its_own():

@@ -14,6 +14,7 @@ def prepared(tmp_path, monkeypatch):
     (tmp_path / "site" / "libtpu" / "__init__.py").touch()
 
     def prepare(device: str | None, libtpu: bool = True, **environ: str) -> dict[str, str]:
+        monkeypatch.delitem(sys.modules, "libtpu", raising=False)  # whatever others loaded
         monkeypatch.setattr(sys, "path", [str(tmp_path / "site")] if libtpu else [])
         if device:
             (tmp_path / device).parent.mkdir(parents=True, exist_ok=True)

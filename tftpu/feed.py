@@ -10,21 +10,28 @@ from tftpu.config import Share
 from tftpu.errors import UserError
 
 
-def for_training(dataset: Any, start: int, class_weight: dict[int, float] | None = None):
+def for_training(
+    dataset: Any,
+    start: int,
+    class_weight: dict[int, float] | None = None,
+    host: int = 0,
+    hosts: int = 1,
+) -> tf.data.Dataset:
     """An endless dataset of whole global batches, from step `start` on.
 
     Args:
         dataset: batched by the global batch. A `tf.data.Dataset` is repeated if it is finite; its
             position at `start` is reached by skipping, so its order has to be deterministic for a
             resumed run to see the same. A pipeline of `tftpu.input_pipelines` has
-            `starting_at(step)`, which costs nothing.
+            `starting_at(step)`, which decodes nothing that lies before.
         class_weight: weight of each label; becomes the sample weight.
+        host, hosts: of a pipeline, the part of each batch that one of several hosts reads.
 
     Raises:
         UserError: not a dataset, or one that is empty or not batched.
     """
-    if hasattr(dataset, "starting_at"):
-        dataset = dataset.starting_at(start)
+    if is_pipeline(dataset):
+        dataset = dataset.starting_at(start, host, hosts)
     else:
         dataset = _checked(dataset)
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
@@ -32,7 +39,35 @@ def for_training(dataset: Any, start: int, class_weight: dict[int, float] | None
         dataset = _static_batches(dataset).skip(start)
     if class_weight:
         dataset = dataset.map(lambda *batch: _weigh(batch, class_weight))
-    return _narrow(dataset).prefetch(tf.data.AUTOTUNE)
+    return _narrow(dataset)
+
+
+def training_iterator(
+    dataset: Any,
+    start: int,
+    strategy: tf.distribute.Strategy,
+    class_weight: dict[int, float] | None = None,
+) -> Any:
+    """An iterator over the shares of the global batches from step `start` on.
+
+    Of a pipeline each host reads its own part of a batch; a `tf.data.Dataset` is read whole.
+    """
+    if not is_pipeline(dataset):
+        return iter(distribute(for_training(dataset, start, class_weight), strategy))
+
+    def of_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        host, hosts = context.input_pipeline_id, context.num_input_pipelines
+        share = context.get_per_replica_batch_size(dataset.global_batch)
+        # Consecutive shares go to consecutive replicas.
+        batches = for_training(dataset, start, class_weight, host, hosts)
+        return batches.rebatch(share, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+    return iter(strategy.distribute_datasets_from_function(of_host))
+
+
+def is_pipeline(dataset: Any) -> bool:
+    """Whether it can start at any step by itself, as those of `tftpu.input_pipelines` do."""
+    return hasattr(dataset, "starting_at")
 
 
 def for_evaluation(dataset: Any, replicas: int):
@@ -50,7 +85,7 @@ def for_evaluation(dataset: Any, replicas: int):
             "The evaluation data never end: take out .repeat(), or cut them with .take(batches)."
         )
     size = -(-batch_size(dataset) // replicas) * replicas
-    return _narrow(dataset).map(lambda *batch: _pad(batch, size)).prefetch(tf.data.AUTOTUNE)
+    return _narrow(dataset).map(lambda *batch: _pad(batch, size))
 
 
 def share_spec(dataset: tf.data.Dataset, replicas: int, accumulate: int) -> Any:
@@ -77,11 +112,12 @@ def features_spec(batches: tf.data.Dataset) -> Any:
 
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
     """The dataset with each global batch cut into consecutive shares, one a replica."""
-    if strategy.extended._in_multi_worker_mode():
-        return strategy.experimental_distribute_dataset(dataset)
+    # Several hosts read the same: tf.data's own sharding would give each a part of the files, and
+    # so another order than one host has.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return strategy.experimental_distribute_dataset(dataset.with_options(options))
+    dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+    return strategy.experimental_distribute_dataset(dataset)
 
 
 def batch_size(dataset: tf.data.Dataset) -> int:

@@ -4,11 +4,14 @@ Tried with Keras 3.13 - 3.15 on TensorFlow 2.20 and 2.21; `tests/test_keras_inte
 loudly when one of them changes.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from tensorflow.python.framework import kernels
@@ -133,6 +136,18 @@ def overrides_apply(optimizer: keras.optimizers.Optimizer) -> bool:
     plain = keras.optimizers.SGD
     methods = ("apply", "_backend_apply_gradients", "_backend_update_step")
     return any(getattr(type(optimizer), m) is not getattr(plain, m) for m in methods)
+
+
+@contextlib.contextmanager
+def fresh_names() -> Iterator[None]:
+    """Names that Keras makes up count from the start within, as "dense", "dense_1", …"""
+    key = "object_name_uids"
+    before = global_state.get_global_attribute(key)
+    global_state.set_global_attribute(key, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(key, before)
 
 
 def flat_layers(model: keras.Model) -> list[keras.Layer]:

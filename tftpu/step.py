@@ -127,9 +127,10 @@ class Step:
             norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
             metrics = [tf.where(finite, state, tf.zeros_like(state)) for state in metrics]
         else:
-            self._apply(grads)
-            # A Python number: a tensor would be broadcast from the first replica, a collective.
-            self.optimizer.iterations.value.assign_add(1)
+            with tf.name_scope("optimizer"):
+                self._apply(grads)
+                # A Python number: a tensor would be broadcast from the first replica, a collective.
+                self.optimizer.iterations.value.assign_add(1)
         for variable, value in zip(self._statistics, statistics):
             variable.value.assign(value)
         self.step.assign_add(1)
@@ -278,8 +279,11 @@ class Step:
             for variable in self.model.trainable_variables:
                 if variable.regularizer is not None:
                     own.append(tf.cast(variable.regularizer(variable.value), tf.float32))
-            elements = self.objective.elements(y, y_pred, weight, valid)
-            self.objective.update_metrics(y, y_pred, weight, valid)
+            # The scopes are how preflight knows what an instruction is for.
+            with tf.name_scope("loss"):
+                elements = self.objective.elements(y, y_pred, weight, valid)
+            with tf.name_scope("metrics"):
+                self.objective.update_metrics(y, y_pred, weight, valid)
             new = [scope.get_current_value(v) for v in self._statistics]
             states = [scope.get_current_value(v) for v in self.objective.metric_variables]
         return Forward(y_pred, elements, tf.add_n([tf.zeros(()), *own]), new, states)

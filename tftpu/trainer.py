@@ -184,7 +184,10 @@ class Trainer:
     # One device loop
 
     def _fit(self, run: Run, dataset: Any, class_weight: dict[int, float] | None) -> None:
-        iterator = self._iterator(dataset, run.position, class_weight)
+        def iterator_here():
+            return feed.training_iterator(dataset, run.position, self.strategy, class_weight)
+
+        iterator = iterator_here()
         run.begin()
         try:
             with PreemptionNotice() as notice:
@@ -192,7 +195,9 @@ class Trainer:
                     totals = self._advance(iterator, run.next_stop() - run.step)
                     if self.step.diverged(totals):
                         run.roll_back(totals)
-                        iterator = self._iterator(dataset, run.position, class_weight)
+                        iterator = feed.training_iterator(
+                            dataset, run.position, self.strategy, class_weight
+                        )
                         continue
                     run.account(totals)
                     run.log()
@@ -266,7 +271,3 @@ class Trainer:
     def _build_step(self, spec: Any, training: bool) -> None:
         with self.strategy.scope():
             self.step = Step(self.model, spec, training=training, **self._step_options)
-
-    def _iterator(self, dataset: Any, start: int, class_weight: dict[int, float] | None) -> Any:
-        ready = feed.for_training(dataset, start, class_weight)
-        return iter(feed.distribute(ready, self.strategy))

@@ -1,0 +1,70 @@
+"""Advice: the search for a batch that fits, and what the compiler says when none does."""
+
+import dataclasses
+
+import pytest
+
+from tftpu.preflight.advise import MAX_COMPILES, largest_batch, lint, memory_wanted
+from tftpu.preflight.cost import Cost, Memory
+from tftpu.preflight.lower import Program
+
+
+@pytest.mark.parametrize("edge", [8, 16, 248, 1000, 2504, 4088])
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.5])
+def test_the_search_ends_at_the_edge_whatever_the_shape_of_the_memory(edge, power):
+    tried = []
+
+    def bytes_at(batch):
+        return int(1e6 + 1e6 * batch**power)
+
+    def need(batch):
+        tried.append(batch)
+        return batch <= edge, bytes_at(batch)
+
+    limit = bytes_at(edge + 4)
+    assert largest_batch(need, 4096, bytes_at(4096), limit, 8) == (edge, edge + 8)
+    assert len(tried) == len(set(tried)) <= MAX_COMPILES
+
+
+def test_memory_that_jumps_does_not_mislead_the_search():
+    # Near the limit the compiler trades time for memory: more batch, no more bytes.
+    def need(batch):
+        return batch <= 800, 7_900 if 400 < batch <= 800 else 10 * batch
+
+    assert largest_batch(need, 1024, 10_240, 8_000, 8) == (800, 808)
+
+
+def test_nothing_fits():
+    assert largest_batch(lambda batch: (False, 10**9), 64, 10**9, 10**6, 8) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("message", "gib"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (240.00G) exceeds available HBM (7.48G).",
+            (240.0, 7.48),
+        ),
+        (
+            "Ran out of memory in memory space hbm. Used 17.2G of 15.75G hbm. Exceeded",
+            (17.2, 15.75),
+        ),
+    ],
+)
+def test_the_compilers_message_says_how_much(message, gib):
+    assert memory_wanted(message) == tuple(int(size * 2**30) for size in gib)
+
+
+def test_a_message_without_figures_gives_none():
+    assert memory_wanted("RESOURCE_EXHAUSTED: no idea") is None
+
+
+def test_float16_and_a_ragged_microbatch_are_findings_of_the_whole_step():
+    program = Program(b"", "", 1, [], {}, [], {}, "mixed_float16")
+    memory = Memory(0, 0, 0, 0, 0)
+    cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    ragged, float16 = (str(item) for item in lint(program, cost, 20))
+    assert "20 examples a microbatch do not fill tiles of 8" in ragged and "as 24" in ragged
+    assert "mixed_bfloat16" in float16
+    assert lint(dataclasses.replace(program, precision="mixed_bfloat16"), cost, 16) == []

@@ -1,0 +1,185 @@
+"""Preflight from end to end: lower once, compile for each slice, count, price, advise."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu import checks
+from tftpu.config import PRECISIONS, Share
+from tftpu.errors import UserError, did_you_mean
+from tftpu.preflight import advise
+from tftpu.preflight.compiler import TIME_LIMIT, Compiled, check_machine, compile_program
+from tftpu.preflight.cost import memory_of, price
+from tftpu.preflight.lower import Program, lower
+from tftpu.preflight.report import Report, SliceReport, fill
+from tftpu.preflight.slices import Slice, parse_slice
+
+
+@dataclasses.dataclass
+class Run:
+    """What is asked of a run, besides the model.
+
+    Attributes:
+        steps: of the whole run; None: its cost is not asked for.
+        examples_per_epoch: None: the cost of an epoch is not asked for.
+        prices: US dollars for a chip-hour by generation, in place of the table's.
+        validate: called with the replicas of a slice; raises `UserError` if the run cannot be
+            shared by so many.
+        batch_unit: the per-core batch is a multiple of this, in the search for one that fits.
+        time_limit: seconds for one compile.
+        verbose: show what the compiler writes to standard error.
+    """
+
+    steps: int | None = None
+    examples_per_epoch: int | None = None
+    prices: dict[str, float] = dataclasses.field(default_factory=dict)
+    validate: Callable[[int], None] = lambda replicas: None
+    batch_unit: int = advise.SUBLANES
+    time_limit: float = TIME_LIMIT
+    verbose: bool = False
+
+
+def check(
+    model_fn: Callable[[], keras.Model],
+    batch_spec: Any,
+    slices: Iterable[str],
+    *,
+    precision: str = "auto",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    ema: float | None = None,
+    **run,
+) -> Report:
+    """Compiles the train step of a Keras model for TPU slices, on a machine without one.
+
+    Args:
+        model_fn: makes the compiled Keras model, anew at each call.
+        batch_spec: the global batch, `(x, y)` or `(x, y, sample_weight)`, nested as the model
+            takes them, of `tf.TensorSpec`s of static shape.
+        slices: names, as "v3-8" or "v5e-8".
+        precision: the policy that the model is built under, as for `tftpu.set_precision`; "auto"
+            is what it is on a TPU, bfloat16.
+        accumulate, clip_norm, ema: as for `tftpu.Trainer`.
+        run: the fields of `Run`.
+
+    Raises:
+        UserError: an unknown slice; a model that no TPU can run, with the layer and the op; no
+            TPU compiler on this machine.
+    """
+    if precision not in PRECISIONS:
+        raise UserError(
+            f"There is no precision {precision!r}.{did_you_mean(precision, PRECISIONS)}"
+        )
+    targets = [parse_slice(name) for name in slices]
+    if not targets:
+        raise UserError("No slice was named: give some, as v3-8,v5e-8.")
+    check_machine()
+    for spec in keras.tree.flatten(batch_spec):
+        checks.refuse_spec(spec)
+    precision = "mixed_bfloat16" if precision == "auto" else precision
+    options = {"clip_norm": clip_norm, "ema": ema}
+    examiner = _Examiner(model_fn, batch_spec, precision, accumulate, options, Run(**run))
+    return Report(
+        global_batch=keras.tree.flatten(batch_spec)[0].shape[0],
+        precision=precision,
+        steps=examiner.run.steps,
+        slices=[examiner.examine(target) for target in targets],
+    )
+
+
+class _Examiner:
+    """One model on several slices: slices with as many replicas share a program."""
+
+    def __init__(self, model_fn, batch_spec, precision, accumulate, options, run: Run):
+        self.model_fn = model_fn
+        self.batch_spec = batch_spec
+        self.precision = precision
+        self.accumulate = accumulate
+        self.options = options
+        self.run = run
+        self.global_batch = keras.tree.flatten(batch_spec)[0].shape[0]
+        self.program = functools.lru_cache(maxsize=2)(self._lower)
+
+    def examine(self, target: Slice) -> SliceReport:
+        try:
+            share = Share(self.global_batch, target.replicas, self.accumulate).examples
+            self.run.validate(target.replicas)
+        except UserError as error:
+            return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
+        per_core = share * self.accumulate
+        program = self.program(target.replicas, per_core, self.accumulate)
+        compiled = self._compile(program, target)
+        report = SliceReport(
+            slice=target.name,
+            replicas=target.replicas,
+            per_core_batch=per_core,
+            hbm_limit_bytes=target.generation.hbm_limit,
+            compiles=not compiled.error or compiled.out_of_memory,
+            fits=not compiled.error,
+            error=compiled.error,
+            compile_seconds=round(compiled.seconds, 1),
+        )
+        if compiled.out_of_memory:
+            self._advise(report, target, per_core)
+        elif not compiled.error:
+            cost = price(program, compiled, target)
+            fill(report, cost, target, self.run, self.global_batch)
+            report.lints = [str(item) for item in advise.lint(program, cost, share)]
+        return report
+
+    def _lower(self, replicas: int, per_core: int, accumulate: int) -> Program:
+        batch = keras.tree.map_structure(
+            lambda s: tf.TensorSpec((per_core, *s.shape[1:]), s.dtype), self.batch_spec
+        )
+        return lower(
+            self.model_fn,
+            batch,
+            replicas,
+            self.precision,
+            accumulate=accumulate,
+            **self.options,
+        )
+
+    def _compile(self, program: Program, target: Slice) -> Compiled:
+        return compile_program(program.hlo, target, self.run.time_limit, self.run.verbose)
+
+    def _advise(self, report: SliceReport, target: Slice, per_core: int) -> None:
+        """Says by how much it does not fit, the largest batch that does, and what else helps."""
+        limit = target.generation.hbm_limit
+        needs, limit = advise.memory_wanted(report.error) or (2 * limit, limit)
+        report.hbm_bytes = needs
+
+        def need(batch: int) -> tuple[bool, int]:
+            compiled = self._compile(self._lower(target.replicas, batch, self.accumulate), target)
+            if compiled.error and not compiled.out_of_memory:
+                raise UserError(f"At {batch} examples a core: {compiled.error}")
+            if compiled.error:
+                wanted = advise.memory_wanted(compiled.error)
+                return False, wanted[0] if wanted else limit + 1
+            return True, memory_of(compiled.memory).total
+
+        unit = self.run.batch_unit * self.accumulate
+        while per_core > 1024 * unit:  # to a part in 500: nobody needs 250,008 examples
+            unit *= 2
+        report.largest_per_core_batch, report.smallest_failing_batch = advise.largest_batch(
+            need, per_core, needs, limit, unit
+        )
+        report.advice = [self._accumulating(target, per_core)]
+
+    def _accumulating(self, target: Slice, per_core: int) -> str:
+        """The fewest microbatches, by powers of two, with which the batch fits."""
+        microbatches = 2 * self.accumulate
+        while per_core % (microbatches * self.run.batch_unit) == 0:
+            program = self._lower(target.replicas, per_core, microbatches)
+            compiled = self._compile(program, target)
+            if not compiled.error:
+                used = memory_of(compiled.memory).total / 2**30
+                return (
+                    f"accumulate={microbatches} fits this batch: {used:.2f} GiB, the same update."
+                )
+            microbatches *= 2
+        return "Accumulation alone does not make this batch fit."
