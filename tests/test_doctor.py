@@ -229,6 +229,13 @@ def test_the_plugin_that_kills_writes_to_buckets(laptop):
     assert laptop.problem().name == "gcs-filesystem-plugin"
 
 
+def test_tensorflow_2_19_needs_that_plugin(scratch):
+    scratch.install("tensorflow-cpu", "2.19.1")
+    scratch.install("tensorflow-io-gcs-filesystem", "0.37.1")
+    scratch.replace("tensorboard", "2.19.0")
+    assert scratch.examine()[1] == []
+
+
 def test_a_lockfile_that_a_dead_process_left(tpu_vm):
     tpu_vm.write("/tmp/libtpu_lockfile")
     problem = tpu_vm.problem()

@@ -15,6 +15,7 @@ def executed(tmp_path_factory) -> nbformat.NotebookNode:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("colab")
     set_parameter(notebook, "STEPS = 900", "STEPS = 60")
+    set_parameter(notebook, 'PREFLIGHT = "v5e-1,v5e-8,v3-8"', 'PREFLIGHT = "v5e-1"')
     set_parameter(notebook, 'SAVE_TO = ""', f'SAVE_TO = "{folder}/drive"')
     client = NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
@@ -42,6 +43,12 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
 def test_it_installs_nothing_where_all_is_there(executed):
     assert "This is neither Colab nor Kaggle, without a TPU." in text_of(executed)
     assert "nothing was installed" in text_of(executed)
+
+
+def test_it_shows_what_preflight_found(executed):
+    table = text_of(executed).partition("Preflight: global batch 128")[2]
+    assert "$/1k steps" in table
+    assert "\nv5e-1 " in table
 
 
 def test_it_trains_on_what_is_there(executed):

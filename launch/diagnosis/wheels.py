@@ -51,7 +51,7 @@ def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
         _tensorboard(machine, installed),
         _keras(machine),
         _importlib_resources(machine),
-        _gcs_plugin(machine),
+        _gcs_plugin(machine, installed),
     ]
     return [problem for problem in found if problem]
 
@@ -222,9 +222,11 @@ def _importlib_resources(machine: Machine) -> Problem | None:
     )
 
 
-def _gcs_plugin(machine: Machine) -> Problem | None:
+def _gcs_plugin(machine: Machine, installed: dict[str, Distribution]) -> Problem | None:
     name = "tensorflow-io-gcs-filesystem"
-    if not machine.version(name):
+    # TensorFlow 2.19 asks for it; since 2.20 it has a gs:// of its own.
+    older = any(_numbers(dist.version) < (2, 20) for dist in installed.values())
+    if not machine.version(name) or older:
         return None
     return Problem(
         "gcs-filesystem-plugin",
