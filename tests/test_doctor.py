@@ -229,6 +229,16 @@ def test_the_plugin_that_kills_writes_to_buckets(laptop):
     assert laptop.problem().name == "gcs-filesystem-plugin"
 
 
+def test_metadata_made_for_a_newer_protobuf(laptop):
+    laptop.install("protobuf", "5.29.6")
+    laptop.install("tensorflow-metadata", "1.17.3")
+    assert laptop.examine()[1] == []
+    laptop.replace("tensorflow-metadata", "1.21.0")
+    assert laptop.problem().name == "tensorflow-metadata-version"
+    laptop.replace("protobuf", "6.31.1")
+    assert laptop.examine()[1] == []
+
+
 def test_tensorflow_2_19_needs_that_plugin(scratch):
     scratch.install("tensorflow-cpu", "2.19.1")
     scratch.install("tensorflow-io-gcs-filesystem", "0.37.1")

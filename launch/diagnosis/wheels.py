@@ -51,6 +51,7 @@ def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
         _tensorboard(machine, installed),
         _keras(machine),
         _importlib_resources(machine),
+        _metadata(machine),
         _gcs_plugin(machine, installed),
     ]
     return [problem for problem in found if problem]
@@ -219,6 +220,21 @@ def _importlib_resources(machine: Machine) -> Problem | None:
         "tensorflow-datasets is installed without importlib_resources.",
         "It uses that package without asking for it: preparing a data set fails.",
         "pip install importlib_resources",
+    )
+
+
+def _metadata(machine: Machine) -> Problem | None:
+    metadata, protobuf = machine.version("tensorflow-metadata"), machine.version("protobuf")
+    if not (metadata and protobuf):
+        return None
+    if _numbers(metadata) < (1, 21) or _numbers(protobuf) >= (6, 31):
+        return None
+    return Problem(
+        "tensorflow-metadata-version",
+        f"tensorflow-metadata {metadata} was made for protobuf 6.31, and this is {protobuf}.",
+        "Importing tensorflow-datasets fails with a VersionError of protobuf. TensorFlow 2.19 "
+        "holds protobuf below 6.",
+        "pip install 'tensorflow-metadata<1.18'",
     )
 
 
