@@ -48,12 +48,12 @@ REQUIRES = [
 ]
 
 EXTRAS = {
-    # 2.20 is the newest TensorFlow that there is a TPU wheel for.
+    # 2.20 is the newest TensorFlow that there is a TPU wheel for; 2.21 works as well.
     "cpu": [
-        "tensorflow-cpu>=2.20,<2.22; platform_system=='Linux' and platform_machine=='x86_64'",
-        "tensorflow>=2.20,<2.22; platform_system!='Linux' or platform_machine!='x86_64'",
+        "tensorflow-cpu~=2.20.0; platform_system=='Linux' and platform_machine=='x86_64'",
+        "tensorflow~=2.20.0; platform_system!='Linux' or platform_machine!='x86_64'",
     ],
-    "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
+    "gpu": ["tensorflow[and-cuda]~=2.20.0"],
     # tensorflow-tpu 2.20.0 asks for libtpu~=0.0.14 and crashes at import with 0.0.46 and later,
     # which removed a symbol that it needs. 0.0.14 is the one it was released against.
     "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.14"],

@@ -63,7 +63,12 @@ class Run:
 
     def begin(self) -> None:
         """Tells the user and the callbacks that training starts."""
-        if self._console and self.step:
+        if self._console and self.step >= self._steps:
+            self._console.say(
+                f"The run in {self._trainer.workdir} has its {self.step} steps already: nothing is "
+                "left to train. Another workdir trains anew, more steps train on."
+            )
+        elif self._console and self.step:
             self._console.say(f"Going on from the checkpoint of step {self.step}.")
         self._trainer.model.stop_training = False
         self._callbacks.on_train_begin()  # which empties the history's epochs
