@@ -126,7 +126,7 @@ def _several(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
             "All of them own the folder tensorflow/: the next install or uninstall of any of them "
             "breaks the others."
         )
-    wheels = _TPU_WHEELS if wants_tpu else f"'{owner or 'tensorflow-cpu'}>=2.20,<2.22'"
+    wheels = _TPU_WHEELS if wants_tpu else f"'{owner or 'tensorflow-cpu'}==2.20.*'"
     return Problem(
         name,
         f"{names} are installed together, and {loaded}.",
