@@ -437,12 +437,17 @@ def test_a_problem_makes_it_exit_with_2_and_show_the_command():
 
 def test_an_import_that_aborts_is_reported(tmp_path):
     (tmp_path / "tensorflow").mkdir()
-    (tmp_path / "tensorflow/__init__.py").write_text("import os; os.abort()\n")
+    (tmp_path / "tensorflow/__init__.py").write_text(
+        "import os, sys\n"
+        "print('SomeTpuOp_DoWork not available in this library.', file=sys.stderr, flush=True)\n"
+        "os.abort()\n"
+    )
     done = run_doctor("--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     (problem,) = json.loads(done.stdout)["problems"]
     assert problem["name"] == "tensorflow-fails"
     assert "signal 6" in problem["what"]
+    assert "lacks SomeTpuOp_DoWork" in problem["why"]
 
 
 def test_it_does_not_import_tensorflow_itself():
