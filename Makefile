@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test exhaustive lint format clean
+.PHONY: train test exhaustive test-matrix lint format clean
 
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
@@ -19,6 +19,19 @@ test: $(VENV)/.dev lint
 # Every combination of the options of the step, not a covering set.
 exhaustive: $(VENV)/.dev
 	$(PYTEST) -m exhaustive
+
+# On the TensorFlow that Keras was last tried with on TPUs, on the one that TPUs have, on the newest.
+MATRIX := 2.19.1 2.20.0 2.21.0
+test-matrix: $(MATRIX:%=.venv-%/.dev)
+	for version in $(MATRIX); do .venv-$$version/bin/python -m pytest || exit; done
+
+# TensorFlow 2.19 holds protobuf below what newer metadata needs.
+.venv-%/.dev: setup.py
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install -q -e '.[gcp,dev]' tensorflow-cpu==$* \
+		$(if $(filter 2.19.%,$*),'tensorflow-metadata<1.18')
+	.venv-$*/bin/pip install -q --no-deps $(KERAS_HUB)
+	touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

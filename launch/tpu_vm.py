@@ -219,13 +219,15 @@ def price(wanted: Slice, steps: int, preflight: str | None, spot: bool) -> str:
     try:
         found = json.loads(Path(preflight).read_text())["slices"]
         usd = next(s["usd_per_1000_steps"] for s in found if s["slice"] == wanted.name)
-        total = f"{usd * steps / 1000:.2f}"
+        total = max(usd * steps / 1000, 0.01)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
             f"--preflight={preflight} says no price for {wanted.name}: make it with `tftpu "
             f"preflight --slices={wanted.name} --json={preflight}`."
         ) from error
-    return f"{text} {steps} steps are estimated at {total} USD, without starting and evaluation."
+    return (
+        f"{text} {steps} steps are estimated at {total:.2f} USD, without starting and evaluation."
+    )
 
 
 def _ask() -> None:

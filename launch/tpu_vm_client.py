@@ -3,6 +3,7 @@
 Whatever happens, a slice that may still be there is named, with the command that deletes it.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 POLL_S = 15.0
 # A connection that is gone for longer ends the wait, not the run.
 PATIENCE_S = 600.0
+CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
 _GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
@@ -111,9 +113,10 @@ def _create(client, order: "Order", name: str) -> None:
     message = json_format.ParseDict(
         order.request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
     )
+    what = "asking for the slice"
     try:
-        google_cloud.call(
-            "asking for the slice",
+        operation = google_cloud.call(
+            what,
             client.create_queued_resource,
             parent=order.parent,
             queued_resource_id=name,
@@ -123,6 +126,10 @@ def _create(client, order: "Order", name: str) -> None:
         raise _NotCreated(str(error)) from error
     except ConnectionLost:  # it may have been created: looking for it tells
         print(f"No answer to the request for {name}: looking for it.", flush=True)
+        return
+    # A quota may be found exceeded only now.
+    with contextlib.suppress(ConnectionLost, TimeoutError):
+        google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
 
 
 def _wait_for_capacity(client, order: "Order", name: str) -> None:
@@ -174,7 +181,7 @@ def _state(client, order: "Order", name: str) -> tuple[str, str]:
         if _is_not_found(error):
             raise UserError(
                 f"There is no slice {name}: the request for it never arrived, or somebody deleted "
-                "it."
+                f"it. Should it appear, {_by_hand(order, name)}"
             ) from error
         raise
     detail = found.state.failed_data.error.message

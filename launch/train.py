@@ -35,13 +35,17 @@ def _train(experiment: Experiment, config: str, workdir: str) -> None:
     test = input_pipelines.evaluation(experiment.data)
     with strategy.scope():
         trainer = build.build_trainer(experiment, workdir)
-    trainer.fit(
+    history = trainer.fit(
         data,
         experiment.train.steps,
         validation_data=test,
         validation_every=experiment.train.eval_every or None,
     )
-    results = trainer.evaluate(test)
+    results = {
+        name.removeprefix("val_"): values[-1]
+        for name, values in history.history.items()
+        if name.startswith("val_")
+    }
     _closing_block(experiment, trainer, results, workdir)
 
 

@@ -42,7 +42,7 @@ class Scratch:
                 "tensorflow/__init__.py": "# the same in all of them\n",
                 "tensorflow/python/__init__.py": "",
                 "tensorflow/python/client.py": f"# {version}\n" + "x = 1\n" * 100,
-                "tensorflow/libtensorflow_framework.so.2": f"{name} {version}" * 1000,
+                "tensorflow/libtensorflow_framework.so.2": f"{name} {version}".ljust(40) * 1000,
                 "tensorflow/python/build_info.py": f"build = {name!r}\n".ljust(60, "#"),
             }
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -227,6 +227,23 @@ def test_a_package_that_does_not_fit(laptop, package, version, name):
 def test_the_plugin_that_kills_writes_to_buckets(laptop):
     laptop.install("tensorflow-io-gcs-filesystem", "0.37.1")
     assert laptop.problem().name == "gcs-filesystem-plugin"
+
+
+def test_metadata_made_for_a_newer_protobuf(laptop):
+    laptop.install("protobuf", "5.29.6")
+    laptop.install("tensorflow-metadata", "1.17.3")
+    assert laptop.examine()[1] == []
+    laptop.replace("tensorflow-metadata", "1.21.0")
+    assert laptop.problem().name == "tensorflow-metadata-version"
+    laptop.replace("protobuf", "6.31.1")
+    assert laptop.examine()[1] == []
+
+
+def test_tensorflow_2_19_needs_that_plugin(scratch):
+    scratch.install("tensorflow-cpu", "2.19.1")
+    scratch.install("tensorflow-io-gcs-filesystem", "0.37.1")
+    scratch.replace("tensorboard", "2.19.0")
+    assert scratch.examine()[1] == []
 
 
 def test_a_lockfile_that_a_dead_process_left(tpu_vm):
@@ -420,12 +437,17 @@ def test_a_problem_makes_it_exit_with_2_and_show_the_command():
 
 def test_an_import_that_aborts_is_reported(tmp_path):
     (tmp_path / "tensorflow").mkdir()
-    (tmp_path / "tensorflow/__init__.py").write_text("import os; os.abort()\n")
+    (tmp_path / "tensorflow/__init__.py").write_text(
+        "import os, sys\n"
+        "print('SomeTpuOp_DoWork not available in this library.', file=sys.stderr, flush=True)\n"
+        "os.abort()\n"
+    )
     done = run_doctor("--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     (problem,) = json.loads(done.stdout)["problems"]
     assert problem["name"] == "tensorflow-fails"
     assert "signal 6" in problem["what"]
+    assert "lacks SomeTpuOp_DoWork" in problem["why"]
 
 
 def test_it_does_not_import_tensorflow_itself():

@@ -9,6 +9,7 @@ from google.cloud import tpu_v2
 from google.cloud.tpu_v2.services.tpu import transports
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
+from google.rpc import status_pb2
 
 from tests.fake_google_cloud import Fault, grpc_service, storage
 from tftpu.launch import main, tpu_vm_client
@@ -233,6 +234,20 @@ def test_what_is_refused_is_one_sentence_and_nothing_is_rented(
     assert not service.slices
 
 
+def test_a_quota_that_is_found_exceeded_later(service, capsys):
+    create = service.create
+
+    def accepted_then_refused(request):
+        create(request)
+        status = status_pb2.Status(code=8, message="Quota limit 'TPUV5' has been exceeded.")
+        return operations_pb2.Operation(name="operations/1", done=True, error=status)
+
+    service.create = accepted_then_refused
+    assert launch() == 2
+    assert "There is no quota for this (asking for the slice)" in capsys.readouterr().err
+    assert not service.slices
+
+
 def test_no_capacity(service, capsys):
     service.states = [["ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED"]]
     service.failure = "There is no more capacity in the zone"
@@ -292,7 +307,9 @@ def test_an_answer_lost_after_the_creation(service):
 def test_a_request_that_never_arrived(service, capsys):
     service.faults["create"] = [UNREACHABLE]
     assert launch() == 2
-    assert "the request for it never arrived" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "the request for it never arrived" in error
+    assert "queued-resources delete digits-resnet-" in error
     assert not service.slices
 
 

@@ -29,6 +29,9 @@ def test_nothing_top_level_but_tftpu(wheel):
         "tftpu/input_pipelines/digits.py",
         "tftpu/launch/main.py",
         "tftpu/launch/configs/digits_resnet.py",
+        "tftpu/launch/diagnosis/wheels.py",
+        "tftpu/launch/startup.sh",
+        "tftpu/launch/colab.ipynb",
     ):
         assert expected in names
 

@@ -434,6 +434,15 @@ def test_what_cannot_be_honoured_is_refused_before_training(case):
         trainer_of(make()).fit(dataset(), 4)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("accumulate", 0), ("clip_norm", -1.0), ("ema", 1.5), ("on_nan", "pray"), ("keep", 0)],
+)
+def test_an_option_out_of_range_is_refused(option, value):
+    with pytest.raises(UserError, match=rf"train\.{option} is {value!r}"):
+        trainer_of(compiled(), **{option: value})
+
+
 def test_evaluation_data_that_never_end_are_refused():
     with pytest.raises(UserError, match="never end"):
         trainer_of(compiled()).evaluate(data().repeat())
@@ -470,12 +479,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
 
 
 def test_rollback_skips_the_bad_batches(tmp_path):
-    trainer = trainer_of(
-        compiled(), tmp_path, steps_per_loop=5, checkpoint_every=10, on_nan="rollback"
-    )
+    options = {"steps_per_loop": 5, "log_every": 10, "checkpoint_every": 10}
+    trainer = trainer_of(compiled(), tmp_path, on_nan="rollback", **options)
     trainer.fit(poisoned(range(17, 18), 100), 40)
     assert int(trainer.step.step.numpy()) == 40
     assert all(np.isfinite(w).all() for w in trainer.model.get_weights())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [line["step"] for line in lines] == [10, 20, 30, 40]
     state = json.loads((tmp_path / "checkpoints/40/state.json").read_text())
     assert (state["rollbacks"], state["skipped_batches"]) == (1, 10)  # batches 10 to 19
 

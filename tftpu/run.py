@@ -183,6 +183,8 @@ class Run:
         skipped, rollbacks = self.skipped_batches + last - kept[-1], self._rollbacks
         self._resume()
         self.skipped_batches, self._rollbacks = skipped, rollbacks
+        self.history.history, self.history.epoch = self._past
+        files.truncate_lines(files.join(trainer.workdir, "metrics.jsonl"), self.step)
         logging.warning("%s Going back to step %s and skipping those batches.", where, self.step)
 
     def end(self) -> None:

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tftpu import checks, feed, files
 from tftpu.checkpoint import Checkpoints, Restored
-from tftpu.errors import Preempted
+from tftpu.config import Train
+from tftpu.errors import Preempted, UserError
 from tftpu.preemption import PreemptionNotice
 from tftpu.profiler import Profiler
 from tftpu.run import Run
@@ -65,6 +66,17 @@ class Trainer:
         verbose: bool = True,
     ):
         checks.refuse_model(model)
+        Train(
+            steps_per_loop=steps_per_loop,
+            log_every=log_every,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            ema=ema,
+            on_nan=on_nan,
+            max_rollbacks=max_rollbacks,
+        ).validate()
         self.model = model
         self.workdir = str(workdir) if workdir is not None else None
         self.strategy = model.distribute_strategy
@@ -115,6 +127,8 @@ class Trainer:
             UserError: the data or the model cannot be used, or the loss is not finite any more.
             Preempted: the run was asked to stop, after a checkpoint was saved.
         """
+        if steps < 1:
+            raise UserError(f"steps is {steps}: it must be 1 or more.")
         with files.claim(self.workdir) if self.workdir else contextlib.nullcontext():
             self._prepare(feed.for_training(dataset, 0, class_weight))
             run = Run(self, steps, validation_data, validation_every, callbacks)
@@ -134,7 +148,7 @@ class Trainer:
         if self.step is None:
             self._build_step(feed.features_spec(batches), training=False)
         if self._eval_loop is None:
-            self._eval_loop = self._make_loop(self.step.evaluate)
+            self._eval_loop = self._make_loop(lambda pair: self.step.evaluate(*pair))
         self.step.eval_totals.drain()
         self._run_through(batches, self._eval_loop)
         return self.step.eval_totals.read(self.step.eval_totals.drain())
@@ -195,9 +209,7 @@ class Trainer:
                     totals = self._advance(iterator, run.next_stop() - run.step)
                     if self.step.diverged(totals):
                         run.roll_back(totals)
-                        iterator = feed.training_iterator(
-                            dataset, run.position, self.strategy, class_weight
-                        )
+                        iterator = iterator_here()
                         continue
                     run.account(totals)
                     run.log()
@@ -231,13 +243,10 @@ class Trainer:
         @tf.function
         def loop(iterator, count):
             for _ in tf.range(count):
-                batch = next(iterator)
-                args = batch if unpack else (batch,)
-                self.strategy.run(function, args=args)
+                self.strategy.run(function, args=(next(iterator),))
             if afterwards is not None:
                 self.strategy.run(afterwards)
 
-        unpack = afterwards is None  # evaluation batches are (batch, valid)
         return loop
 
     def _run_through(self, batches: tf.data.Dataset, loop: Callable) -> None:

@@ -45,15 +45,13 @@ class JsonLines:
     def __init__(self, path: str, resumed_at: int):
         self._path = path
         files.truncate_lines(path, resumed_at)
-        # A bucket has no append: there the file is written anew each time.
-        self._remote = files.read(path) if files.is_remote(path) and files.exists(path) else b""
 
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
         record = {"step": step, "split": split, **scalars, "time": round(time.time(), 3)}
         line = (json.dumps(record) + "\n").encode()
-        if files.is_remote(self._path):
-            self._remote += line
-            files.write_whole(self._path, self._remote)
+        if files.is_remote(self._path):  # a bucket has no append: the whole is written anew
+            before = files.read(self._path) if files.exists(self._path) else b""
+            files.write_whole(self._path, before + line)
             return
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
         with open(self._path, "ab") as file:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+from tftpu.launch import failures
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
 _TIMEOUT_S = 120  # a TPU that does not answer
@@ -54,9 +55,10 @@ def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
 
 def _problem(what: str, lines: list[str]) -> Problem:
     said = f" It says: {lines[-1][:200]}" if lines else ""
+    explanation = failures.explain(RuntimeError("\n".join(lines)))
     return Problem(
         "tensorflow-fails",
         what + said,
-        "Nothing runs before this is mended.",
+        explanation.partition("\n\n")[0] if explanation else "Nothing runs before it is mended.",
         f"{os.path.basename(sys.executable)} -c 'import tensorflow'",
     )

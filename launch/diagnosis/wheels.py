@@ -51,7 +51,8 @@ def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
         _tensorboard(machine, installed),
         _keras(machine),
         _importlib_resources(machine),
-        _gcs_plugin(machine),
+        _metadata(machine),
+        _gcs_plugin(machine, installed),
     ]
     return [problem for problem in found if problem]
 
@@ -125,7 +126,7 @@ def _several(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
             "All of them own the folder tensorflow/: the next install or uninstall of any of them "
             "breaks the others."
         )
-    wheels = _TPU_WHEELS if wants_tpu else f"'{owner or 'tensorflow-cpu'}>=2.20,<2.22'"
+    wheels = _TPU_WHEELS if wants_tpu else f"'{owner or 'tensorflow-cpu'}==2.20.*'"
     return Problem(
         name,
         f"{names} are installed together, and {loaded}.",
@@ -222,9 +223,26 @@ def _importlib_resources(machine: Machine) -> Problem | None:
     )
 
 
-def _gcs_plugin(machine: Machine) -> Problem | None:
+def _metadata(machine: Machine) -> Problem | None:
+    metadata, protobuf = machine.version("tensorflow-metadata"), machine.version("protobuf")
+    if not (metadata and protobuf):
+        return None
+    if _numbers(metadata) < (1, 21) or _numbers(protobuf) >= (6, 31):
+        return None
+    return Problem(
+        "tensorflow-metadata-version",
+        f"tensorflow-metadata {metadata} was made for protobuf 6.31, and this is {protobuf}.",
+        "Importing tensorflow-datasets fails with a VersionError of protobuf. TensorFlow 2.19 "
+        "holds protobuf below 6.",
+        "pip install 'tensorflow-metadata<1.18'",
+    )
+
+
+def _gcs_plugin(machine: Machine, installed: dict[str, Distribution]) -> Problem | None:
     name = "tensorflow-io-gcs-filesystem"
-    if not machine.version(name):
+    # TensorFlow 2.19 asks for it; since 2.20 it has a gs:// of its own.
+    older = any(_numbers(dist.version) < (2, 20) for dist in installed.values())
+    if not machine.version(name) or older:
         return None
     return Problem(
         "gcs-filesystem-plugin",
@@ -253,7 +271,7 @@ def _owner(installed: dict[str, Distribution]) -> str | None:
     chosen = sorted(shared or telling, key=lambda p: (sizes[p], p))[:_HASHED_FILES]
     for name, distribution in installed.items():
         record, folder = records[name], _folder(distribution)
-        if chosen and all(p in record and _is_as_recorded(folder / p, *record[p]) for p in chosen):
+        if all(p in record and _is_as_recorded(folder / p, *record[p]) for p in chosen):
             return name
     return None
 
