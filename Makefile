@@ -13,8 +13,9 @@ PYTEST := $(BIN)/python -m pytest
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
 
+# Two processes, for two cores; a file's tests stay together.
 test: $(VENV)/.dev lint
-	$(PYTEST)
+	$(PYTEST) -n 2 --dist loadfile
 
 # Every combination of the options of the step, not a covering set.
 exhaustive: $(VENV)/.dev
