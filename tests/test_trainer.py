@@ -355,6 +355,17 @@ def test_early_stopping_and_reduce_on_plateau_act():
 # What is refused
 
 
+class OwnMetric(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(4)
+        self.norm = keras.metrics.Mean(name="norm")
+
+    def call(self, x):
+        self.norm.update_state(keras.ops.norm(x))
+        return self.out(x)
+
+
 class OwnTrainStep(keras.Sequential):
     def train_step(self, data):
         return {}
@@ -395,6 +406,12 @@ REFUSED = {
         lambda: compiled(loss=lambda y, p: keras.ops.mean(p)),
         data,
         "one number for the whole batch",
+    ),
+    "a metric of its own": (lambda: compiled(OwnMetric()), data, "the metric 'norm' within itself"),
+    "scalar metric": (
+        lambda: compiled(metrics=[lambda y, p: keras.ops.mean(p)]),
+        data,
+        "returns one number for the whole batch",
     ),
     "numpy": (compiled, lambda: examples(), "pass a tf.data.Dataset"),
     "not batched": (compiled, lambda: data().unbatch(), "add .batch"),

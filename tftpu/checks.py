@@ -27,6 +27,12 @@ def refuse_model(model: keras.Model) -> None:
             raise UserError(
                 f"{type(model).__name__} overrides {method}, which tftpu does not call: {way_out}."
             )
+    tracked = keras_internals.tracked_metrics(model)
+    if tracked:
+        raise UserError(
+            f"The model updates the metric {tracked[0].name!r} within itself, which tftpu does not "
+            "read: put it into compile(metrics=...)."
+        )
     if model.run_eagerly:
         raise UserError(
             "The model was compiled with run_eagerly=True, and a TPU runs compiled programs only: "

@@ -93,6 +93,20 @@ def bound_metrics(model: keras.Model) -> list[BoundMetric]:
     ]
 
 
+def metric_values(metric: keras.Metric, y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor | None:
+    """What the function that a metric is the mean of returns; None for other metrics."""
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return None
+    return tf.convert_to_tensor(metric._fn(y, y_pred, **metric._fn_kwargs))
+
+
+def tracked_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Metrics that a model or its layers hold and update by themselves, not those of compile()."""
+    nested = [m for layer in flat_layers(model) if not isinstance(layer, keras.Model)
+              for m in layer.metrics]  # fmt: skip
+    return [*model._metrics, *nested]
+
+
 def metric_results(model: keras.Model) -> dict[str, Any]:
     """The results of the compiled metrics, under the names that Keras's `fit` gives them."""
     return model._compile_metrics.result() if model._compile_metrics is not None else {}

@@ -36,7 +36,7 @@ class Objective:
         model: compiled and built.
 
     Raises:
-        UserError: a loss without a reduction, or a metric whose state does not start at zero.
+        UserError: a loss without a reduction, or a metric that cannot be added up over replicas.
     """
 
     def __init__(self, model: keras.Model):
@@ -81,6 +81,7 @@ class Objective:
             weights = keras_internals.flatten_outputs(self.model, sample_weight)
             weights = weights if len(weights) == len(y) else weights[:1] * len(y)
         for metric, output, weighted in self.metrics:
+            self._refuse_scalar(metric, y[output], y_pred[output])
             weight = weights[output] if weighted else None
             if valid is not None:
                 weight = valid if weight is None else weight * _align(valid, weight.shape)
@@ -88,6 +89,14 @@ class Objective:
                 metric.update_state(y[output], y_pred[output])
             else:
                 metric.update_state(y[output], y_pred[output], sample_weight=weight)
+
+    def _refuse_scalar(self, metric: keras.Metric, y: tf.Tensor, y_pred: tf.Tensor) -> None:
+        values = keras_internals.metric_values(metric, y, y_pred)
+        if values is not None and values.shape.rank == 0:
+            raise UserError(
+                f"The metric {metric.name!r} returns one number for the whole batch. Return one "
+                "value an example, as (batch,): padding could not be left out otherwise."
+            )
 
 
 def divisor(term: keras_internals.Term, elements: Elements, replicas: int) -> float | tf.Tensor:
