@@ -43,7 +43,7 @@ def _train(experiment: Experiment, config: str, workdir: str) -> None:
     )
     results = {
         name.removeprefix("val_"): values[-1]
-        for name, values in history.history.items()
+        for name, values in sorted(history.history.items(), key=lambda item: item[0] != "val_loss")
         if name.startswith("val_")
     }
     _closing_block(experiment, trainer, results, workdir)
