@@ -22,8 +22,10 @@ class Training:
         count: examples in `base`.
         global_batch: examples a step.
         seed: of the order and of the augmentation.
-        prepare: (example, seed of shape (2,), int32) -> what the model takes; decoding and
-            augmentation, after the shuffle.
+        prepare: (a batch of examples, seeds (batch, 2), int32) -> a batch as the model takes it.
+            The seeds are random numbers that depend on the run's seed, the epoch and the example
+            alone. Whole batches at a time, because a function call an example costs more than
+            what it does to a small one.
         shuffle_buffer: examples held in host memory; None: all of them.
     """
 
@@ -63,20 +65,22 @@ class Training:
             )
             # Skipped before anything is decoded.
             skip = tf.where(epoch == first_epoch, tf.constant(offset, tf.int64), 0)
-            return shuffled.skip(skip).map(lambda index, example: (epoch, index, example))
+            epochs = tf.data.Dataset.from_tensors(epoch).repeat()
+            return tf.data.Dataset.zip(epochs, shuffled.skip(skip))
 
-        def prepare(epoch, index, example):
-            seed = tf.constant([self.seed, 0], tf.int32)
-            for number in (epoch, index):
-                seed = tf.random.experimental.stateless_fold_in(seed, number)
-            return self.prepare(example, seed)
+        def prepare(epoch, numbered):
+            index, examples = numbered
+            run = tf.fill((share,), tf.constant(self.seed, tf.int64))
+            words = tf.bitcast(tf.stack([run, epoch, index], axis=1), tf.uint8)
+            hashed = tf.fingerprint(tf.reshape(words, (share, -1)))  # (batch, 8), uint8
+            return self.prepare(examples, tf.bitcast(tf.reshape(hashed, (share, 2, 4)), tf.int32))
 
         examples = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(one_epoch)
         if hosts > 1:
-            # What belongs to other hosts is passed over before it is decoded.
+            # What belongs to other hosts is passed over before it is prepared.
             examples = examples.enumerate().filter(
                 lambda position, _: position % self.global_batch // share == host
             )
             examples = examples.map(lambda _, example: example)
-        examples = examples.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return examples.batch(share, drop_remainder=True)
+        batches = examples.batch(share, drop_remainder=True)
+        return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

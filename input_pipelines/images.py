@@ -13,9 +13,10 @@ def training(data: Images, seed: int) -> Training:
     """Shuffled, augmented training images; see `epochs.Training` for the order."""
     builder = tfds_source.prepared(data.name, data.data_dir)
 
-    def prepare(example, seed):
-        image = _shift(example["image"], data.shift, seed) if data.shift else example["image"]
-        return _standardise(image, data), tf.cast(example["label"], tf.int32)
+    def prepare(examples, seeds):
+        images = examples["image"]
+        images = _shift(images, data.shift, seeds) if data.shift else images
+        return _standardise(images, data), tf.cast(examples["label"], tf.int32)
 
     return Training(
         base=builder.as_dataset(split=data.train_split, shuffle_files=False).cache(),
@@ -31,11 +32,11 @@ def evaluation(data: Images) -> tf.data.Dataset:
     builder = tfds_source.prepared(data.name, data.data_dir)
     tfds_source.count(builder, data.eval_split)
 
-    def prepare(example):
-        return _standardise(example["image"], data), tf.cast(example["label"], tf.int32)
+    def prepare(examples):
+        return _standardise(examples["image"], data), tf.cast(examples["label"], tf.int32)
 
     examples = builder.as_dataset(split=data.eval_split, shuffle_files=False)
-    return examples.map(prepare, tf.data.AUTOTUNE).batch(data.global_batch)
+    return examples.batch(data.global_batch).map(prepare, tf.data.AUTOTUNE)
 
 
 def batch_spec(data: Images, examples: int) -> Any:
@@ -44,13 +45,23 @@ def batch_spec(data: Images, examples: int) -> Any:
     return tf.TensorSpec(shape, tf.float32), tf.TensorSpec((examples,), tf.int32)
 
 
-def _standardise(image: tf.Tensor, data: Images) -> tf.Tensor:
+def _standardise(images: tf.Tensor, data: Images) -> tf.Tensor:
     """uint8 pixels to float32 of about zero mean and unit variance, static shape."""
-    image = tf.ensure_shape(image, (data.image_size, data.image_size, data.channels))
-    return tf.cast(image, tf.float32) / 64.0 - 1.2
+    shape = (images.shape[0], data.image_size, data.image_size, data.channels)
+    return tf.cast(tf.ensure_shape(images, shape), tf.float32) / 64.0 - 1.2
 
 
-def _shift(image: tf.Tensor, pixels: int, seed: tf.Tensor) -> tf.Tensor:
-    """The image moved by up to `pixels` in each direction, zeros where nothing was."""
-    padded = tf.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)))
-    return tf.image.stateless_random_crop(padded, tf.shape(image), seed)
+def _shift(images: tf.Tensor, pixels: int, seeds: tf.Tensor) -> tf.Tensor:
+    """Each image moved by up to `pixels` in each direction, zeros where nothing was.
+
+    Args:
+        images: (batch, height, width, channels).
+        seeds: (batch, 2), random int32.
+    """
+    height, width = images.shape[1:3]
+    padded = tf.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)))
+    top, left = tf.unstack(tf.math.floormod(seeds, 2 * pixels + 1), axis=1)
+    rows = top[:, None] + tf.range(height)  # (batch, height)
+    columns = left[:, None] + tf.range(width)
+    padded = tf.gather(padded, rows, axis=1, batch_dims=1)
+    return tf.gather(padded, columns, axis=2, batch_dims=1)

@@ -18,14 +18,14 @@ def training(data: Text, seed: int) -> Training:
         count=len(windows),
         global_batch=data.global_batch,
         seed=seed,
-        prepare=lambda example, seed: _example(*example),
+        prepare=lambda examples, seeds: _shifted(*examples),
     )
 
 
 def evaluation(data: Text) -> tf.data.Dataset:
     """Every byte of the evaluation documents but their first is predicted once."""
     windows = tf.data.Dataset.from_tensor_slices(_windows(data, data.eval_split))
-    return windows.map(_example, tf.data.AUTOTUNE).batch(data.global_batch)
+    return windows.batch(data.global_batch).map(_shifted, tf.data.AUTOTUNE)
 
 
 def batch_spec(data: Text, examples: int) -> Any:
@@ -57,8 +57,13 @@ def _windows(data: Text, split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(windows), np.array(lengths, np.int32)
 
 
-def _example(window: tf.Tensor, length: tf.Tensor) -> tuple:
-    """Bytes, the bytes that follow them, and 1.0 where that is not padding."""
-    tokens = tf.cast(window, tf.int32)
-    weights = tf.cast(tf.range(1, tf.shape(tokens)[0]) < length, tf.float32)
-    return tokens[:-1], tokens[1:], tf.ensure_shape(weights, (window.shape[0] - 1,))
+def _shifted(windows: tf.Tensor, lengths: tf.Tensor) -> tuple:
+    """Bytes, the bytes that follow them, and 1.0 where that is not padding.
+
+    Args:
+        windows: (batch, context + 1), uint8.
+        lengths: (batch,), the bytes of each window that are real.
+    """
+    tokens = tf.cast(windows, tf.int32)
+    weights = tf.cast(tf.range(1, windows.shape[1]) < lengths[:, None], tf.float32)
+    return tokens[:, :-1], tokens[:, 1:], weights

@@ -22,7 +22,7 @@ def numbers(count: int, batch: int, seed: int = 0) -> Training:
         count=count,
         global_batch=batch,
         seed=seed,
-        prepare=lambda example, seed: (example, seed),
+        prepare=lambda examples, seeds: (examples, seeds),
     )
 
 
@@ -80,6 +80,9 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own():
 def test_no_two_examples_of_two_epochs_draw_the_same_augmentation():
     seeds = [tuple(s) for _, batch in numbers(24, 8).starting_at(0).take(6) for s in batch.numpy()]
     assert len(set(seeds)) == 48
+    # Random numbers they are, too: bits set as often as not.
+    bits = np.unpackbits(np.array(seeds, np.int32).view(np.uint8))
+    assert abs(bits.mean() - 0.5) < 3 * 0.5 / np.sqrt(bits.size)
 
 
 @pytest.mark.parametrize("config", config_flags.names())
@@ -115,12 +118,12 @@ def test_a_shifted_image_is_the_image_moved():
     data = config_flags.load("digits_resnet", []).data
     data.shift = 2
     pipeline = input_pipelines.training(data, 0)
-    example = next(iter(pipeline.base))
-    still = np.pad(example["image"].numpy()[..., 0].astype(np.float32), 2)
+    example = next(iter(pipeline.base.batch(1)))
+    still = np.pad(example["image"].numpy()[0, ..., 0].astype(np.float32), 2)
     seen = set()
     for seed in range(40):
-        image, _ = pipeline.prepare(example, tf.constant([seed, 1]))
-        pixels = np.round((image.numpy()[..., 0] + 1.2) * 64.0)
+        images, _ = pipeline.prepare(example, tf.constant([[seed, seed // 5 - 3]]))
+        pixels = np.round((images.numpy()[0, ..., 0] + 1.2) * 64.0)
         places = [
             (y, x)
             for y in range(5)

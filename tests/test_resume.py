@@ -47,9 +47,9 @@ def pipeline() -> Training:
         global_batch=16,
         seed=4,
         # Noise drawn for each example anew: augmentation has to come back the same, too.
-        prepare=lambda example, seed: (
-            example[0] + tf.random.stateless_normal((6,), seed),
-            example[1],
+        prepare=lambda examples, seeds: (
+            examples[0] + tf.cast(seeds[:, :1], tf.float32) / 2.0**31,
+            examples[1],
         ),
     )
 

@@ -60,7 +60,9 @@ def training_iterator(
         share = context.get_per_replica_batch_size(dataset.global_batch)
         # Consecutive shares go to consecutive replicas.
         batches = for_training(dataset, start, class_weight, host, hosts)
-        return batches.rebatch(share, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        if share * hosts < dataset.global_batch:
+            batches = batches.rebatch(share, drop_remainder=True)
+        return batches.prefetch(tf.data.AUTOTUNE)
 
     return iter(strategy.distribute_datasets_from_function(of_host))
 
