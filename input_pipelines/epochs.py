@@ -1,13 +1,16 @@
 """The order of training examples, as a function of the seed and the position alone.
 
-Epoch after epoch the data set is shuffled with a seed made of the run's seed and the epoch, and
-the epochs are joined end to end; step k takes the examples from k x global_batch on. So a run that
-goes on from step k sees exactly what it would have seen: no example twice, none left out.
+Position p of the endless stream of examples lies in epoch p // count, and is example
+shuffle(p % count) there, by a permutation that the run's seed and the epoch make. Step k takes the
+positions from k x global_batch on. So a run that goes on from step k sees exactly what it would
+have seen, no example twice and none left out, and nothing has to be read to get there.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
@@ -18,23 +21,24 @@ class Training:
     """An endless, shuffled, batched dataset that can start at any step.
 
     Args:
-        base: one epoch of examples in a fixed order, as they are stored.
-        count: examples in `base`.
+        examples: NumPy arrays, nested at will, whose first dimension counts the examples. They
+            lie in host memory: one gather makes a batch.
         global_batch: examples a step.
         seed: of the order and of the augmentation.
         prepare: (a batch of examples, seeds (batch, 2), int32) -> a batch as the model takes it.
             The seeds are random numbers that depend on the run's seed, the epoch and the example
-            alone. Whole batches at a time, because a function call an example costs more than
-            what it does to a small one.
-        shuffle_buffer: examples held in host memory; None: all of them.
+            alone.
     """
 
-    base: tf.data.Dataset
-    count: int
+    examples: Any
     global_batch: int
     seed: int
     prepare: Callable
-    shuffle_buffer: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Examples of an epoch."""
+        return len(tf.nest.flatten(self.examples)[0])
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
         """The global batches from a step on, or one host's part of each.
@@ -52,35 +56,28 @@ class Training:
                 f"A global batch of {self.global_batch} cannot be shared by {hosts} hosts."
             )
         share = self.global_batch // hosts
-        first_epoch, offset = divmod(step * self.global_batch, self.count)
+        examples = tf.nest.map_structure(tf.constant, self.examples)
+        places = tf.constant(np.arange(share) + host * share, tf.int64)
 
-        def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            # Within a dataset function this seeds the function's own graph alone. TensorFlow takes
-            # an epoch that is a tensor only beside a graph seed that is not 0.
-            tf.random.set_seed(self.seed + 1)
-            shuffled = self.base.enumerate().shuffle(
-                self.shuffle_buffer or self.count,
-                seed=epoch,
-                reshuffle_each_iteration=False,
-            )
-            # Skipped before anything is decoded.
-            skip = tf.where(epoch == first_epoch, tf.constant(offset, tf.int64), 0)
-            epochs = tf.data.Dataset.from_tensors(epoch).repeat()
-            return tf.data.Dataset.zip(epochs, shuffled.skip(skip))
-
-        def prepare(epoch, numbered):
-            index, examples = numbered
+        def batch(step: tf.Tensor) -> Any:
+            positions = step * self.global_batch + places
+            epochs = positions // self.count
             run = tf.fill((share,), tf.constant(self.seed, tf.int64))
-            words = tf.bitcast(tf.stack([run, epoch, index], axis=1), tf.uint8)
-            hashed = tf.fingerprint(tf.reshape(words, (share, -1)))  # (batch, 8), uint8
-            return self.prepare(examples, tf.bitcast(tf.reshape(hashed, (share, 2, 4)), tf.int32))
-
-        examples = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(one_epoch)
-        if hosts > 1:
-            # What belongs to other hosts is passed over before it is prepared.
-            examples = examples.enumerate().filter(
-                lambda position, _: position % self.global_batch // share == host
+            order = tf.cast(tf.stack([run, epochs, epochs], axis=1), tf.int32)
+            # A Feistel network: the shuffled place of any index, without the others. (Its wrapper
+            # in tf.random takes no seed for each index.)
+            index = tf.raw_ops.RandomIndexShuffle(
+                index=positions % self.count,
+                seed=order,
+                max_index=tf.constant(self.count - 1, tf.int64),
+                rounds=8,
             )
-            examples = examples.map(lambda _, example: example)
-        batches = examples.batch(share, drop_remainder=True)
-        return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            words = tf.bitcast(tf.stack([run, epochs, index], axis=1), tf.uint8)
+            hashed = tf.fingerprint(tf.reshape(words, (share, -1)))  # (batch, 8), uint8
+            seeds = tf.bitcast(tf.reshape(hashed, (share, 2, 4)), tf.int32)
+            chosen = tf.nest.map_structure(lambda array: tf.gather(array, index), examples)
+            return self.prepare(chosen, seeds)
+
+        return tf.data.Dataset.range(step, tf.int64.max).map(
+            batch, num_parallel_calls=2, deterministic=True
+        )

@@ -18,9 +18,10 @@ def training(data: Images, seed: int) -> Training:
         images = _shift(images, data.shift, seeds) if data.shift else images
         return _standardise(images, data), tf.cast(examples["label"], tf.int32)
 
+    tfds_source.count(builder, data.train_split)
+    examples = builder.as_dataset(split=data.train_split, shuffle_files=False)
     return Training(
-        base=builder.as_dataset(split=data.train_split, shuffle_files=False).cache(),
-        count=tfds_source.count(builder, data.train_split),
+        examples=tfds_source.in_memory(examples),
         global_batch=data.global_batch,
         seed=seed,
         prepare=prepare,

@@ -12,10 +12,8 @@ from tftpu.input_pipelines.sources import Text
 
 def training(data: Text, seed: int) -> Training:
     """Shuffled windows of the training documents; see `epochs.Training` for the order."""
-    windows, lengths = _windows(data, data.train_split)
     return Training(
-        base=tf.data.Dataset.from_tensor_slices((windows, lengths)),
-        count=len(windows),
+        examples=_windows(data, data.train_split),
         global_batch=data.global_batch,
         seed=seed,
         prepare=lambda examples, seeds: _shifted(*examples),

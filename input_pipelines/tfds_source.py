@@ -2,7 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tftpu.errors import UserError, did_you_mean
@@ -67,6 +70,12 @@ def count(builder: tfds.core.DatasetBuilder, split: str) -> int:
     if not examples:
         raise UserError(f"The split {split!r} of the data set {builder.name!r} is empty.")
     return examples
+
+
+def in_memory(dataset: tf.data.Dataset) -> Any:
+    """All examples of a dataset as NumPy arrays, nested as they are; for small data sets."""
+    examples = list(dataset.as_numpy_iterator())
+    return tf.nest.map_structure(lambda *parts: np.stack(parts), *examples)
 
 
 def _embedded(name: str, data_dir: str) -> tfds.core.DatasetBuilder:

@@ -20,7 +20,7 @@ from tftpu.config import Experiment
 from tftpu.launch import experiment as build
 from tftpu.step import Step
 
-TURNS = 10
+TURNS = 20
 FOREVER = 1_000_000
 
 
@@ -29,6 +29,7 @@ def run(experiment: Experiment, config: str, tpu: str, replicas: int | None, com
     strategy = tftpu.connect(tpu, replicas)
     experiment.validate(strategy.num_replicas_in_sync)
     precision = tftpu.set_precision(experiment.train.precision)
+    experiment.train.checkpoint_every = 0
     # As many steps a turn as from one line of the log to the next: all that `train` does is in it.
     steps = experiment.train.log_every
     contestants = {

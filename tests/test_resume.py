@@ -42,8 +42,7 @@ class CutAfter(keras.callbacks.Callback):
 def pipeline() -> Training:
     x, y, _ = random_batches(1, 50, False)[0]
     return Training(
-        base=tf.data.Dataset.from_tensor_slices((x, y)),
-        count=50,
+        examples=(x, y),
         global_batch=16,
         seed=4,
         # Noise drawn for each example anew: augmentation has to come back the same, too.
