@@ -136,16 +136,17 @@ class Turn:
 
 
 class _CallTurn(keras.callbacks.Callback):
-    """Calls the turn after every step, or after every device loop, of a `fit`."""
+    """Calls the turn before every step but the first, or every device loop, of a `fit`."""
 
     def __init__(self, turn: Turn):
         super().__init__()
         self._turn, self._seen = turn, 0
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):
         # The step within the epoch, which never ends here.
-        self._turn(batch + 1 - self._seen)
-        self._seen = batch + 1
+        if batch > self._seen:
+            self._turn(batch - self._seen)
+            self._seen = batch
 
 
 def _trainer(experiment: Experiment, strategy, turn: Turn) -> None:

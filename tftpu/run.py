@@ -38,7 +38,7 @@ class Run:
         self._steps = steps
         self._validation_data = validation_data
         self._epoch_steps = validation_every or steps
-        self._user_callbacks = bool(callbacks)
+        self._batch_logs = any(map(_reads_batch_logs, callbacks))
         epochs = math.ceil(steps / self._epoch_steps)
         self._callbacks = keras_internals.callback_list(
             list(callbacks), trainer.model, epochs, self._epoch_steps
@@ -110,8 +110,8 @@ class Run:
         self._trainer.profiler.at(self.step)
         if self._console:
             self._console.advance(self.step)
-        # Metrics cost milliseconds to work out: not for the history, which does not look at them.
-        logs = self._trainer.step.train_totals.read(totals) if self._user_callbacks else None
+        # Metrics cost milliseconds to work out: not for callbacks that do not look at them.
+        logs = self._trainer.step.train_totals.read(totals) if self._batch_logs else None
         self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, logs)
 
     def log(self) -> None:
@@ -243,3 +243,11 @@ class Run:
             if self.over()
             else (self.step // self._epoch_steps)
         )
+
+
+def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:
+    plain = keras.callbacks.Callback
+    methods = ("on_train_batch_end", "on_batch_end")
+    return any(getattr(type(callback), m) is not getattr(plain, m) for m in methods) or isinstance(
+        callback, keras.callbacks.LambdaCallback
+    )

@@ -72,11 +72,12 @@ class TensorBoard:
         import tensorflow as tf
 
         if split not in self._writers:
-            self._writers[split] = tf.summary.create_file_writer(files.join(self._workdir, split))
+            self._writers[split] = tf.summary.create_file_writer(
+                files.join(self._workdir, split), flush_millis=10_000
+            )
         with self._writers[split].as_default(step=step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
-        self._writers[split].flush()
 
     def close(self) -> None:
         for writer in self._writers.values():
