@@ -61,7 +61,6 @@ def lower(
         model_fn: makes the compiled Keras model.
         batch: one replica's share, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
         replicas: how many share the global batch.
-        kernels: the shape of every kernel, a weight of two dimensions or more, by its path.
         precision: the dtype policy that the model is built under.
         accumulate: microbatches a step.
         options: the other options of `tftpu.step.Step`.
