@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test exhaustive test-matrix lint format clean
+.PHONY: train test test-all test-slow exhaustive test-matrix lint format clean
 
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
@@ -16,6 +16,12 @@ train: $(VENV)/.cpu
 # Two processes, for two cores; a file's tests stay together.
 test: $(VENV)/.dev lint
 	$(PYTEST) -n 2 --dist loadfile
+
+# Everything that CI runs, in under half an hour on two cores.
+test-all: test test-slow
+
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m slow -n 2 --dist loadfile
 
 # Every combination of the options of the step, not a covering set.
 exhaustive: $(VENV)/.dev

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.exhaustive  # installs half a gigabyte
+pytestmark = pytest.mark.slow  # installs half a gigabyte
 
 
 class Environment:
