@@ -5,7 +5,6 @@ import contextlib
 import glob
 import importlib.util
 import os
-import re
 from pathlib import Path
 
 import tensorflow as tf
@@ -13,6 +12,7 @@ from tensorflow.python.tpu import tpu_system_metadata
 
 from tftpu import keras_internals
 from tftpu.errors import UserError
+from tftpu.preflight.slices import parse_slice
 
 
 def connect(tpu: str = "auto", replicas: int | None = None) -> tf.distribute.Strategy:
@@ -57,28 +57,12 @@ def simulated_slice(name: str) -> tf.distribute.TPUStrategy:
     assigned in replica context, an op of the host, a dynamic shape, a string.
 
     Args:
-        name: as Google writes it, "v3-8", "v5e-8", "v5litepod-8"; one host.
+        name: as Google writes it, "v3-8", "v5e-8", "v5litepod-8"; all of it as one host.
 
     Raises:
-        UserError: the name is none of a slice.
+        UserError: the name is none of a slice, or its size is not sold.
     """
-    cores = slice_cores(name)
-    return tf.distribute.TPUStrategy(_SimulatedResolver(cores))
-
-
-def slice_cores(name: str) -> int:
-    """The TensorCores of a slice, which is the number of its replicas.
-
-    Raises:
-        UserError: the name is none of a slice.
-    """
-    match = re.fullmatch(r"(v2|v3|v4|v5p|v5e|v5litepod|v6e)-(\d+)", name)
-    if not match or int(match[2]) < 1:
-        raise UserError(
-            f"{name!r} is not the name of a slice: write the generation and the size, as v3-8, "
-            "v4-16, v5e-8 or v6e-8."
-        )
-    return int(match[2])
+    return tf.distribute.TPUStrategy(_SimulatedResolver(parse_slice(name).replicas))
 
 
 def _virtual_cpus(replicas: int) -> tf.distribute.Strategy:
@@ -155,8 +139,8 @@ class _SimulatedResolver:
 
     tpu_hardware_feature = None
 
-    def __init__(self, cores: int):
-        self._cores = cores
+    def __init__(self, replicas: int):
+        self._replicas = replicas
 
     def master(self) -> str:
         return ""
@@ -164,11 +148,11 @@ class _SimulatedResolver:
     def get_tpu_system_metadata(self):
         prefix = "/job:localhost/replica:0/task:0/device:"
         devices = [_Device(f"{prefix}CPU:0", "CPU")]
-        devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._cores)]
+        devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._replicas)]
         return tpu_system_metadata.TPUSystemMetadata(
-            num_cores=self._cores,
+            num_cores=self._replicas,
             num_hosts=1,
-            num_of_cores_per_host=self._cores,
+            num_of_cores_per_host=self._replicas,
             topology=None,
             devices=devices,
         )
