@@ -56,7 +56,7 @@ def test_a_simulated_slice_is_the_real_strategy(name, replicas):
 
 @pytest.mark.parametrize("name", ["v3", "v9-8", "8", "v3-0", "v3-8x"])
 def test_what_is_no_slice_is_refused(name):
-    with pytest.raises(UserError, match="is not a TPU slice|There is no"):
+    with pytest.raises(UserError, match=r"is not a TPU slice|There is no"):
         tftpu.simulated_slice(name)
 
 
