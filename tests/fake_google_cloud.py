@@ -9,6 +9,14 @@ from contextlib import contextmanager
 
 import grpc
 
+# Planted where secrets lie, and looked for in all that is printed, sent and written.
+SECRET = "ya29.planted-secret"
+SECRETS = (
+    "GOOGLE_OAUTH_ACCESS_TOKEN",
+    "GOOGLE_AUTH_TOKEN_FOR_TESTING",
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+)
 ALL_GRANTED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.fake_google_cloud import SECRET, SECRETS
 from tftpu import files
 from tftpu.launch import main as command_line
 
@@ -143,3 +144,24 @@ def test_output_into_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m tftpu.launch.main configs | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_is_written_down(tmp_path):
+    """Neither by a run, nor by one that fails."""
+    workdir = tmp_path / "run"
+    environment = {**os.environ, **dict.fromkeys(SECRETS, SECRET)}
+
+    def printed(*flags):
+        command = [sys.executable, "-m", "tftpu.launch.main", *TRAIN, f"--workdir={workdir}"]
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    code, first = printed("--config.train.steps=2", "--config.train.eval_every=2")
+    assert code == 0, first
+    code, failed = printed("--config.model.width=16")
+    assert code == 2, failed
+    written = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    assert {"config.json", "metrics.jsonl"} <= {path.name for path in written}
+    assert SECRET not in first + failed
+    assert not [path for path, data in written.items() if SECRET.encode() in data]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_google_cloud import SECRET
 from tftpu.launch import doctor, main
 from tftpu.launch.diagnosis import wheels
 from tftpu.launch.diagnosis.machine import Machine
@@ -291,9 +292,6 @@ def test_a_library_path_that_leads_nowhere(tpu_vm):
     assert tpu_vm.problem().name == "library-path"
     tpu_vm.write("/lib/libtpu.so")
     assert tpu_vm.examine()[1] == []
-
-
-SECRET = "ya29.planted-secret"
 
 
 def credentials(scratch: Scratch, **fields: str) -> None:

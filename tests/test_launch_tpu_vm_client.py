@@ -11,7 +11,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import status_pb2
 
-from tests.fake_google_cloud import Fault, grpc_service, storage
+from tests.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
 from tftpu.launch import main, tpu_vm_client
 
 FLAGS = (
@@ -403,11 +403,8 @@ def test_it_asks(service, capsys, monkeypatch, answer, rented):
     assert bool(service.requests) == rented
 
 
-SECRET = "ya29.planted-secret"
-
-
 def test_no_secret_leaves_this_machine(service, capsys, monkeypatch):
-    for name in ("GOOGLE_OAUTH_ACCESS_TOKEN", "WANDB_API_KEY", "GOOGLE_AUTH_TOKEN_FOR_TESTING"):
+    for name in SECRETS:
         monkeypatch.setenv(name, SECRET)
     assert launch() == 0
     service.faults["create"] = [Fault(grpc.StatusCode.PERMISSION_DENIED, "denied")]

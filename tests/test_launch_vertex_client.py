@@ -7,7 +7,7 @@ from google.cloud import aiplatform_v1 as v1
 from google.cloud.aiplatform_v1.services.job_service import transports
 from google.protobuf import json_format
 
-from tests.fake_google_cloud import Fault, grpc_service, storage
+from tests.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
 from tftpu.launch import main, vertex_client
 
 FLAGS = (
@@ -222,3 +222,15 @@ def test_without_credentials_it_says_how_to_log_in(capsys, monkeypatch, tmp_path
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     assert launch() == 2
     assert "gcloud auth application-default login" in capsys.readouterr().err
+
+
+def test_no_secret_leaves_this_machine(service, capsys, monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, SECRET)
+    assert launch() == 0
+    service.refuses = Fault(grpc.StatusCode.PERMISSION_DENIED, "denied")
+    assert launch() == 2
+    assert main.main(["launch", "vertex", *FLAGS, "--dry_run"]) == 0
+    captured = capsys.readouterr()
+    assert len(service.created) == 1
+    assert SECRET not in captured.out + captured.err + repr(service.created)
