@@ -3,6 +3,7 @@
 import keras
 from keras import layers, ops
 
+from tftpu.models.attention import attention
 from tftpu.models.sizes import GPT
 
 
@@ -25,7 +26,9 @@ def build(config: GPT) -> keras.Model:
 
 def _block(x, config: GPT, name: str):
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
-    y = CausalSelfAttention(config.heads, config.layers, name=f"{name}_attention")(y)
+    y = CausalSelfAttention(
+        config.heads, config.layers, config.attention, name=f"{name}_attention"
+    )(y)
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout1")(y)
     x = layers.Add(name=f"{name}_add1")([x, y])
@@ -69,10 +72,11 @@ class Positions(layers.Layer):
 class CausalSelfAttention(layers.Layer):
     """Multi-head attention in which a token sees itself and those before it."""
 
-    def __init__(self, heads: int, depth: int, **kwargs):
+    def __init__(self, heads: int, depth: int, implementation: str = "plain", **kwargs):
         super().__init__(**kwargs)
         self.heads = heads
         self.depth = depth
+        self.implementation = implementation
 
     def build(self, input_shape):
         width = input_shape[-1]
@@ -91,21 +95,16 @@ class CausalSelfAttention(layers.Layer):
     def call(self, x):
         batch, time, width = ops.shape(x)
         qkv = ops.reshape(self.qkv(x), (batch, time, 3, self.heads, width // self.heads))
-        q, k, v = ops.unstack(ops.transpose(qkv, (2, 0, 3, 1, 4)), num=3)  # (batch, heads, time, d)
-        scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * (width // self.heads) ** -0.5
-        position = ops.arange(time)
-        visible = position[:, None] >= position[None, :]  # (time, time)
-        # The softmax in float32: in float16 or bfloat16 the small probabilities vanish.
-        scores = ops.where(visible, ops.cast(scores, "float32"), -1e9)
-        weights = ops.cast(ops.softmax(scores), v.dtype)
-        y = ops.transpose(ops.matmul(weights, v), (0, 2, 1, 3))  # (batch, time, heads, d)
+        q, k, v = ops.unstack(qkv, num=3, axis=2)  # (batch, time, heads, head_dim)
+        y = attention(q, k, v, causal=True, implementation=self.implementation)
         return self.out(ops.reshape(y, (batch, time, width)))
 
     def compute_output_shape(self, input_shape):
         return input_shape
 
     def get_config(self):
-        return {**super().get_config(), "heads": self.heads, "depth": self.depth}
+        own = {"heads": self.heads, "depth": self.depth, "implementation": self.implementation}
+        return {**super().get_config(), **own}
 
 
 class TiedHead(layers.Layer):

@@ -6,7 +6,9 @@ No Keras here: a config file names a model, and is checked, in milliseconds.
 import dataclasses
 
 from tftpu.config import Model, Share
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
+
+ATTENTIONS = ("plain", "flash")
 
 
 @dataclasses.dataclass
@@ -37,8 +39,10 @@ class GPT(Model):
     width: int = 768
     heads: int = 12
     dropout: float = 0.0
+    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
 
     def validate(self, per_step: Share) -> None:
+        check_attention(self.attention)
         if self.width % self.heads:
             raise UserError(
                 f"model.width {self.width} is not a multiple of model.heads {self.heads}."
@@ -59,6 +63,14 @@ SIZES: dict[str, Model] = {
         GPT("gpt2_xl", layers=48, width=1600, heads=25),
     )
 }
+
+
+def check_attention(attention: str) -> None:
+    """Raises `UserError` for what `tftpu.models.attention` does not know."""
+    if attention not in ATTENTIONS:
+        raise UserError(
+            f"There is no model.attention {attention!r}.{did_you_mean(attention, ATTENTIONS)}"
+        )
 
 
 def _check_norm_batch(norm_batch: int | str, per_step: Share) -> None:
