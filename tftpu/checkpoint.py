@@ -1,26 +1,36 @@
 """Checkpoints: all that a run needs to go on, visible only when whole.
 
-    checkpoints/<step>/model.safetensors      weights and moving statistics
-                      optimizer.safetensors   the optimizer's state
-                      step.safetensors        the step counter and the average of the weights
-                      state.json              what the host knows: history, running sums
-                      manifest.json           sizes and checksums; written last
+    checkpoints/<step>/model.safetensors       weights and moving statistics
+                      optimizer.safetensors    the optimizer's state
+                      loss_scale.safetensors   of mixed_float16
+                      step.safetensors         the step counter
+                      ema.safetensors          the average of the weights
+                      state.json               what the host knows: config, seed, position in the
+                                               data, history, running sums
+                      manifest.json            sizes and checksums; written last
+    checkpoints/best                           the step of the best one, and its metric
 
 A folder without a manifest is no checkpoint: that is what makes a save atomic, on a disk and in a
-bucket alike.
+bucket alike. Training waits for a copy to host memory; a thread writes it, one save at a time.
 """
 
+import contextlib
+import difflib
 import json
 import logging
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
-import safetensors.numpy
-import tensorflow as tf
 
-from tftpu import files
+from tftpu import files, tensor_files
 from tftpu.errors import UserError
+
+# Groups of variables that depend on the precision: a checkpoint may have them or not.
+_OPTIONAL = ("loss_scale",)
 
 
 class Restored(NamedTuple):
@@ -30,80 +40,178 @@ class Restored(NamedTuple):
     state: dict[str, Any]
 
 
+class Best(NamedTuple):
+    """Why a checkpoint is the best one so far."""
+
+    metric: str
+    value: float
+
+
+class Failure(NamedTuple):
+    """A save that failed, and why."""
+
+    step: int
+    reason: str
+
+
 class Checkpoints:
     """The checkpoints of one workdir.
 
     Args:
         workdir: local or `gs://`.
         keep: how many of the newest are kept; the best is kept besides.
+        keep_every: every step that is a multiple of it is kept, too; 0: none.
     """
 
-    def __init__(self, workdir: str, keep: int = 3):
+    def __init__(self, workdir: str, keep: int = 3, keep_every: int = 0):
         self.folder = files.join(workdir, "checkpoints")
         self.keep = keep
+        self.keep_every = keep_every
+        self._copy = _HostCopy()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        self._pending: tuple[int, Future] | None = None
+        self._failure: Failure | None = None
 
     def steps(self) -> list[int]:
         """The steps that there is a whole checkpoint of, in order."""
-        names = [name for name in files.names_in(self.folder) if name.isdigit()]
-        return sorted(int(n) for n in names if files.exists(self._path(int(n), "manifest.json")))
+        self.wait()
+        return self._steps()
 
     def best(self) -> int | None:
         """The step of the best checkpoint by the evaluation's metric."""
         path = files.join(self.folder, "best")
         return json.loads(files.read(path))["step"] if files.exists(path) else None
 
-    def save(self, step: int, variables: dict[str, list], state: dict[str, Any]) -> None:
-        """Writes a checkpoint and removes those that need not be kept.
+    def save(
+        self,
+        step: int,
+        variables: dict[str, list],
+        state: dict[str, Any],
+        best: Best | None = None,
+    ) -> None:
+        """Starts to write a checkpoint; returns when the variables may change again.
+
+        A save that is still being written is waited for first. What fails is told by
+        `take_failure`, and leaves the earlier checkpoints as they are.
 
         Args:
             step: its name.
             variables: lists of Keras or TensorFlow variables by group; a file each.
             state: JSON, what the host knows.
+            best: it is the best so far, and kept whatever its age.
         """
-        contents = {
-            f"{group}.safetensors": safetensors.numpy.save(
-                {_key(i, v): _array(v) for i, v in enumerate(group_variables)}
-            )
-            for group, group_variables in variables.items()
-        }
-        contents["state.json"] = json.dumps(state).encode()
-        manifest = {"step": step, "files": {}}
-        for name, data in contents.items():
-            files.write_whole(self._path(step, name), data)
-            manifest["files"][name] = {"bytes": len(data), "crc32c": google_crc32c.value(data)}
-        files.write_whole(self._path(step, "manifest.json"), json.dumps(manifest).encode())
-        self._prune()
+        self.wait()
+        groups = self._copy.take(variables)
+        text = json.dumps(state).encode()
+        self._pending = step, self._writer.submit(self._write, step, groups, text, best)
 
-    def mark_best(self, step: int, metric: str, value: float) -> None:
-        """Names the best checkpoint so far; it is kept whatever its age."""
-        record = {"step": step, "metric": metric, "value": value}
-        files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
-        self._prune()
+    def wait(self) -> None:
+        """Waits until nothing is being written."""
+        if self._pending is None:
+            return
+        step, future = self._pending
+        try:
+            future.result()
+        except OSError as error:
+            self._failure = Failure(step, error.strerror or str(error))
+        finally:
+            self._pending = None
+
+    def take_failure(self) -> Failure | None:
+        """The last save that failed, if any; told once."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+        failure, self._failure = self._failure, None
+        return failure
 
     def restore(self, variables: dict[str, list], step: int | None = None) -> Restored | None:
         """Loads a checkpoint into variables; None if there is none.
 
-        A checkpoint that does not match its checksums is passed over with a warning, and the next
-        newest taken.
+        One that does not match its checksums is passed over with a warning, and the next newest
+        taken. Variables of another precision take the values rounded.
 
         Args:
             variables: as for `save`.
             step: which one; None: the newest.
 
         Raises:
-            UserError: it belongs to another model or optimizer; the message lists where they
-                differ.
+            UserError: it belongs to another model or optimizer, and the message lists where they
+                differ; or there are checkpoints, and none is whole.
         """
-        for candidate in [step] if step is not None else reversed(self.steps()):
+        self.wait()
+        candidates = [step] if step is not None else self._steps()[::-1]
+        for candidate in candidates:
             try:
                 contents = self._read(candidate)
             except (OSError, ValueError, KeyError) as error:
-                logging.warning("Checkpoint %s is broken (%s): passed over.", candidate, error)
+                logging.warning(
+                    "Checkpoint %s is broken (%s): passed over.", self._path(candidate), error
+                )
                 continue
-            for group, group_variables in variables.items():
-                _load(contents[f"{group}.safetensors"], group_variables, group, candidate)
+            _load(contents, variables, candidate)
             return Restored(candidate, json.loads(contents["state.json"]))
+        if candidates:
+            raise UserError(
+                f"No checkpoint in {self.folder} is whole (there is {_listed(candidates)}). To "
+                "train from the start, remove that folder or choose another --workdir."
+            )
         return None
+
+    # In the writer's thread
+
+    def _write(self, step: int, groups: dict, state: bytes, best: Best | None) -> None:
+        try:
+            self._discard(step)  # what a save that was cut off left, or a broken one
+            contents = {
+                f"{group}.safetensors": tensor_files.TensorFile(arrays)
+                for group, arrays in groups.items()
+            }
+            contents["state.json"] = [state]
+            manifest = {"step": step, "files": {}}
+            for name, pieces in contents.items():
+                summed = _Summed(pieces)
+                files.write_whole(self._path(step, name), summed)
+                manifest["files"][name] = {"bytes": summed.size, "crc32c": summed.crc32c}
+            files.write_whole(self._path(step, "manifest.json"), json.dumps(manifest).encode())
+        except OSError:
+            with contextlib.suppress(OSError):  # a part of a checkpoint only takes up space
+                self._discard(step)
+            raise
+        if best is not None:
+            record = {"step": step, **best._asdict()}
+            files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
+        try:
+            self._prune(step)
+        except OSError as error:
+            logging.warning("Old checkpoints could not be removed: %s", error)
+
+    def _prune(self, newest: int) -> None:
+        """Removes what need not be kept, and what saves that were cut off left.
+
+        Checkpoints of later steps are broken ones that the run went back from: they neither count
+        nor are touched until the run gets there.
+        """
+        whole = [step for step in self._steps() if step <= newest]
+        spared = {self.best(), *whole[-self.keep :]}
+        if self.keep_every:
+            spared |= {step for step in whole if step % self.keep_every == 0}
+        for step in self._folders():
+            if step < newest and step not in spared:
+                self._discard(step)
+        for name in files.names_in(self.folder):
+            if name.endswith(".tmp"):
+                files.remove(files.join(self.folder, name))
+
+    def _discard(self, step: int) -> None:
+        # The manifest goes first: from then on the folder is no checkpoint.
+        files.remove(self._path(step, "manifest.json"))
+        files.remove_tree(self._path(step))
+
+    def _steps(self) -> list[int]:
+        return [s for s in self._folders() if files.exists(self._path(s, "manifest.json"))]
+
+    def _folders(self) -> list[int]:
+        return sorted(int(name) for name in files.names_in(self.folder) if name.isdigit())
 
     def _read(self, step: int) -> dict[str, bytes]:
         manifest = json.loads(files.read(self._path(step, "manifest.json")))
@@ -115,54 +223,108 @@ class Checkpoints:
             contents[name] = data
         return contents
 
-    def _prune(self) -> None:
-        spared = {self.best(), *self.steps()[-self.keep :]}
-        for step in self.steps():
-            if step not in spared:
-                # The manifest goes first: from then on the folder is no checkpoint.
-                files.remove_tree(self._path(step, "manifest.json"))
-                files.remove_tree(self._path(step))
-
     def _path(self, step: int, *parts: str) -> str:
         return files.join(self.folder, str(step), *parts)
 
 
-def _array(variable) -> np.ndarray:
-    array = np.array(variable.numpy())
-    # NumPy has no bfloat16 of its own to read back into; float32 holds it without loss.
-    return array.astype(np.float32) if tf.as_dtype(variable.dtype) == tf.bfloat16 else array
+class _HostCopy:
+    """A copy of variables in host memory, whose place is used again: pages cost more than bytes."""
+
+    def __init__(self):
+        self._arrays: dict[tuple[str, int], np.ndarray] = {}
+
+    def take(self, variables: dict[str, list]) -> dict[str, dict[str, np.ndarray]]:
+        """The values of variables by group and name; they are good until the next call."""
+        return {
+            group: {_key(i, v): self._array(group, i, v) for i, v in enumerate(members)}
+            for group, members in variables.items()
+        }
+
+    def _array(self, group: str, index: int, variable: Any) -> np.ndarray:
+        import tensorflow as tf
+
+        value = np.asarray(tf.convert_to_tensor(variable))  # on a CPU: the variable's own memory
+        array = self._arrays.get((group, index))
+        if array is None or (array.shape, array.dtype) != (value.shape, value.dtype):
+            array = self._arrays[group, index] = np.empty(value.shape, value.dtype)
+        np.copyto(array, value)
+        return array
 
 
-def _name(variable) -> str:
+class _Summed:
+    """Pieces of bytes, whose size and checksum are known when they have been gone through."""
+
+    def __init__(self, pieces: Iterable[bytes]):
+        self._pieces = pieces
+        self.size = self.crc32c = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.size = self.crc32c = 0
+        for piece in self._pieces:
+            self.size += len(piece)
+            self.crc32c = google_crc32c.extend(self.crc32c, piece)
+            yield piece
+
+
+def _name(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def _key(index: int, variable) -> str:
-    # By position: Keras counts up automatic names ("dense_7") within a process.
+def _key(index: int, variable: Any) -> str:
+    # The place comes first: Keras counts up automatic names ("dense_7") within a process.
     return f"{index:05d} {_name(variable)}"
 
 
-def _load(data: bytes, variables: list, group: str, step: int) -> None:
-    saved = safetensors.numpy.load(data)
-    keys = sorted(saved)
-    differences = []
-    for index in range(max(len(keys), len(variables))):
-        there = keys[index] if index < len(keys) else None
-        here = variables[index] if index < len(variables) else None
-        if there is None:
-            differences.append(f"{_name(here)} is not in the checkpoint")
-        elif here is None:
-            differences.append(f"{there.split(' ', 1)[1]} is only in the checkpoint")
-        elif saved[there].shape != tuple(here.shape):
-            differences.append(
-                f"{_name(here)} is {tuple(here.shape)} here and {saved[there].shape} there"
+def _uncounted(name: str) -> str:
+    """A variable's name without what Keras counts up within a process: "dense_7" is "dense"."""
+    return re.sub(r"_\d+(?=_|/|:|$)", "", name)
+
+
+def _load(contents: dict[str, bytes], variables: dict[str, list], step: int) -> None:
+    """Assigns all variables, or none if they are not those of the checkpoint."""
+    assignments = []
+    for group, members in variables.items():
+        data = contents.get(f"{group}.safetensors")
+        if data is None and group in _OPTIONAL:
+            continue
+        decoded = tensor_files.decode(data) if data is not None else {}
+        saved = [(key.split(" ", 1)[1], decoded[key]) for key in sorted(decoded)]
+        differences = _differences(saved, members)
+        if differences:
+            raise UserError(
+                f"The checkpoint of step {step} is of another {group}: {_listed(differences)}. "
+                "Use the configuration that it was trained with, or another --workdir."
             )
-    if differences:
-        shown = "; ".join(differences[:5])
-        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise UserError(
-            f"The checkpoint of step {step} is of another {group}: {shown}{more}. Use the "
-            "configuration that it was trained with, or another --workdir."
-        )
-    for key, variable in zip(keys, variables):
-        variable.assign(saved[key].astype(tf.as_dtype(variable.dtype).as_numpy_dtype))
+        assignments += [(v, value) for v, (_, value) in zip(members, saved)]
+    for variable, value in assignments:
+        variable.assign(value.astype(_dtype(variable)))
+
+
+def _differences(saved: list[tuple[str, np.ndarray]], variables: list) -> list[str]:
+    """Where variables and the arrays of a checkpoint differ, a clause each."""
+    there = [(_uncounted(name), value.shape) for name, value in saved]
+    here = [(_uncounted(_name(v)), tuple(v.shape)) for v in variables]
+    differences = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, there, here, False).get_opcodes():
+        if kind == "equal":
+            continue
+        shapes = dict(there[a:b])
+        for variable, (plain, shape) in zip(variables[c:d], here[c:d]):
+            other = shapes.pop(plain, None)
+            what = f"is {shape} here and {other} there" if other else "is not in the checkpoint"
+            differences.append(f"{_name(variable)} {what}")
+        left = [name for name, _ in saved[a:b] if _uncounted(name) in shapes]
+        differences += [f"{name} is only in the checkpoint" for name in left]
+    return differences
+
+
+def _dtype(variable: Any) -> np.dtype:
+    import tensorflow as tf
+
+    return tf.as_dtype(variable.dtype).as_numpy_dtype
+
+
+def _listed(items: list) -> str:
+    """The first of many, for a sentence."""
+    shown = "; ".join(map(str, items[:8]))
+    return f"{shown}; and {len(items) - 8} more" if len(items) > 8 else shown

@@ -88,8 +88,11 @@ class Train:
     steps_per_loop: int = 50  # device steps between two visits to the host
     log_every: int = 50
     eval_every: int = 0  # 0: at the end only
-    checkpoint_every: int = 0  # 0: at the end only
+    checkpoint_every: int = 0  # steps; 0: at the end only
+    checkpoint_minutes: float = 0.0  # besides, so many minutes after the last one; 0: not
     keep: int = 3  # newest checkpoints kept; the best one is kept besides
+    keep_every: int = 0  # checkpoints of its multiples are kept, too; 0: none
+    grace: float = 25.0  # seconds from a SIGTERM to the end of the process
     best_metric: str = ""  # of the evaluation, as "accuracy"; empty: the loss
     accumulate: int = 1  # microbatches a step
     clip_norm: float | None = None  # global norm of the reduced gradient
@@ -104,8 +107,10 @@ class Train:
     def validate(self) -> None:
         for field in ("steps", "steps_per_loop", "log_every", "keep", "accumulate"):
             _at_least(f"train.{field}", getattr(self, field), 1)
-        for field in ("eval_every", "checkpoint_every", "max_rollbacks"):
+        for field in ("eval_every", "checkpoint_every", "keep_every", "max_rollbacks"):
             _at_least(f"train.{field}", getattr(self, field), 0)
+        _at_least("train.checkpoint_minutes", self.checkpoint_minutes, 0.0)
+        _at_least("train.grace", self.grace, 1.0)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"train.clip_norm is {self.clip_norm}: it must be above 0, or None.")
         if self.ema is not None and not 0 < self.ema < 1:

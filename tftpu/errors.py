@@ -12,14 +12,20 @@ class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
     """The run was asked to stop and saved what it had; the command line exits with 75.
 
     Args:
-        signal: its name.
+        reason: the name of a signal, or "a maintenance event".
         step: the step that the run stopped after.
-        saved: whether there is a checkpoint of that step; not without a workdir.
+        saved: the step of the newest checkpoint; None: there is none.
     """
 
-    def __init__(self, signal: str, step: int, saved: bool):
-        kept = "saved: the same command goes on from there" if saved else "not saved: no workdir"
-        super().__init__(f"Stopped by {signal} after step {step}, {kept}.")
+    def __init__(self, reason: str, step: int, saved: int | None):
+        kept = (
+            "saved: the same command goes on from there"
+            if saved == step
+            else "not saved: there is no checkpoint"
+            if saved is None
+            else f"which could not be saved: the same command goes on from step {saved}"
+        )
+        super().__init__(f"Stopped by {reason} after step {step}, {kept}.")
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

@@ -1,7 +1,9 @@
 """The books of one `fit`: where it stands, what it has seen, and what falls due next."""
 
+import json
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu import files, keras_internals, writers
+from tftpu.checkpoint import Best, Failure
 from tftpu.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +55,9 @@ class Run:
         self._best: float | None = None
         self._last_finite: np.ndarray | None = None
         self._saved_step: int | None = None
+        self._saved_at = time.monotonic()
         self._past: tuple[dict, list] = {}, []  # the history of the run before this process
+        self._config = _config_of(trainer.workdir)
         self._resume()
         self._console = writers.Console(steps, self.step) if trainer.verbose else None
         sinks: list[writers.Writer] = [self._console] if self._console else []
@@ -146,16 +151,52 @@ class Run:
         if not self.over():
             self._callbacks.on_epoch_begin(self._epoch_index())
 
-    def save(self, now: bool = False) -> None:
-        """Saves a checkpoint if one is due, or now."""
+    def save(self, now: bool = False, best: Best | None = None) -> None:
+        """Starts to save a checkpoint if one is due, or now; warns of the last one if it failed."""
         trainer = self._trainer
-        every = trainer.checkpoint_every
+        if trainer.checkpoints is None:
+            return
+        self._warn(trainer.checkpoints.take_failure())
+        every, minutes = trainer.checkpoint_every, trainer.checkpoint_minutes
         due = now or self.over() or (every and self.step % every == 0)
-        if trainer.checkpoints is None or not due or self._saved_step == self.step:
+        due = due or (minutes and time.monotonic() - self._saved_at >= 60 * minutes)
+        if not due or self._saved_step == self.step:
             return
         with trainer.clock.spend("checkpoint"):
-            trainer.checkpoints.save(self.step, trainer.step.variables, self.state)
-        self._saved_step = self.step
+            trainer.checkpoints.save(self.step, trainer.step.variables, self.state, best)
+        self._saved_step, self._saved_at = self.step, time.monotonic()
+
+    def settle(self) -> int | None:
+        """Waits until nothing is being saved; the step of the newest checkpoint, or None."""
+        if self._trainer.checkpoints is None:
+            return None
+        with self._trainer.clock.spend("checkpoint"):
+            saved = self._trainer.checkpoints.steps()
+        self._warn(self._trainer.checkpoints.take_failure())
+        return saved[-1] if saved else None
+
+    def finish(self) -> None:
+        """Waits for the last checkpoint.
+
+        Raises:
+            UserError: it could not be saved.
+        """
+        saved = self.settle()
+        if self._trainer.checkpoints is not None and self._saved_step != self.step:
+            goes_on = f"goes on from step {saved}" if saved is not None else "starts anew"
+            raise UserError(
+                f"The run has its {self.step} steps, but its last checkpoint could not be saved "
+                f"in {self._trainer.workdir!r}. Mend that: the same command then {goes_on}."
+            )
+
+    def _warn(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self._saved_step = None if self._saved_step == failure.step else self._saved_step
+            logging.warning(
+                "The checkpoint of step %s could not be saved (%s). Training goes on, and saves "
+                "again when the next one is due.",
+                *failure,
+            )
 
     def roll_back(self, totals: np.ndarray) -> None:
         """Goes back to the last checkpoint after a loss that was not finite, or ends the run.
@@ -189,6 +230,7 @@ class Run:
 
     def end(self) -> None:
         """Closes everything that is open; also after an error."""
+        self.settle()
         self._trainer.profiler.stop()
         self._callbacks.on_train_end()
         self._writers.close()
@@ -197,6 +239,9 @@ class Run:
     def state(self) -> dict[str, Any]:
         """What the host knows, as JSON."""
         return {
+            "config": self._config,
+            "seed": self._trainer.seed,
+            "position": self.position,
             "skipped_batches": self.skipped_batches,
             "rollbacks": self._rollbacks,
             "window": np.asarray(self._window).tolist(),
@@ -211,6 +256,13 @@ class Run:
         if restored is None:
             return
         state = restored.state
+        if state["seed"] != self._trainer.seed:
+            logging.warning(
+                "The run began with seed %s and goes on with %s: its numbers will not be those of "
+                "either.",
+                state["seed"],
+                self._trainer.seed,
+            )
         self.step = self._saved_step = restored.step
         self.skipped_batches = state["skipped_batches"]
         self._rollbacks = state["rollbacks"]
@@ -231,8 +283,7 @@ class Run:
         better = self._best is None or sign * value > sign * self._best
         if trainer.checkpoints is not None and better:
             self._best = value
-            self.save(now=True)
-            trainer.checkpoints.mark_best(self.step, metric, value)
+            self.save(now=True, best=Best(metric, value))
 
     def _learning_rate(self) -> float:
         return float(keras.ops.convert_to_numpy(self._trainer.step.optimizer.learning_rate))
@@ -243,6 +294,12 @@ class Run:
             if self.over()
             else (self.step // self._epoch_steps)
         )
+
+
+def _config_of(workdir: str | None) -> dict | None:
+    """The experiment of a workdir, where it has one."""
+    path = files.join(workdir or "", "config.json")
+    return json.loads(files.read(path)) if workdir and files.exists(path) else None
 
 
 def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:

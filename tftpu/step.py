@@ -184,12 +184,16 @@ class Step:
         """Everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
         model = self.model
         seeds = {id(v) for v in self._seed_states}
-        return {
+        own = {id(v) for v in self.optimizer.variables}
+        groups = {
             "model": [v for v in model.variables if id(v) not in seeds],
-            "optimizer": list(model.optimizer.variables),
+            "optimizer": list(self.optimizer.variables),
             "step": [self.step],
             "ema": self.averages,
         }
+        if self._dynamic_scale:  # apart: a run may go on in another precision
+            groups["loss_scale"] = [v for v in model.optimizer.variables if id(v) not in own]
+        return groups
 
     # Construction
 

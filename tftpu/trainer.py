@@ -34,7 +34,10 @@ class Trainer:
         ema: decay of the average of the weights, which evaluation then uses.
         steps_per_loop: device steps between two visits to the host.
         log_every, checkpoint_every: in steps; 0: at the end only.
-        keep: checkpoints kept, besides the best.
+        checkpoint_minutes: a checkpoint is also due so many minutes after the last; 0: not.
+        keep: newest checkpoints kept, besides the best.
+        keep_every: checkpoints of its multiples are kept as well; 0: none.
+        grace: seconds from a SIGTERM to the end of the process.
         best_metric: of the evaluation; "" is the loss. Losses and errors are best when small.
         seed: of dropout and of every other layer that draws random numbers.
         profile: "100:110" writes a TensorBoard profile of those steps.
@@ -57,7 +60,10 @@ class Trainer:
         steps_per_loop: int = 50,
         log_every: int = 50,
         checkpoint_every: int = 0,
+        checkpoint_minutes: float = 0.0,
         keep: int = 3,
+        keep_every: int = 0,
+        grace: float = 25.0,
         best_metric: str = "",
         seed: int = 0,
         profile: str = "",
@@ -70,7 +76,10 @@ class Trainer:
             steps_per_loop=steps_per_loop,
             log_every=log_every,
             checkpoint_every=checkpoint_every,
+            checkpoint_minutes=checkpoint_minutes,
             keep=keep,
+            keep_every=keep_every,
+            grace=grace,
             accumulate=accumulate,
             clip_norm=clip_norm,
             ema=ema,
@@ -86,14 +95,17 @@ class Trainer:
             "ema": ema,
             "seed": seed,
         }
+        self.seed = seed
         self.steps_per_loop = steps_per_loop
         self.log_every = log_every
         self.checkpoint_every = checkpoint_every
+        self.checkpoint_minutes = checkpoint_minutes
+        self.grace = grace
         self.best_metric = best_metric or "loss"
         self.on_nan = on_nan
         self.max_rollbacks = max_rollbacks
         self.verbose = verbose
-        self.checkpoints = Checkpoints(self.workdir, keep) if self.workdir else None
+        self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
         self.profiler = Profiler(self.workdir, profile)
         self.clock = Clock()
         self.step: Step | None = None
@@ -216,7 +228,8 @@ class Trainer:
                     run.evaluate()
                     run.save(now=notice.requested is not None)
                     if notice.requested and not run.over():
-                        raise Preempted(notice.requested, run.step, self.workdir is not None)
+                        raise Preempted(notice.requested, run.step, run.settle())
+                run.finish()
         finally:
             run.end()
 
