@@ -15,7 +15,15 @@ from tftpu.models import sizes
 if TYPE_CHECKING:
     import keras
 
-_BUILDERS = {sizes.ResNet: "resnet", sizes.GPT: "gpt"}
+_BUILDERS = {
+    sizes.ResNet: "resnet",
+    sizes.ConvNeXt: "convnext",
+    sizes.EfficientNetV2: "efficientnetv2",
+    sizes.ViT: "vit",
+    sizes.BERT: "bert",
+    sizes.GPT: "gpt",
+    sizes.Llama: "llama",
+}
 
 
 def names() -> list[str]:

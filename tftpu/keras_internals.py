@@ -129,6 +129,15 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     return [*own, seed_generator.global_seed_generator().state]
 
 
+def example_seeds(model: keras.Model) -> list[keras.Variable]:
+    """The states of the generators that draw by an example's place in the global batch.
+
+    Each is (seed, draws so far, place of the first example in hand), as that of
+    `tftpu.models.stochastic_depth.ExampleSeed`.
+    """
+    return [v for v in model.non_trainable_variables if v.name == "example_seed"]
+
+
 def apply_weight_decay(
     optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
 ) -> None:

@@ -79,7 +79,9 @@ class Step:
         checks.refuse_model(model)
         self._build(batch)
         self.objective = Objective(model)
-        self._seed_states = keras_internals.seed_states(model)
+        self._drawn_apart = keras_internals.seed_states(model)
+        self._drawn_by_example = keras_internals.example_seeds(model)
+        self._seed_states = [*self._drawn_apart, *self._drawn_by_example]
         self._create_variables()
         if training:
             self.prepare(batch)
@@ -95,7 +97,9 @@ class Step:
         """
         seeds = {id(v) for v in self._seed_states}
         self._statistics = [v for v in self.model.non_trainable_variables if id(v) not in seeds]
-        self._describe(keras.tree.map_structure(self._microbatch_spec, batch))
+        microbatch = keras.tree.map_structure(self._microbatch_spec, batch)
+        self._microbatch_examples = keras.tree.flatten(microbatch)[0].shape[0]
+        self._describe(microbatch)
         self.prepared = True
 
     def train(self, batch: Any) -> None:
@@ -382,13 +386,21 @@ class Step:
         return grads, [s / self.accumulate for s in stats], metrics, losses
 
     def _seeds(self, context, microbatch: int | tf.Tensor) -> list[tf.Tensor]:
-        """Seeds that differ by generator, step, replica and microbatch, and by nothing else."""
+        """The state of each seed generator, in the order of `_seed_states`.
+
+        Seeds differ by generator, step, replica and microbatch, and by nothing else; of generators
+        that draw by example not by replica and microbatch, but they are told where they are.
+        """
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+        apart = (tf.cast(self.step, tf.int32), replica, microbatch)
+        first = (replica * self.accumulate + microbatch) * self._microbatch_examples
         seeds = []
         for index, state in enumerate(self._seed_states):
             seed = tf.constant([self.seed, index], tf.int32)
-            for data in (tf.cast(self.step, tf.int32), replica, microbatch):
+            by_example = index >= len(self._drawn_apart)
+            for data in apart[:1] if by_example else apart:
                 seed = tf.random.experimental.stateless_fold_in(seed, data)
+            seed = tf.concat([seed, [first]], 0) if by_example else seed
             seeds.append(tf.cast(seed, state.dtype))
         return seeds
 

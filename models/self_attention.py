@@ -1,0 +1,48 @@
+"""Multi-head self-attention with biases, as ViT and BERT have it."""
+
+import keras
+from keras import layers, ops
+
+from tftpu.models.attention import attention
+
+
+class SelfAttention(layers.Layer):
+    """Each token of (batch, time, width) gathers from all, or from all of its segment.
+
+    Args:
+        heads: width is a multiple of it.
+        implementation: of `tftpu.models.attention.attention`.
+    """
+
+    def __init__(self, heads: int, implementation: str = "plain", **kwargs):
+        super().__init__(**kwargs)
+        self.heads = heads
+        self.implementation = implementation
+
+    def build(self, x_shape, segments_shape=None):
+        width = x_shape[-1]
+        normal = keras.initializers.TruncatedNormal(stddev=0.02)
+
+        def dense(units, name):
+            layer = layers.Dense(
+                units, kernel_initializer=normal.clone(), dtype=self.dtype_policy, name=name
+            )
+            layer.build(x_shape)
+            return layer
+
+        self.qkv = dense(3 * width, "qkv")
+        self.out = dense(width, "out")
+
+    def call(self, x, segments=None):
+        batch, time, width = ops.shape(x)
+        qkv = ops.reshape(self.qkv(x), (batch, time, 3, self.heads, width // self.heads))
+        q, k, v = ops.unstack(qkv, num=3, axis=2)  # (batch, time, heads, head_dim)
+        y = attention(q, k, v, segment_ids=segments, implementation=self.implementation)
+        return self.out(ops.reshape(y, (batch, time, width)))
+
+    def compute_output_shape(self, x_shape, segments_shape=None):
+        return x_shape
+
+    def get_config(self):
+        own = {"heads": self.heads, "implementation": self.implementation}
+        return {**super().get_config(), **own}
