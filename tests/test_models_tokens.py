@@ -60,5 +60,5 @@ def test_bert_ignores_padding_and_reads_the_types():
 
 
 def test_an_unknown_feature_is_refused():
-    with pytest.raises(tftpu.UserError, match="no feature 'segment'.*'segments'"):
+    with pytest.raises(tftpu.UserError, match="has no feature 'segment'"):
         models.build(zoo.TINY["llama"])({"tokens": np.ones((1, 3)), "segment": np.ones((1, 3))})
