@@ -1,9 +1,6 @@
-"""The order of training examples, as a function of the seed and the position alone.
+"""Training examples that lie in memory: drawn by position (see `order`), gathered a batch at once.
 
-Position p of the endless stream of examples lies in epoch p // count, and is example
-shuffle(p % count) there, by a permutation that the run's seed and the epoch make. Step k takes the
-positions from k x global_batch on. So a run that goes on from step k sees exactly what it would
-have seen, no example twice and none left out, and nothing has to be read to get there.
+Nothing has to be read to get to a step.
 """
 
 import dataclasses
@@ -14,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines import indexed
 
 
 @dataclasses.dataclass
@@ -60,21 +58,7 @@ class Training:
         places = tf.constant(np.arange(share) + host * share, tf.int64)
 
         def batch(step: tf.Tensor) -> Any:
-            positions = step * self.global_batch + places
-            epochs = positions // self.count
-            run = tf.fill((share,), tf.constant(self.seed, tf.int64))
-            order = tf.cast(tf.stack([run, epochs, epochs], axis=1), tf.int32)
-            # A Feistel network: the shuffled place of any index, without the others. (Its wrapper
-            # in tf.random takes no seed for each index.)
-            index = tf.raw_ops.RandomIndexShuffle(
-                index=positions % self.count,
-                seed=order,
-                max_index=tf.constant(self.count - 1, tf.int64),
-                rounds=8,
-            )
-            words = tf.bitcast(tf.stack([run, epochs, index], axis=1), tf.uint8)
-            hashed = tf.fingerprint(tf.reshape(words, (share, -1)))  # (batch, 8), uint8
-            seeds = tf.bitcast(tf.reshape(hashed, (share, 2, 4)), tf.int32)
+            index, seeds = indexed.draw(self.count, self.seed, step * self.global_batch + places)
             chosen = tf.nest.map_structure(lambda array: tf.gather(array, index), examples)
             return self.prepare(chosen, seeds)
 

@@ -77,6 +77,13 @@ def exists(path: str) -> bool:
     return _operate("exists", path, os.path.exists, path)
 
 
+def size(path: str) -> int | None:
+    """Bytes of a file; None if there is none."""
+    if is_remote(path):
+        return _gfile().stat(path).length if _gfile().exists(path) else None
+    return os.path.getsize(path) if os.path.isfile(path) else None
+
+
 def names_in(folder: str) -> list[str]:
     """The names in a folder, sorted; empty if there is no such folder."""
     if is_remote(folder):

@@ -1,0 +1,240 @@
+"""From a source's records to batches for a device: parsed, prepared, batched, from any step on.
+
+What makes a run that stopped at step k see, when it goes on, what it would have seen: the source
+draws records by position (`order`); all that follows keeps their order (every parallel stage is
+deterministic), works on one example at a time with a seed of its own, or on a batch's neighbours.
+Nothing carries state from one batch to the next, so nothing has to be saved.
+
+A record that cannot be read or prepared (bad checksum, truncated JPEG, wrong feature, class id out
+of range) stops the run with its file and number. With `on_bad_record="skip"` it keeps its position
+in the stream and gets the weight 0, so the stream of all others is as it was, on any number of
+hosts and after any stop; it is logged, and the run stops above `max_bad_records` of them.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tftpu.errors import UserError, did_you_mean
+
+ON_BAD_RECORD = ("raise", "skip")
+_CHUNK = 16  # examples that one call prepares; how it begins and ends costs as much as a small one
+
+_log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where records come from: `shards.Shards`, `indexed.Indexed`."""
+
+    count: int
+
+    def drawn(
+        self, global_batch: int, seed: int, step: int, host: int, hosts: int
+    ) -> tf.data.Dataset:
+        """Endless: records (share,), numbers (share,), int64, and seeds (share, 2), int32."""
+
+    def once(self) -> tf.data.Dataset:
+        """Every record once, with its number."""
+
+    def name(self, record: int) -> str:
+        """What to call a record in an error."""
+
+
+@dataclasses.dataclass
+class Pipeline:
+    """Batches of a source's examples, endless and shuffled, or each once.
+
+    Args:
+        source: of records.
+        global_batch: examples a step.
+        parse: records (n,) -> examples, tensors (n, ...), nested at will.
+        example: (example, seed (2,), int32) -> example of static shapes; None: it stays as parsed.
+        finish: (batch of examples, seeds (batch, 2)) -> (features, labels[, weights]).
+        seed: of order and augmentation.
+        on_bad_record: "raise" or "skip".
+        max_bad_records: different ones that a run skips before it stops.
+        pairs: `finish` mixes each example with its neighbour, so they are bad together.
+        through: applied to the dataset at the end, as a tf.data service.
+    """
+
+    source: Source
+    global_batch: int
+    parse: Callable
+    finish: Callable
+    example: Callable | None = None
+    seed: int = 0
+    on_bad_record: str = "raise"
+    max_bad_records: int = 100
+    pairs: bool = False
+    through: Callable | None = None
+
+    def __post_init__(self):
+        if self.on_bad_record not in ON_BAD_RECORD:
+            raise UserError(
+                f"on_bad_record is {self.on_bad_record!r}."
+                f"{did_you_mean(self.on_bad_record, ON_BAD_RECORD)}"
+            )
+        self._skipped: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        """Examples of an epoch."""
+        return self.source.count
+
+    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+        """The global batches from a step on, or one host's part of each.
+
+        Args:
+            step: the first batch.
+            host, hosts: which of how many equal, consecutive parts; the parts together are the
+                whole batch, in its order.
+
+        Raises:
+            UserError: the hosts do not divide the global batch.
+        """
+        share = self._share(hosts)
+        drawn = self.source.drawn(self.global_batch, self.seed, step, host, hosts)
+        batches = self._prepared(drawn, share, drop_remainder=True)
+        return self.through(batches) if self.through else batches
+
+    def once(self) -> tf.data.Dataset:
+        """Every example once, in batches of `global_batch`; the last may be smaller."""
+        records = self.source.once().batch(self.global_batch)
+        seeded = records.map(lambda record, number: (record, number, _no_seeds(number)))
+        return self._prepared(seeded, self.global_batch, drop_remainder=False)
+
+    def _share(self, hosts: int) -> int:
+        if self.global_batch % hosts:
+            raise UserError(
+                f"A global batch of {self.global_batch} cannot be shared by {hosts} hosts."
+            )
+        share = self.global_batch // hosts
+        if self.pairs and share % 2:
+            raise UserError(
+                f"A host's share of the batch is {share} examples, and mixing works in pairs: make "
+                f"the global batch a multiple of {2 * hosts}."
+            )
+        return share
+
+    def _prepared(self, records: tf.data.Dataset, share: int, drop_remainder: bool):
+        size = _CHUNK if self.example else share
+        if size != share:
+            records = records.rebatch(size, drop_remainder=drop_remainder)
+        chunks = records.map(self._chunk, tf.data.AUTOTUNE, deterministic=True)
+        if size != share:
+            chunks = chunks.rebatch(share, drop_remainder=drop_remainder)
+        return chunks.map(self._finished, tf.data.AUTOTUNE, deterministic=True)
+
+    def _chunk(self, records: tf.Tensor, numbers: tf.Tensor, seeds: tf.Tensor) -> tuple:
+        """(examples, whether each is fine, seeds) of some records."""
+        together = self._attempt(records, seeds)
+        size = tf.shape(records)[0]
+        fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
+
+        def one(record, seed):
+            example = self._attempt(record[None], seed[None])
+            found = tf.shape(tf.nest.flatten(example)[0])[0] == 1
+            filled = tf.cond(
+                found,
+                lambda: tf.nest.map_structure(lambda part: part[0], example),
+                lambda: tf.nest.map_structure(lambda part: _zeros(part.shape[1:], part), example),
+            )
+            return filled, found
+
+        def apart():
+            each = tf.data.Dataset.from_tensor_slices((records, seeds)).map(one)
+            examples, found = each.batch(tf.size(records, tf.int64)).get_single_element()
+            bad = tf.boolean_mask(numbers, ~found)
+            with tf.control_dependencies([self._report(bad, records, seeds, found)]):
+                return tf.nest.map_structure(tf.identity, (examples, found))
+
+        examples, found = tf.cond(fine, lambda: (together, tf.fill([size], True)), apart)
+        static = records.shape[:1]
+        examples = tf.nest.map_structure(
+            lambda part: tf.ensure_shape(part, static + part.shape[1:]), examples
+        )
+        return examples, tf.ensure_shape(found, static), seeds
+
+    def _attempt(self, records: tf.Tensor, seeds: tf.Tensor) -> Any:
+        """The examples of some records; fewer of them, or none, where one of them is bad."""
+
+        def parsed(records, seeds):
+            if records.dtype == tf.string:  # what no reader could read
+                tf.debugging.Assert(tf.reduce_all(tf.strings.length(records) > 0), [records])
+            return self.parse(records), seeds
+
+        examples = tf.data.Dataset.from_tensors((records, seeds)).map(parsed)
+        if self.example:
+            examples = examples.unbatch().map(self.example)
+            examples = examples.ignore_errors(log_warning=False).batch(tf.size(records, tf.int64))
+        else:
+            examples = examples.map(lambda batch, _: batch).ignore_errors(log_warning=False)
+        spec = examples.element_spec
+        none = tf.nest.map_structure(lambda part: _zeros((0, *part.shape[1:]), part), spec)
+        none = tf.data.Dataset.from_tensors(none)
+        return examples.concatenate(none).take(1).get_single_element()
+
+    def _report(self, bad, records, seeds, found) -> tf.Operation:
+        """Tells Python of bad records, which raises or logs; in a worker process, raises here."""
+
+        def tell(numbers, records, seeds):
+            for number, record, seed in zip(numbers, records, seeds):
+                self._bad(int(number), record, seed)
+            return True
+
+        keep = ~found
+        parts = [bad, tf.boolean_mask(records, keep), tf.boolean_mask(seeds, keep)]
+        return tf.numpy_function(tell, parts, tf.bool)
+
+    def _bad(self, number: int, record: Any, seed: Any) -> None:
+        what = f"{self.source.name(number)}: {self._reason(record, seed)}"
+        if self.on_bad_record == "raise":
+            raise UserError(
+                f"{what}. Mend the data, or leave out such records with on_bad_record=skip."
+            )
+        if number in self._skipped:
+            return
+        self._skipped.add(number)
+        _log.warning("Skipped %s (%d so far)", what, len(self._skipped))
+        if len(self._skipped) > self.max_bad_records:
+            raise UserError(
+                f"{len(self._skipped)} bad records, the last {what}: more than max_bad_records="
+                f"{self.max_bad_records}."
+            )
+
+    def _reason(self, record: Any, seed: Any) -> str:
+        """Why a record cannot be prepared, found by doing it."""
+        if record == b"":
+            return "cannot be read: missing, cut off or with a wrong checksum"
+        try:
+            examples = self.parse(tf.constant([record]))
+            if self.example:
+                self.example(tf.nest.map_structure(lambda part: part[0], examples), seed)
+        except (tf.errors.OpError, UserError, ValueError, TypeError) as error:
+            return " ".join((getattr(error, "message", None) or str(error)).split())
+        return "could not be prepared once, and could be now"
+
+    def _finished(self, examples: Any, found: tf.Tensor, seeds: tf.Tensor) -> tuple:
+        batch = self.finish(examples, seeds)
+        if self.on_bad_record == "raise":
+            return batch
+        weights = tf.cast(found, tf.float32)
+        if self.pairs:
+            weights *= tf.reshape(tf.reverse(tf.reshape(weights, (-1, 2)), [1]), (-1,))
+        features, labels, *given = batch
+        if not given:
+            return features, labels, weights
+        weights = tf.reshape(weights, (-1, *[1] * (given[0].shape.rank - 1)))
+        return features, labels, given[0] * weights
+
+
+def _zeros(shape: tuple, like: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
+    return tf.zeros([size or 0 for size in shape], like.dtype)
+
+
+def _no_seeds(numbers: tf.Tensor) -> tf.Tensor:
+    """(batch, 2): evaluation draws nothing."""
+    return tf.zeros((tf.shape(numbers)[0], 2), tf.int32)

@@ -1,0 +1,232 @@
+"""TFRecord shards as a source of training examples: read in parallel, entered anywhere."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu import files
+from tftpu.errors import UserError
+from tftpu.input_pipelines import order
+from tftpu.input_pipelines.manifest import INDEX_EVERY, Manifest
+
+AT_MOST = 64  # lanes: as many hosts as this read nothing that another reads
+SHUFFLE = 16_384  # examples in the windows of all lanes together
+READ_AHEAD = 1 << 20  # bytes of a file
+
+
+@dataclasses.dataclass
+class Piece:
+    """Consecutive records of one file: (path, all its records or a part of them).
+
+    Args:
+        path: of the file, local or `gs://`.
+        examples: records that are meant.
+        first: record of the file that they begin with.
+        offsets: as of `manifest.Shard`; empty: the file is read from its beginning.
+        bytes: size of the file; None: not known.
+    """
+
+    path: str
+    examples: int
+    first: int = 0
+    offsets: tuple[int, ...] = ()
+    bytes: int | None = None
+
+
+class Shards:
+    """The records of TFRecord shards, in an order that depends on seed, epoch and place alone.
+
+    `order` says how. A record that cannot be read (missing file, bad checksum, cut off) comes as an
+    empty string in its place.
+
+    Args:
+        pieces: the files, in their order.
+        compression: "" or "GZIP". A compressed file is read through to get to a place in it.
+        shuffle: examples that the windows of all lanes hold together; 1 keeps each file's order.
+        lanes: at most so many files are read side by side.
+    """
+
+    def __init__(
+        self,
+        pieces: list[Piece],
+        compression: str = "",
+        shuffle: int = SHUFFLE,
+        lanes: int = AT_MOST,
+    ):
+        self.pieces = [piece for piece in pieces if piece.examples]
+        self.compression = compression
+        self.shuffle = shuffle
+        self.at_most = lanes
+        self.count = sum(piece.examples for piece in self.pieces)
+        if not self.count:
+            raise UserError("The shards hold no example.")
+        counts = [piece.examples for piece in self.pieces]
+        self._firsts = np.cumsum([0, *counts])[:-1]  # of each shard, in the order of the manifest
+        self._index = np.cumsum([0, *(len(piece.offsets) for piece in self.pieces)])
+
+    def name(self, record: int) -> str:
+        """What to call a record in an error: its file, and its number there."""
+        shard = int(np.searchsorted(self._firsts, record, side="right")) - 1
+        piece = self.pieces[shard]
+        return f"record {record - self._firsts[shard] + piece.first} of {piece.path}"
+
+    def lanes(self, global_batch: int) -> order.Lanes:
+        """How an epoch is cut for batches of this size."""
+        number = order.lanes_of(global_batch, len(self.pieces), self.at_most)
+        return order.Lanes(self.count, global_batch, number)
+
+    def window(self, global_batch: int) -> int:
+        """Examples that one lane shuffles at a time."""
+        return max(1, self.shuffle // self.lanes(global_batch).lanes)
+
+    def drawn(
+        self, global_batch: int, seed: int, step: int, host: int = 0, hosts: int = 1
+    ) -> tf.data.Dataset:
+        """One host's part of each global batch from a step on.
+
+        Returns:
+            Endless: records (share,), string, their numbers in the data set (share,), int64, and
+            seeds (share, 2), int32.
+        """
+        lanes = self.lanes(global_batch)
+        share = global_batch // hosts
+        first = host * share // lanes.width
+        last = -(-(host + 1) * share // lanes.width)
+        skipped = host * share - first * lanes.width  # where hosts share a lane
+
+        def lane(number: tf.Tensor) -> tf.data.Dataset:
+            return self._lane(lanes, number, seed, step)
+
+        examples = tf.data.Dataset.range(first, last).interleave(
+            lane,
+            cycle_length=last - first,
+            block_length=lanes.width,
+            num_parallel_calls=last - first,
+            deterministic=True,
+        )
+        whole = examples.batch((last - first) * lanes.width, drop_remainder=True)
+        if whole.element_spec[0].shape[0] == share:
+            return whole
+        return whole.map(lambda *parts: tuple(part[skipped : skipped + share] for part in parts))
+
+    def once(self) -> tf.data.Dataset:
+        """Every record once, in an order of its own, with its number; several files at a time."""
+        ends = tf.constant(self._firsts + [piece.examples for piece in self.pieces], tf.int64)
+        firsts = tf.constant(self._firsts, tf.int64)
+
+        def read(shard: tf.Tensor) -> tf.data.Dataset:
+            numbers = tf.data.Dataset.range(firsts[shard], ends[shard])
+            return tf.data.Dataset.zip(self._read(shard, 0, ends[shard] - firsts[shard]), numbers)
+
+        shards = tf.data.Dataset.range(len(self.pieces))
+        width = min(len(self.pieces), 16)
+        return shards.interleave(read, width, 16, num_parallel_calls=width, deterministic=True)
+
+    def _lane(self, lanes: order.Lanes, lane: tf.Tensor, seed: int, step: int) -> tf.data.Dataset:
+        """A lane from a step on, without end."""
+        window = self.window(lanes.global_batch)
+        start, behind = lanes.at(lane, tf.convert_to_tensor(step, tf.int64))
+
+        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            skipped = tf.where(epoch == start, behind, tf.constant(0, tf.int64))
+            return self._run(lanes, lane, epoch, skipped, window, seed)
+
+        # start, start + 1, ...: a range that begins at a tensor.
+        return tf.data.Dataset.range(start, tf.int64.max).flat_map(of_epoch)
+
+    def _run(self, lanes, lane, epoch, skipped, window: int, seed: int) -> tf.data.Dataset:
+        """What a lane reads in an epoch, but for the first `skipped` examples."""
+        run = tf.constant(seed, tf.int64)
+        shards = tf.range(len(self.pieces), dtype=tf.int64)
+        # The second word tells the order of the shards from that of any window.
+        row = order.shuffled(shards, len(self.pieces), _key(run, epoch, tf.constant(-1, tf.int64)))
+        counts = tf.gather(tf.constant([p.examples for p in self.pieces], tf.int64), row)
+        ends = tf.cumsum(counts)
+        begins = ends - counts
+        borders = lanes.runs(epoch)
+        begin, end = borders[lane], borders[lane + 1]
+        first = skipped // window
+        start = tf.minimum(begin + first * window, end)
+        low = tf.searchsorted(ends, start[None], side="right")[0]
+        high = tf.searchsorted(begins, end[None], side="left")[0]
+        here = slice(low, tf.maximum(low, high))
+        skips = tf.maximum(start - begins[here], 0)
+        takes = tf.maximum(tf.minimum(end, ends[here]) - begins[here] - skips, 0)
+        parts = tf.data.Dataset.from_tensor_slices((row[here], skips, takes))
+        windows = parts.flat_map(self._read).batch(window)
+        firsts = tf.gather(tf.constant(self._firsts, tf.int64), row)
+
+        def shuffle(number: tf.Tensor, records: tf.Tensor) -> tuple:
+            size = tf.size(records, tf.int64)
+            place = order.shuffled(
+                tf.range(size), size, _key(run, epoch, number * lanes.lanes + lane)
+            )
+            in_row = begin + number * window + place
+            shard = tf.searchsorted(ends, in_row, side="right")
+            example = in_row - tf.gather(begins, shard) + tf.gather(firsts, shard)
+            seeds = order.seeds(tf.fill([size], run), tf.fill([size], epoch), example)
+            return tf.gather(records, place), example, seeds
+
+        numbers = tf.data.Dataset.range(first, tf.int64.max)
+        examples = tf.data.Dataset.zip(numbers, windows).map(shuffle).unbatch()
+        return examples.skip(skipped - first * window)
+
+    def _read(self, shard: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
+        """So many records of a shard; an empty string for each that cannot be read."""
+        path = tf.constant([piece.path for piece in self.pieces])[shard]
+        index = tf.constant(self._index, tf.int64)
+        place = tf.constant([piece.first for piece in self.pieces], tf.int64)[shard] + skip
+        entries = tf.constant([o for piece in self.pieces for o in piece.offsets] or [0], tf.int64)
+        indexed = index[shard + 1] > index[shard]
+        entry = tf.where(indexed, place // INDEX_EVERY, 0)
+        offset = tf.where(indexed, entries[tf.where(indexed, index[shard] + entry, 0)], 0)
+        records = tf.data.experimental.from_variant(
+            tf.raw_ops.TFRecordDatasetV2(
+                filenames=path[None],
+                compression_type=self.compression,
+                buffer_size=tf.constant(READ_AHEAD, tf.int64),
+                byte_offsets=offset[None],
+            ),
+            tf.TensorSpec((), tf.string),
+        )
+        records = records.skip(place - entry * INDEX_EVERY).take(take)
+        lost = tf.data.Dataset.from_tensors("").repeat()
+        return records.ignore_errors(log_warning=False).concatenate(lost).take(take)
+
+
+def of_manifest(data: Manifest, split: str, **options) -> Shards:
+    """The shards of a split.
+
+    Raises:
+        UserError: no such split, an empty one, or a shard that is missing or of another size than
+            the manifest says.
+    """
+    pieces = [
+        Piece(data.path(shard), shard.examples, 0, shard.offsets, shard.bytes)
+        for shard in data.shards(split)
+    ]
+    check_files(pieces)
+    return Shards(pieces, data.compression, **options)
+
+
+def check_files(pieces: list[Piece]) -> None:
+    """Raises `UserError` for the first file that is missing or of another size than expected."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(32) as pool:
+        sizes = list(pool.map(lambda piece: files.size(piece.path), pieces))
+    for piece, size in zip(pieces, sizes):
+        if size is None:
+            raise UserError(f"The shard {piece.path} is missing: the manifest names it.")
+        if piece.bytes is not None and size != piece.bytes:
+            raise UserError(
+                f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
+                "manifest was written: convert the data set again, or restore the file."
+            )
+
+
+def _key(run: tf.Tensor, epoch: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
+    """(3,), int32: the key of one permutation of a run."""
+    words = order.seeds(run[None], epoch[None], which[None])[0]
+    return tf.concat([words, tf.cast(epoch % (1 << 30), tf.int32)[None]], 0)
