@@ -38,7 +38,12 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     return model
 
 
-def build_trainer(experiment: Experiment, workdir: str | None, verbose: bool = True) -> Trainer:
+def build_trainer(
+    experiment: Experiment,
+    workdir: str | None,
+    verbose: bool = True,
+    watchdog: float | None = None,
+) -> Trainer:
     """The trainer of an experiment, with its model, in the current strategy's scope."""
     train = experiment.train
     return Trainer(
@@ -60,6 +65,7 @@ def build_trainer(experiment: Experiment, workdir: str | None, verbose: bool = T
         on_nan=train.on_nan,
         max_rollbacks=train.max_rollbacks,
         verbose=verbose,
+        watchdog=watchdog,
     )
 
 

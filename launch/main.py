@@ -2,7 +2,7 @@
 
 A command's flags are checked, and its config is loaded and validated, before TensorFlow loads.
 Exit codes: 0 done, 2 the user's mistake (one sentence), 1 our mistake (a traceback), 75 stopped
-and safely saved: run it again.
+and safely saved: run it again, 124 the run hung (--watchdog).
 """
 
 import importlib
@@ -17,10 +17,10 @@ from absl import flags
 from tftpu.config import Experiment
 from tftpu.errors import Preempted, UserError, did_you_mean
 from tftpu.launch import config_flags, failures
+from tftpu.preemption import PREEMPTED
 from tftpu.version import __version__
 
 USER_ERROR = 2
-PREEMPTED = 75  # EX_TEMPFAIL: try again
 
 
 class Command(NamedTuple):
@@ -44,7 +44,9 @@ _VERTEX = (
     *("tensorboard", "timeout", "labels", "spot", "detach", "dry_run"),
 )
 COMMANDS = {
-    "train": Command("train a config, or go on with a run", "train", _RUN),
+    "train": Command(
+        "train a config, or go on with a run", "train", (*_RUN, "restarts", "watchdog")
+    ),
     "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
     "preflight": Command(
         "compile a config for TPU slices, without a TPU: does it fit, how fast, what cost",
@@ -88,6 +90,16 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     )
     flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
     flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
+    flags.DEFINE_integer(
+        "restarts", 0, "start a crashed run again, at most so often", lower_bound=0, **define
+    )
+    flags.DEFINE_float(
+        "watchdog",
+        None,
+        "end a run that does no step for so many seconds",
+        lower_bound=1,
+        **define,
+    )
     flags.DEFINE_string("slices", "v3-8,v5e-8", "TPU slices to compare, as v3-8,v5e-8", **define)
     flags.DEFINE_boolean("explain", False, "show where the time goes, layer by layer", **define)
     flags.DEFINE_string("price", "", "dollars for a chip-hour, as v5e=1.10,v3=1.50", **define)
@@ -215,7 +227,19 @@ def _run_command(name: str, *arguments: str) -> None:
         raise UserError(f"tftpu {name} takes no --config: it uses the workdir's own.")
     if command.tensorflow:
         require_tensorflow()
+    if keywords.pop("restarts", 0):
+        _supervise(name, arguments, keywords, values["restarts"].value)
     _function(command.module)(**keywords)
+
+
+def _supervise(name: str, arguments: tuple[str, ...], keywords: dict, restarts: int) -> None:
+    """Runs the command in a process of its own, which is started again if it crashes."""
+    from tftpu.launch import supervise, train
+
+    again = [a for a in arguments if a.lstrip("-").partition("=")[0] != "restarts"]
+    command = [sys.executable, "-m", "tftpu.launch.main", name, *again]
+    workdir = keywords["workdir"] or train.default_workdir(keywords["config"])
+    sys.exit(supervise.run(command, workdir, restarts))
 
 
 def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list[str]]:

@@ -8,16 +8,26 @@ from tftpu.errors import UserError
 
 
 def run(
-    experiment: Experiment, config: str, workdir: str | None, tpu: str, replicas: int | None
+    experiment: Experiment,
+    config: str,
+    workdir: str | None,
+    tpu: str,
+    replicas: int | None,
+    watchdog: float | None = None,
 ) -> None:
     """Trains, or goes on where the workdir's last checkpoint is."""
-    workdir = workdir or files.join("runs", config)
+    workdir = workdir or default_workdir(config)
     with files.claim(workdir):
         _check_same_run(experiment, workdir)
-        _train(experiment, config, workdir)
+        _train(experiment, config, workdir, watchdog)
 
 
-def _train(experiment: Experiment, config: str, workdir: str) -> None:
+def default_workdir(config: str) -> str:
+    """Where a run of a config lives if no workdir is given."""
+    return files.join("runs", config)
+
+
+def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | None) -> None:
     import tftpu
     from tftpu import input_pipelines
     from tftpu.launch import experiment as build
@@ -34,7 +44,7 @@ def _train(experiment: Experiment, config: str, workdir: str) -> None:
     data = build.training_data(experiment)
     test = input_pipelines.evaluation(experiment.data)
     with strategy.scope():
-        trainer = build.build_trainer(experiment, workdir)
+        trainer = build.build_trainer(experiment, workdir, watchdog=watchdog)
     history = trainer.fit(
         data,
         experiment.train.steps,

@@ -71,6 +71,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._pending: tuple[int, Future] | None = None
         self._failure: Failure | None = None
+        self.newest: int | None = None  # of the checkpoints that were saved or restored here
 
     def steps(self) -> list[int]:
         """The steps that there is a whole checkpoint of, in order."""
@@ -149,6 +150,7 @@ class Checkpoints:
                 )
                 continue
             _load(contents, variables, candidate)
+            self.newest = candidate
             return Restored(candidate, json.loads(contents["state.json"]))
         if candidates:
             raise UserError(
@@ -173,6 +175,7 @@ class Checkpoints:
                 files.write_whole(self._path(step, name), summed)
                 manifest["files"][name] = {"bytes": summed.size, "crc32c": summed.crc32c}
             files.write_whole(self._path(step, "manifest.json"), json.dumps(manifest).encode())
+            self.newest = step
         except OSError:
             with contextlib.suppress(OSError):  # a part of a checkpoint only takes up space
                 self._discard(step)

@@ -175,6 +175,11 @@ class Run:
         self._warn(self._trainer.checkpoints.take_failure())
         return saved[-1] if saved else None
 
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint that this process knows of."""
+        checkpoints = self._trainer.checkpoints
+        return checkpoints.newest if checkpoints is not None else None
+
     def finish(self) -> None:
         """Waits for the last checkpoint.
 

@@ -1,6 +1,7 @@
 """`Trainer`: fit, evaluate and predict a compiled Keras model on any strategy."""
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tftpu.profiler import Profiler
 from tftpu.run import Run
 from tftpu.step import Step
 from tftpu.telemetry import Clock
+from tftpu.watchdog import Watchdog
 
 
 class Trainer:
@@ -38,6 +40,8 @@ class Trainer:
         keep: newest checkpoints kept, besides the best.
         keep_every: checkpoints of its multiples are kept as well; 0: none.
         grace: seconds from a SIGTERM to the end of the process.
+        watchdog: ends the process, with 124 and the stacks of its threads, when no step was
+            finished for so many seconds; more than an evaluation takes. None: never.
         best_metric: of the evaluation; "" is the loss. Losses and errors are best when small.
         seed: of dropout and of every other layer that draws random numbers.
         profile: "100:110" writes a TensorBoard profile of those steps.
@@ -64,6 +68,7 @@ class Trainer:
         keep: int = 3,
         keep_every: int = 0,
         grace: float = 25.0,
+        watchdog: float | None = None,
         best_metric: str = "",
         seed: int = 0,
         profile: str = "",
@@ -101,6 +106,7 @@ class Trainer:
         self.checkpoint_every = checkpoint_every
         self.checkpoint_minutes = checkpoint_minutes
         self.grace = grace
+        self.watchdog = Watchdog(watchdog)
         self.best_metric = best_metric or "loss"
         self.on_nan = on_nan
         self.max_rollbacks = max_rollbacks
@@ -159,10 +165,12 @@ class Trainer:
         batches = feed.for_evaluation(dataset, self.strategy.num_replicas_in_sync)
         if self.step is None:
             self._build_step(feed.features_spec(batches), training=False)
-        if self._eval_loop is None:
+        compiled = self._eval_loop is not None
+        if not compiled:
             self._eval_loop = self._make_loop(lambda pair: self.step.evaluate(*pair))
         self.step.eval_totals.drain()
-        self._run_through(batches, self._eval_loop)
+        with contextlib.nullcontext() if compiled else self.watchdog.paused():
+            self._run_through(batches, self._eval_loop)
         return self.step.eval_totals.read(self.step.eval_totals.drain())
 
     def predict(self, dataset: tf.data.Dataset) -> Any:
@@ -216,9 +224,14 @@ class Trainer:
         iterator = iterator_here()
         run.begin()
         try:
-            with PreemptionNotice() as notice:
+            with PreemptionNotice(self.grace, run.newest) as notice, self.watchdog as watchdog:
                 while not run.over():
-                    totals = self._advance(iterator, run.next_stop() - run.step)
+                    count, compiled = run.next_stop() - run.step, self._train_loop is not None
+                    began = time.monotonic()
+                    totals = self._advance(iterator, count)
+                    watchdog.beat(run.step + count)
+                    if compiled:
+                        notice.measured(count, time.monotonic() - began)
                     if self.step.diverged(totals):
                         run.roll_back(totals)
                         iterator = iterator_here()
