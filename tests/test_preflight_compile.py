@@ -104,6 +104,20 @@ def test_a_loop_of_microbatches_costs_what_the_whole_batch_does():
     assert loop.hbm_bytes < 0.5 * whole.hbm_bytes
 
 
+@pytest.mark.exhaustive
+def test_eight_microbatches_of_a_real_model_cost_eight_steps():
+    def resnet50():
+        return compiled(models.build("resnet50"))
+
+    def images(count):
+        return tf.TensorSpec((count, 224, 224, 3), tf.bfloat16), tf.TensorSpec((count,), tf.int32)
+
+    step = examine(resnet50, images(8 * 128))
+    loop = examine(resnet50, images(8 * 8 * 128), accumulate=8)
+    # The loop updates the weights once, which is next to nothing of this step.
+    assert loop.step_ms == pytest.approx(8 * step.step_ms, rel=0.10)
+
+
 def test_doubling_the_depth_adds_the_flops_and_the_time_of_the_added_layers():
     width, batch = 1024, 1024
     spec = classified(8 * batch, width)
