@@ -61,9 +61,13 @@ EXTRAS = {
     # The TPU compiler on a machine without a TPU. Never in one environment with `tpu`: it wants
     # a recent libtpu, `tpu` an old one.
     "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46"],
+    "beam": ["apache-beam[gcp]>=2.60"],
+    "bigquery": ["google-cloud-bigquery>=3.20", "google-cloud-bigquery-storage[pyarrow]>=2.24"],
     "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
 }
 EXTRAS["dev"] = [
+    "apache-beam>=2.60",
+    *EXTRAS["bigquery"],
     *EXTRAS["gcp"],
     *EXTRAS["preflight"],
     "build",

@@ -32,6 +32,7 @@ class Command(NamedTuple):
     tensorflow: bool = True
     needs_config: bool = True
     remote: bool = False  # runs elsewhere: is given the config as written, and the overrides
+    argument: str = ""  # what follows the command's name without dashes, if anything does
 
 
 _RUN = ("config", "workdir", "tpu", "replicas")
@@ -42,6 +43,11 @@ _TPU_VM = (
 _VERTEX = (
     *("config", "slice", "workdir", "image", "project", "region", "service_account"),
     *("tensorboard", "timeout", "labels", "spot", "detach", "dry_run"),
+)
+_CONVERT = (
+    *("source", "output", "split", "seed", "shard_mb", "min_shards", "compression", "workers"),
+    *("staging", "data_dir", "features", "tokenizer", "end_of_text", "context", "field"),
+    *("snapshot", "runner", "beam_options"),
 )
 COMMANDS = {
     "train": Command(
@@ -67,6 +73,15 @@ COMMANDS = {
         ("config", "workdir", "json"),
         tensorflow=False,
         needs_config=False,
+    ),
+    "data convert": Command(
+        "make TFRecord shards of any source, shuffled, with a manifest", "data_convert", _CONVERT
+    ),
+    "data verify": Command(
+        "read every record of a data set, and compare it with its manifest",
+        "data_verify",
+        ("workers",),
+        argument="folder",
     ),
     "configs": Command("list the configs", "list_configs", tensorflow=False),
     "launch tpu-vm": Command(
@@ -128,6 +143,26 @@ def _define(values: flags.FlagValues, command: Command) -> None:
         flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
     flags.DEFINE_boolean("spot", False, "cheaper machines, which may be preempted", **define)
     flags.DEFINE_boolean("detach", False, "do not wait for the end of the job", **define)
+    flags.DEFINE_string(
+        "source", None, "KIND:WHAT; tfds, images, index, text, tfrecord, bigquery", **define
+    )
+    flags.DEFINE_string("output", None, "folder of the data set, local or gs://", **define)
+    flags.DEFINE_string("split", "train", "name of the split", **define)
+    flags.DEFINE_integer("seed", 0, "of the shuffle", **define)
+    flags.DEFINE_float("shard_mb", 150, "about the size of a shard, in MiB", **define)
+    flags.DEFINE_integer("min_shards", 1, "at least so many: one for each host", **define)
+    flags.DEFINE_string("compression", "", "GZIP, or nothing", **define)
+    flags.DEFINE_integer("workers", 0, "processes; 0: one for each core", **define)
+    flags.DEFINE_string("staging", None, "local folder for records on their way", **define)
+    flags.DEFINE_string("data_dir", None, "where TFDS's data sets lie", **define)
+    flags.DEFINE_string("features", "", "of tfds, tfrecord, bigquery: the wanted ones", **define)
+    flags.DEFINE_string("tokenizer", None, "of text: a tokenizer.json; else bytes", **define)
+    flags.DEFINE_string("end_of_text", None, "of text: token after each document", **define)
+    flags.DEFINE_integer("context", 1024, "of text: tokens of a sequence", **define)
+    flags.DEFINE_string("field", "text", "of JSON lines: what holds the text", **define)
+    flags.DEFINE_string("snapshot", None, "of bigquery: time of the rows, ISO 8601", **define)
+    flags.DEFINE_string("runner", None, "of Apache Beam, as DataflowRunner", **define)
+    flags.DEFINE_string("beam_options", "", "for that runner, as '--project=P'", **define)
     flags.DEFINE_boolean("dry_run", False, "print what would be sent, and send nothing", **define)
 
 
@@ -196,7 +231,9 @@ def usage(command: str | None = None) -> str:
         rows.append(
             "  --config.GROUP.FIELD=VALUE   any field of the config, as --config.train.steps=500"
         )
-    return "\n".join([f"usage: tftpu {command} [--flag=value ...]", f"  {spec.help}", "", *rows])
+    argument = f"{spec.argument.upper()} " if spec.argument else ""
+    head = f"usage: tftpu {command} {argument}[--flag=value ...]"
+    return "\n".join([head, f"  {spec.help}", "", *rows])
 
 
 def _run_command(name: str, *arguments: str) -> None:
@@ -213,10 +250,14 @@ def _run_command(name: str, *arguments: str) -> None:
     command = COMMANDS[name]
     words = [a for a in arguments if not a.startswith("-")]
     options = [a for a in arguments if a.startswith("-")]
-    if words:
-        raise UserError(f"tftpu {name} takes flags only, as --flag=value, and got {words[0]!r}.")
+    if words[1 if command.argument else 0 :]:
+        raise UserError(f"tftpu {name} takes flags only, as --flag=value, and got {words[-1]!r}.")
+    if command.argument and not words:
+        raise UserError(f"tftpu {name} needs the {command.argument}: tftpu {name} DIR.")
     values, overrides = _parse(command, options)
     keywords = {flag: values[flag].value for flag in command.flags}
+    if command.argument:
+        keywords[command.argument] = words[0]
     if "config" in command.flags:
         keywords["experiment"] = _experiment(name, keywords, overrides)
         if command.remote:

@@ -1,0 +1,367 @@
+"""Any source to shards of TFRecord: shuffled, balanced, the same bytes however often it was killed.
+
+1. Each part of the source (`parts`) is encoded into a file of records in a staging folder.
+2. The number of records and their bytes give the number of shards. Record i of the whole goes to
+   the place that a permutation by the seed gives it, so each shard is made on its own from the
+   records that belong there.
+3. The manifest is written last, when every shard is there.
+
+Every file appears whole or not at all, and what is in it depends on the source and the options
+alone, not on who makes it or when. So a conversion that is given again goes on with the files that
+are missing, and any number of processes, or a Beam job (`convert_beam`), makes the same bytes.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tftpu import files
+from tftpu.errors import UserError
+from tftpu.input_pipelines import manifest as manifests
+from tftpu.input_pipelines import parts, processes, storage, tfrecord
+from tftpu.input_pipelines.manifest import Manifest, Shard
+from tftpu.input_pipelines.permutation import Permutation
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What is converted, and into what.
+
+    Args:
+        source: its address, as `parts` reads it.
+        output: a folder, local or `gs://`, that holds this data set or nothing.
+        options: how the source is read; `options.split` is the name in the output as well.
+        seed: of the shuffle.
+        shard_mb: about the size of a shard in MiB; all have as many examples as the others, or one
+            more.
+        min_shards: at least so many, as every host wants one of its own.
+        compression: "" or "GZIP".
+    """
+
+    source: str
+    output: str
+    options: parts.Options = dataclasses.field(default_factory=parts.Options)
+    seed: int = 0
+    shard_mb: float = 150
+    min_shards: int = 1
+    compression: str = ""
+
+    def validate(self) -> None:
+        """Raises `UserError` for a value that is not allowed."""
+        if self.shard_mb <= 0:
+            raise UserError(f"--shard_mb={self.shard_mb}: it must be above 0.")
+        if self.min_shards < 1:
+            raise UserError(f"--min_shards={self.min_shards}: it must be 1 or more.")
+        if self.compression not in manifests.COMPRESSIONS:
+            raise UserError(f"--compression={self.compression}: write GZIP, or leave it out.")
+
+    @property
+    def split(self) -> str:
+        """The split's name in the output: `train` of `train[:90%]`."""
+        return self.options.split.partition("[")[0]
+
+    def fingerprint(self, source: parts.Source) -> str:
+        """Another for other bytes: of the options and the state of the source."""
+        options = dataclasses.asdict(self.options)
+        if self.options.tokenizer:
+            options["tokenizer"] = storage.checksum(self.options.tokenizer).crc32c
+        made_of = {**dataclasses.asdict(self), "options": options, "output": ""}
+        made_of["parts"] = source.parts
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where every record goes, once all are counted.
+
+    Args:
+        counts: records of each part.
+        shards: how many there will be.
+        seed: of the shuffle.
+    """
+
+    counts: tuple[int, ...]
+    shards: int
+    seed: int
+
+    @property
+    def examples(self) -> int:
+        return sum(self.counts)
+
+    def begin(self, shard: int) -> int:
+        """The first place of a shard in the shuffled row of all records."""
+        return shard * self.examples // self.shards
+
+    def records_of(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        """The records of a shard in its order: their parts, and their numbers there."""
+        places = np.arange(self.begin(shard), self.begin(shard + 1))
+        records = Permutation(self.examples, self.seed).forward(places)
+        firsts = np.cumsum([0, *self.counts])
+        part = np.searchsorted(firsts, records, side="right") - 1
+        return part, records - firsts[part]
+
+    def places_of(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """The shard of each record of a part, and its place in the whole row."""
+        first = sum(self.counts[:part])
+        places = Permutation(self.examples, self.seed).back(
+            np.arange(first, first + self.counts[part])
+        )
+        begins = np.array([self.begin(shard) for shard in range(self.shards)])
+        return np.searchsorted(begins, places, side="right") - 1, places
+
+
+def plan(conversion: Conversion, counts: list[int], size: int) -> Plan:
+    """The plan for so many records of each part, `size` bytes in all.
+
+    Raises:
+        UserError: there are fewer records than there have to be shards.
+    """
+    examples = sum(counts)
+    if examples < conversion.min_shards:
+        raise UserError(
+            f"{conversion.source} has {examples:,} examples: too few for --min_shards="
+            f"{conversion.min_shards}."
+        )
+    shards = round(size / (conversion.shard_mb * MIB))
+    shards = min(max(shards, conversion.min_shards, 1), examples)
+    return Plan(tuple(counts), shards, conversion.seed)
+
+
+def shard_name(split: str, shard: int, shards: int) -> str:
+    """The name of a shard's file."""
+    return f"{split}-{shard:05d}-of-{shards:05d}.tfrecord"
+
+
+def encoded(source: parts.Source, part: int) -> Iterator[bytes]:
+    """The records of a part, in its order.
+
+    Raises:
+        UserError: an example that is not what the source promises; it names the part.
+    """
+    from tftpu.input_pipelines import records
+
+    for number, example in enumerate(source.examples(source.parts[part])):
+        try:
+            yield records.encode(example, source.features)
+        except UserError as error:
+            where = json.dumps(source.parts[part])[:200]
+            raise UserError(f"Example {number} of {where}: {error}") from error
+
+
+def begun(conversion: Conversion, source: parts.Source) -> tuple[Manifest, int] | None:
+    """The manifest that the split is to be added to, and its generation; None: all is done.
+
+    Raises:
+        UserError: the folder holds another conversion of the split, or other features.
+    """
+    text, generation = _read_manifest(conversion.output)
+    if not text:
+        return Manifest(conversion.output, source.features, {}), generation
+    found = manifests.from_json(text.decode(), conversion.output)
+    done = found.about.get("conversions", {}).get(conversion.split)
+    if done == conversion.fingerprint(source):
+        return None
+    if conversion.split in found.splits:
+        raise UserError(
+            f"{conversion.output} holds another {conversion.split!r} split already, of other data "
+            "or options: choose another --output, or remove it first."
+        )
+    if (found.features, found.compression) != (source.features, conversion.compression):
+        raise UserError(
+            f"{conversion.output} holds a data set of other features or compression: choose "
+            "another --output."
+        )
+    return found, generation
+
+
+def publish(
+    conversion: Conversion, source: parts.Source, before: Manifest, generation: int, shards: list
+) -> Manifest:
+    """Writes the manifest with the new split: from now on the data set is there."""
+    conversions = before.about.get("conversions", {})
+    about = {
+        **before.about,
+        **source.about,
+        "conversions": {**conversions, conversion.split: conversion.fingerprint(source)},
+    }
+    after = dataclasses.replace(
+        before,
+        splits={**before.splits, conversion.split: tuple(shards)},
+        compression=conversion.compression,
+        about=about,
+    )
+    if files.is_remote(conversion.output):
+        data = manifests.to_json(after).encode()
+        storage.publish(f"{conversion.output}/{manifests.NAME}", data, generation)
+    else:
+        manifests.write(after)
+    return after
+
+
+def run(
+    conversion: Conversion,
+    workers: int = 0,
+    staging: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Manifest:
+    """Converts on this machine.
+
+    Args:
+        conversion: what.
+        workers: processes; 0: one for each core.
+        staging: a local folder with room for all records, which do not stay there; None: in a
+            local output, or in the cache folder.
+        say: is told what goes on.
+
+    Raises:
+        UserError: a mistake, or a record that cannot be read or written.
+    """
+    conversion.validate()
+    source = parts.source(conversion.source, conversion.options)
+    folder = _staging(conversion, staging)
+    found = begun(conversion, source)
+    if found is None:
+        files.remove_tree(str(folder))  # it was killed after the manifest was there
+        say(f"{conversion.output} holds all of it already.")
+        return manifests.read(conversion.output)
+    with files.claim(str(folder)):
+        _begin(folder, conversion.fingerprint(source), conversion.output)
+        job = _Job(conversion, source, folder)
+        numbers = range(len(source.parts))
+        with processes.each(workers or os.cpu_count(), len(source.parts)) as each:
+            say(f"{len(source.parts)} parts to read, {job.staged()} of them done")
+            sizes = each(job.stage, numbers)
+            counts, size = [len(s) for s in sizes], sum(int(s.sum()) for s in sizes)
+            planned = plan(conversion, counts, size)
+            say(f"{planned.examples:,} examples, {size / MIB:,.1f} MiB: {planned.shards} shards")
+            there = _sizes(conversion.output)
+            shards = each(_Make(job, planned, there), range(planned.shards))
+        after = publish(conversion, source, *found, shards)
+    files.remove_tree(str(folder))
+    say(f"{conversion.output} is ready.")
+    return after
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """The two phases, in a staging folder; sent to the processes that do them."""
+
+    conversion: Conversion
+    source: parts.Source
+    folder: Path
+
+    def staged(self) -> int:
+        return sum((self.folder / f"part-{n}.npy").exists() for n in range(len(self.source.parts)))
+
+    def stage(self, part: int) -> np.ndarray:
+        """Encodes a part; the bytes of its records as they stand in the file."""
+        lengths = self.folder / f"part-{part}.npy"
+        if not lengths.exists():
+            found = []
+
+            def measured():
+                for record in encoded(self.source, part):
+                    found.append(len(record) + tfrecord.OVERHEAD)
+                    yield record
+
+            tfrecord.write(str(self.folder / f"part-{part}"), measured())
+            temporary = lengths.with_name(f".{lengths.name}.{os.getpid()}.npy")
+            np.save(temporary, np.array(found, np.int64))
+            os.replace(temporary, lengths)
+        return np.load(lengths)
+
+    def records(self, planned: Plan, shard: int) -> list[bytes]:
+        """The records of a shard, read part by part."""
+        of_part, number = planned.records_of(shard)
+        found = [b""] * len(number)
+        for part in np.unique(of_part):
+            lengths = np.load(self.folder / f"part-{part}.npy")
+            begins = np.cumsum(lengths) - lengths
+            with open(self.folder / f"part-{part}", "rb") as file:
+                wanted = np.flatnonzero(of_part == part)
+                for place in wanted[np.argsort(number[wanted])]:
+                    file.seek(int(begins[number[place]]) + 12)
+                    found[place] = file.read(int(lengths[number[place]]) - tfrecord.OVERHEAD)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Make:
+    """Makes one shard after another; what it made is noted beside the parts."""
+
+    job: _Job
+    planned: Plan
+    there: dict[str, int]  # bytes of the files of the output
+
+    def __call__(self, shard: int) -> Shard:
+        name = shard_name(self.job.conversion.split, shard, self.planned.shards)
+        note = self.job.folder / f"{name}.json"
+        if note.exists():
+            made = Shard(**json.loads(note.read_text()))
+            if self.there.get(name) == made.bytes:
+                return dataclasses.replace(made, offsets=tuple(made.offsets))
+        records = self.job.records(self.planned, shard)
+        made = put(self.job.conversion, name, records, self.job.folder)
+        files.write_whole(str(note), json.dumps(dataclasses.asdict(made)).encode())
+        return made
+
+
+def put(conversion: Conversion, name: str, records: list[bytes], scratch: Path) -> Shard:
+    """Writes a shard where it belongs.
+
+    Args:
+        scratch: a local folder, where a shard for a bucket is made.
+    """
+    remote = files.is_remote(conversion.output)
+    folder = str(scratch) if remote else conversion.output
+    made = tfrecord.write(os.path.join(folder, name), records, conversion.compression)
+    if remote:
+        path = os.path.join(folder, name)
+        storage.upload({name: path}, conversion.output)
+        os.unlink(path)
+    return made
+
+
+def _read_manifest(folder: str) -> tuple[bytes, int]:
+    if files.is_remote(folder):
+        return storage.read(f"{folder}/{manifests.NAME}")
+    path = files.join(folder, manifests.NAME)
+    return (files.read(path), 0) if files.exists(path) else (b"", 0)
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    """Bytes of the files in the output."""
+    if files.is_remote(folder):
+        return {name: file.bytes for name, file in storage.listing(folder).items()}
+    return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+
+
+def _staging(conversion: Conversion, given: str | None) -> Path:
+    name = f".converting-{conversion.split}"
+    if not given and not files.is_remote(conversion.output):
+        return Path(conversion.output) / name
+    from tftpu.input_pipelines import tfds_source
+
+    key = hashlib.sha256(conversion.output.encode()).hexdigest()[:16]
+    return Path(given or tfds_source.cache_folder()) / f"{name}-{key}"
+
+
+def _begin(folder: Path, fingerprint: str, output: str) -> None:
+    """Removes what another conversion left in the staging folder, and halves of files."""
+    note = folder / "conversion"
+    if note.exists() and note.read_text() != fingerprint:
+        for path in folder.glob("part-*"):
+            path.unlink()
+        for path in folder.glob("*.json"):
+            path.unlink()
+    files.write_whole(str(note), fingerprint.encode())
+    for place in [folder] if files.is_remote(output) else [folder, Path(output)]:
+        for path in (*place.glob(".*.tmp"), *place.glob(".*.npy")):
+            path.unlink(missing_ok=True)

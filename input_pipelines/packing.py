@@ -1,0 +1,89 @@
+"""Documents of text to sequences of fixed length: tokenised once, packed without padding.
+
+The tokens of all documents stand in a row, which is cut into sequences of `context` + 1 tokens that
+overlap by one: the first `context` are what a model reads, the last `context` what it predicts.
+`segments` counts the documents of a sequence from 1; 0 is padding, at the end of the last one.
+Attention stays within a segment, and a token is predicted where its predecessor is of the same
+segment: every token but the first of each document, exactly once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from tftpu.errors import UserError
+
+
+def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Callable, int]:
+    """A function from a document (str) to its tokens, and the size of the vocabulary.
+
+    Args:
+        path: a file of Hugging Face `tokenizers` (tokenizer.json); None: the bytes of the text in
+            UTF-8.
+        end_of_text: a token of that vocabulary, put after every document; None: nothing is.
+
+    Raises:
+        UserError: no such file or token.
+    """
+    if not path:
+        if end_of_text:
+            raise UserError("Bytes have no token for the end of a text: name a --tokenizer too.")
+        return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("--tokenizer needs a package: run `pip install tokenizers`.") from error
+    try:
+        loaded = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises no class of its own
+        raise UserError(f"The tokenizer {path} cannot be read: {error}") from error
+    end = loaded.token_to_id(end_of_text) if end_of_text else None
+    if end_of_text and end is None:
+        raise UserError(f"The tokenizer {path} has no token {end_of_text!r}.")
+    tail = [] if end is None else [end]
+
+    def tokens(text: str) -> np.ndarray:
+        return np.array(loaded.encode(text, add_special_tokens=False).ids + tail, np.int32)
+
+    return tokens, loaded.get_vocab_size(with_added_tokens=True)
+
+
+def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Sequences of documents in their order.
+
+    Args:
+        documents: tokens of each, (any length,), int32.
+        context: tokens that a model reads at once.
+
+    Yields:
+        (tokens, segments), both (context + 1,), int32.
+    """
+    length = context + 1
+    tokens, numbers = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    fresh = 0  # of the tokens in hand, those that no sequence has held yet
+
+    def sequence(tokens, numbers):
+        segments = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0) + 1
+        pad = (0, length - len(tokens))
+        return np.pad(tokens, pad), np.pad(segments.astype(np.int32), pad)
+
+    for number, document in enumerate(documents):
+        tokens = np.concatenate([tokens, document])
+        numbers = np.concatenate([numbers, np.full(len(document), number)])
+        fresh += len(document)
+        start = 0
+        while len(tokens) - start >= length:
+            yield sequence(tokens[start : start + length], numbers[start : start + length])
+            start += context
+            fresh = len(tokens) - start - 1
+        tokens, numbers = tokens[start:], numbers[start:]
+    if fresh > 0:
+        yield sequence(tokens, numbers)
+
+
+def positions(segments: np.ndarray) -> np.ndarray:
+    """The place of each token in its segment, from 0: (..., time), int32; 0 for padding."""
+    places = np.arange(segments.shape[-1])
+    begins = np.diff(segments, axis=-1, prepend=0) != 0
+    first = np.maximum.accumulate(np.where(begins, places, 0), axis=-1)
+    return np.where(segments > 0, places - first, 0).astype(np.int32)

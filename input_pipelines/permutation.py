@@ -1,0 +1,59 @@
+"""A permutation of 0 .. count - 1 by a seed, forward and back, without making all of it.
+
+A Feistel network over the next power of four, walked until it lands below `count` (Black and
+Rogaway 2002, "Ciphers with arbitrary finite domains"). In NumPy alone, so that what is shuffled by
+it is the same on every machine and with every version of a library.
+"""
+
+import numpy as np
+
+_ROUNDS = 8
+
+
+class Permutation:
+    """Args:
+    count: how many numbers are permuted, at least 1.
+    seed: which permutation.
+    """
+
+    def __init__(self, count: int, seed: int):
+        self.count = count
+        self._bits = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))  # of one half
+        self._mask = (np.uint64(1) << self._bits) - np.uint64(1)
+        rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            self._keys = _mixed(_mixed(np.uint64(seed % 2**64) + rounds) + rounds)
+
+    def forward(self, places: np.ndarray) -> np.ndarray:
+        """What stands at each of the places, int64."""
+        return self._walk(places, self._keys, swap=False)
+
+    def back(self, values: np.ndarray) -> np.ndarray:
+        """The place of each of the values, int64: `back(forward(p)) == p`."""
+        return self._walk(values, self._keys[::-1], swap=True)
+
+    def _walk(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:
+        out = np.asarray(numbers).astype(np.uint64)
+        outside = np.ones(out.shape, bool)
+        while outside.any():
+            out[outside] = self._network(out[outside], keys, swap)
+            outside = out >= self.count
+        return out.astype(np.int64)
+
+    def _network(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:
+        left, right = numbers >> self._bits, numbers & self._mask
+        if swap:
+            left, right = right, left
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+        if swap:
+            left, right = right, left
+        return left << self._bits | right
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64: 64 bits, each depending on all."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
