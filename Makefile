@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow exhaustive test-matrix lint format clean
+.PHONY: train test test-all test-slow test-parity exhaustive test-matrix lint format clean
 
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
@@ -18,10 +18,14 @@ test: $(VENV)/.dev lint
 	$(PYTEST) -n 2 --dist loadfile
 
 # Everything that CI runs, in under half an hour on two cores.
-test-all: test test-slow
+test-all: test test-slow test-parity
 
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow -n 2 --dist loadfile
+
+# The zoo against implementations of others; torch alone is 200 MB or more.
+test-parity: $(VENV)/.parity
+	$(PYTEST) -m parity
 
 # Every combination of the options of the step, not a covering set.
 exhaustive: $(VENV)/.dev
@@ -58,6 +62,10 @@ $(VENV)/.dev: setup.py | $(BIN)/python
 	$(BIN)/pip install -q -e '.[cpu,dev]'
 	$(BIN)/pip install -q --no-deps $(KERAS_HUB)
 	touch $@ $(VENV)/.cpu
+
+$(VENV)/.parity: $(VENV)/.dev
+	$(BIN)/pip install -q -e '.[parity]'
+	touch $@
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "tftpu needs Python 3.11, 3.12 or 3.13: install one, or name" \

@@ -15,6 +15,8 @@ from tftpu.models import sizes
 if TYPE_CHECKING:
     import keras
 
+    from tftpu.models.weights import Report
+
 _BUILDERS = {
     sizes.ResNet: "resnet",
     sizes.ConvNeXt: "convnext",
@@ -62,5 +64,21 @@ def build(model: str | Model, **fields) -> "keras.Model":
         model = config(model, **fields)
     for family, module in _BUILDERS.items():
         if isinstance(model, family):
-            return importlib.import_module(f"tftpu.models.{module}").build(model)
+            built = importlib.import_module(f"tftpu.models.{module}").build(model)
+            built.hyperparameters = model  # `load_weights` asks them where each weight belongs
+            return built
     raise UserError(f"{type(model).__name__} is no family of the zoo: build the model yourself.")
+
+
+def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "Report":
+    """`tftpu.models.weights.load_weights`: weights of others into a model of the zoo."""
+    from tftpu.models import weights
+
+    return weights.load_weights(model, path, replace_head=replace_head)
+
+
+def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors") -> None:
+    """`tftpu.models.weights.save_weights`: the weights of a model, as Transformers has them."""
+    from tftpu.models import weights
+
+    weights.save_weights(model, path, format=format)

@@ -54,7 +54,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         self.moving_variance = weight("moving_variance", "ones", False)
 
     def call(self, x, training=False):
-        if not training:
+        if not (training and self.trainable):  # frozen: as in evaluation, as Keras's own
             return self._normalize(x, self.moving_mean, self.moving_variance)
         if self.norm_batch == "global":
             sums = ops.moments(

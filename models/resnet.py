@@ -37,8 +37,9 @@ def _residual(x, width: int, stride: int, config: ResNet, name: str):
     out = 4 * width if config.bottleneck else width
     branch = x
     if config.bottleneck:
-        branch = _conv_norm(branch, width, 1, 1, config, name=f"{name}_reduce")
-        branch = _conv_norm(branch, width, 3, stride, config, name=f"{name}_conv")
+        first, second = (stride, 1) if config.stride_in == "1x1" else (1, stride)
+        branch = _conv_norm(branch, width, 1, first, config, name=f"{name}_reduce")
+        branch = _conv_norm(branch, width, 3, second, config, name=f"{name}_conv")
         branch = _conv_norm(branch, out, 1, 1, config, name=f"{name}_expand", last=True)
     else:
         branch = _conv_norm(branch, width, 3, stride, config, name=f"{name}_conv1")

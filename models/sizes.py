@@ -18,6 +18,7 @@ class ResNet(Model):
     blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks a stage
     width: int = 64  # channels of the first stage; doubled from stage to stage
     bottleneck: bool = True
+    stride_in: str = "3x3"  # v1.5; "1x1": v1, as keras.applications' weights have it
     stem: str = "imagenet"  # "imagenet": 7x7 stride 2 and max pooling; "small": 3x3 stride 1
     image_size: int = 224
     channels: int = 3
@@ -26,6 +27,7 @@ class ResNet(Model):
     dropout: float = 0.0
 
     def validate(self, per_step: Share) -> None:
+        _check_one_of("stride_in", self.stride_in, ("3x3", "1x1"))
         _check_norm_batch(self.norm_batch, per_step)
 
 

@@ -7,6 +7,7 @@ https://huggingface.co/docs/safetensors.
 """
 
 import json
+import mmap
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -29,10 +30,12 @@ class TensorFile:
 
     Args:
         arrays: contiguous, of a floating, integer or Boolean dtype.
+        metadata: texts by name, for whom they concern.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray]):
+    def __init__(self, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None):
         self._arrays = arrays
+        self._metadata = metadata
 
     def __iter__(self) -> Iterator[bytes]:
         pending = bytearray(self._header())
@@ -46,7 +49,8 @@ class TensorFile:
         yield bytes(pending)
 
     def _header(self) -> bytes:
-        entries, place = {}, 0
+        entries: dict = {"__metadata__": self._metadata} if self._metadata else {}
+        place = 0
         for name, array in self._arrays.items():
             end = place + array.nbytes
             entries[name] = {
@@ -60,7 +64,7 @@ class TensorFile:
         return len(header).to_bytes(8, "little") + header
 
 
-def decode(data: bytes) -> dict[str, np.ndarray]:
+def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     """The arrays of a file, by name, as read-only views of its bytes.
 
     Raises:
