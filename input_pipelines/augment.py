@@ -35,13 +35,18 @@ def training(settings: Augment, size: int, channels: int) -> Callable:
     """
 
     def augmented(example: dict, seed: tf.Tensor) -> dict:
+        # One call: beside decoding, what counts is the number of operations.
+        numbers = draws.uniform(seed, decode.NUMBERS + 1, "crop and flip")
+
         def window(height, width):
             if not settings.crop:
                 return decode.central_window(height, width, settings.eval_crop)
             areas = settings.min_area, 1.0
-            return decode.random_window(height, width, seed, areas, settings.max_aspect)
+            return decode.random_window(height, width, numbers[1:], areas, settings.max_aspect)
 
         image = decode.cropped(example["image"], window, size, channels)
+        if settings.flip:
+            image = flip(image, numbers[0])
         return {**example, "image": changed(image, seed, settings)}
 
     return augmented
@@ -60,9 +65,7 @@ def evaluation(settings: Augment, size: int, channels: int) -> Callable:
 
 
 def changed(image: tf.Tensor, seed: tf.Tensor, settings: Augment) -> tf.Tensor:
-    """All that is done to the pixels of one image, of static shape, uint8."""
-    if settings.flip:
-        image = flip(image, seed)
+    """What is done to the pixels of one image after crop and flip, of static shape, uint8."""
     if settings.randaugment:
         image = randaugment(image, seed, settings.randaugment, settings.magnitude)
     if settings.jitter or settings.hue:
@@ -72,9 +75,8 @@ def changed(image: tf.Tensor, seed: tf.Tensor, settings: Augment) -> tf.Tensor:
     return image
 
 
-def flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Left and right exchanged, for half of the seeds."""
-    number = draws.uniform(seed, 1, "flip")[0]
+def flip(image: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """Left and right exchanged, for the lower half of the numbers from 0 to 1."""
     return tf.cond(number < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
 
 
@@ -93,13 +95,13 @@ def erase(image: tf.Tensor, seed: tf.Tensor, probability: float) -> tf.Tensor:
 
     def erased() -> tf.Tensor:
         top, left, rows, columns = decode.random_window(
-            tf.constant(height), tf.constant(width), seed, ERASED, ERASED_ASPECT, "erased window"
+            tf.constant(height), tf.constant(width), numbers[1:], ERASED, ERASED_ASPECT
         )
         noise = draws.pixels(seed, tuple(image.shape), "erased pixels")
         return tf.where(inside(image, top, left, rows, columns), noise, image)
 
-    number = draws.uniform(seed, 1, "erasing")[0]
-    return tf.cond(number < probability, erased, lambda: image)
+    numbers = draws.uniform(seed, decode.NUMBERS + 1, "erasing")
+    return tf.cond(numbers[0] < probability, erased, lambda: image)
 
 
 def inside(image: tf.Tensor, top, left, height, width) -> tf.Tensor:

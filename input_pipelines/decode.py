@@ -18,6 +18,7 @@ import tensorflow as tf
 from tftpu.input_pipelines import draws
 
 ATTEMPTS = 10  # to find a random crop that fits into the image
+NUMBERS = 2 * ATTEMPTS + 2  # that a random crop is made of
 
 Window = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]  # top, left, height, width; int32
 
@@ -25,40 +26,34 @@ Window = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]  # top, left, height,
 def random_window(
     height: tf.Tensor,
     width: tf.Tensor,
-    seed: tf.Tensor,
+    numbers: tf.Tensor,
     areas: tuple[float, float] = (0.08, 1.0),
     max_aspect: float = 4 / 3,
-    purpose: str = "crop",
 ) -> Window:
     """The random crop of Inception (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842).
 
-    Its share of the image's area is uniform on `areas`, the logarithm of its aspect ratio
-    uniform, given that it lies in the image; its place is uniform. Where ten draws in a row do not
-    fit, it is the largest crop that the aspect ratios allow.
+    Its share of the image's area is uniform on `areas`, the logarithm of its aspect ratio uniform,
+    given that it lies in the image; its place is uniform. Where ten draws in a row do not fit, it
+    is the first of them, cut down to the largest that the aspect ratios allow.
 
     Args:
         height, width: of the image, int32.
-        seed: (2,), int32.
+        numbers: (`NUMBERS`,), uniform on [0, 1).
         areas: least and largest share of the image's area, in (0, 1].
         max_aspect: longer side over shorter side of the crop, 1 or more.
-        purpose: of the random numbers, as in `draws.uniform`.
     """
-    numbers = draws.uniform(seed, 2 * ATTEMPTS + 2, purpose)
-    rows, columns = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
-    shares = draws.between(*areas, numbers[:ATTEMPTS])
+    sides = tf.sqrt(draws.between(*areas, numbers[:ATTEMPTS]))
     # The square root of the aspect ratio, uniform in the logarithm.
     roots = max_aspect ** (numbers[ATTEMPTS : 2 * ATTEMPTS] - 0.5)
-    sides = tf.sqrt(rows * columns * shares)
-    largest = tf.minimum([rows, columns], [columns * max_aspect, rows * max_aspect])
-    sizes = tf.stack([sides / roots, sides * roots], axis=1)  # (attempts, 2)
-    sizes = tf.concat([sizes, largest[None]], 0)
-    sizes = tf.maximum(tf.cast(tf.round(sizes), tf.int32), 1)
-    image = tf.stack([height, width])
-    fits = tf.reduce_all(sizes <= image, axis=1)
-    size = tf.gather(sizes, tf.argmax(fits))  # the first that fits
-    room = tf.cast(image - size + 1, tf.float32)
-    place = tf.cast(numbers[-2:] * room, tf.int32)
-    return place[0], place[1], size[0], size[1]
+    image = tf.cast(tf.stack([height, width]), tf.float32)
+    drawn = tf.stack([sides / roots, sides * roots], 1) * tf.sqrt(tf.reduce_prod(image))
+    fits = tf.reduce_all(drawn < image + 0.5, axis=1)
+    first = tf.gather(drawn, tf.argmax(fits))  # the first that fits; 0 if none does
+    largest = tf.minimum(image, image[::-1] * max_aspect)
+    size = tf.maximum(tf.round(tf.minimum(first, largest)), 1.0)
+    place = tf.floor(numbers[2 * ATTEMPTS :] * (image - size + 1.0))
+    window = tf.cast(tf.concat([place, size], 0), tf.int32)
+    return window[0], window[1], window[2], window[3]
 
 
 def central_window(height: tf.Tensor, width: tf.Tensor, share: float) -> Window:
@@ -91,13 +86,20 @@ def cropped(
     def fused() -> tf.Tensor:
         shape = tf.image.extract_jpeg_shape(image)
         top, left, height, width = window(shape[0], shape[1])
-        # How often the crop can be halved and still be as large as what is wanted.
-        halvings = sum(
-            tf.cast(tf.minimum(height, width) >= size * ratio, tf.int32) for ratio in (2, 4, 8)
-        )
         place = tf.stack([top, left, height, width])
-        branches = [lambda r=r: _decode_part(image, place, r, channels) for r in (1, 2, 4, 8)]
-        return resized(tf.switch_case(halvings, branches), size)
+        shorter = tf.minimum(height, width)
+
+        def at(ratio: int) -> tf.Tensor:
+            return _decode_part(image, place, ratio, channels)
+
+        def smaller() -> tf.Tensor:
+            return tf.cond(
+                shorter < 4 * size,
+                lambda: at(2),
+                lambda: tf.cond(shorter < 8 * size, lambda: at(4), lambda: at(8)),
+            )
+
+        return resized(tf.cond(shorter < 2 * size, lambda: at(1), smaller), size)
 
     def whole() -> tf.Tensor:
         return resized(_part(decoded(image, channels), window), size)

@@ -119,7 +119,9 @@ def test_the_same_size_comes_out_as_it_went_in():
 def test_crops_follow_the_law_of_the_paper(height, width):
     count = 4000
     drawn = tf.data.Dataset.from_tensor_slices(seeds(count)).map(
-        lambda seed: tf.stack(decode.random_window(height, width, seed))
+        lambda seed: tf.stack(
+            decode.random_window(height, width, draws.uniform(seed, decode.NUMBERS, "crop"))
+        )
     )
     top, left, rows, columns = np.array(list(drawn.as_numpy_iterator())).T
     assert (top >= 0).all() and (left >= 0).all()
