@@ -38,6 +38,8 @@ REQUIRES = [
     "keras>=3.13,<3.16",
     "ml_collections>=1.0",
     "numpy",
+    "pillow",
+    "psutil>=5.9",
     "pyyaml",
     "rich>=13",
     "safetensors>=0.4",

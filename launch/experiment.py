@@ -1,10 +1,13 @@
 """From an `Experiment` to the objects that it names: strategy, data, compiled model, trainer."""
 
+import dataclasses
+
 import keras
 
 from tftpu import input_pipelines, models, optimizers
 from tftpu.config import Experiment
 from tftpu.input_pipelines import sources
+from tftpu.launch import sample
 from tftpu.losses import SmoothedCrossentropy
 from tftpu.metrics import BitsPerToken
 from tftpu.trainer import Trainer
@@ -66,7 +69,21 @@ def build_trainer(
         max_rollbacks=train.max_rollbacks,
         verbose=verbose,
         watchdog=watchdog,
+        writers=train.writers,
+        config=flat(experiment),
+        sample=lambda trainer: sample.of(experiment, trainer),
     )
+
+
+def flat(experiment: Experiment) -> dict:
+    """The fields of an experiment by their path, "optimizer.name", as far as they are set."""
+    groups = dataclasses.asdict(experiment)
+    return {
+        f"{group}.{field}": value
+        for group, fields in groups.items()
+        for field, value in fields.items()
+        if value is not None and value != ""
+    }
 
 
 def training_data(experiment: Experiment):

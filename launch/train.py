@@ -2,7 +2,7 @@
 
 import sys
 
-from tftpu import files
+from tftpu import files, goodput
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
 
@@ -45,6 +45,7 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
     test = input_pipelines.evaluation(experiment.data)
     with strategy.scope():
         trainer = build.build_trainer(experiment, workdir, watchdog=watchdog)
+    trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
     history = trainer.fit(
         data,
         experiment.train.steps,
@@ -92,6 +93,13 @@ def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str)
         measured = 1e3 * experiment.data.global_batch / rate
         print(f"  step        {format_number(measured)} ms; preflight predicted {predicted}")
     print(f"  run         {workdir}  ({trainer.clock.wall():.0f} s)")
+    usd = trainer.account.facts.get("usd")
+    if usd is not None:
+        print(f"  cost        ${usd:,.2f} at list price, on demand")
+    restarts = trainer.account.restarts
+    over = f", over {restarts + 1} starts" if restarts else ""
+    for index, row in enumerate(goodput.table(trainer.account.seconds())):
+        print(f"  {f'time{over}' if index == 0 else '':12}{row}")
     print(f"  try next    tensorboard --logdir={workdir}")
     print(f"              tftpu evaluate --workdir={workdir}")
     sys.stdout.flush()

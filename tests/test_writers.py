@@ -8,10 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import tftpu
 from tests.test_trainer import compiled, data
-from tftpu import writers
-from tftpu.config import profile_window
+from tftpu import console as consoles
+from tftpu.config import profile_plan
 from tftpu.errors import UserError
-from tftpu.telemetry import Clock
+from tftpu.goodput import Clock
 
 
 def test_tensorboard_gets_every_scalar_and_the_learning_rate_curve(tmp_path):
@@ -39,19 +39,20 @@ def test_a_profile_of_a_window_of_steps_is_written_and_readable(tmp_path):
     (trace,) = tmp_path.rglob("*.xplane.pb")
     stats, _ = raw_to_tool_data.xspace_to_tool_data([str(trace)], "framework_op_stats", {})
     assert b"MatMul" in stats
-    assert trainer.clock.seconds["profile"] > 0
+    assert trainer.clock.seconds()["profiling"] > 0
 
 
-def test_a_profile_window_is_two_steps():
-    assert profile_window("") is None
-    assert profile_window("100:110") == (100, 110)
-    for wrong in ("100", "110:100", "a:b", "5:5"):
+def test_a_profile_plan_is_windows_of_steps_and_slow_loops():
+    assert profile_plan("") == ((), False)
+    assert profile_plan("100:110") == (((100, 110),), False)
+    assert profile_plan("100:110,slow,500:520") == (((100, 110), (500, 520)), True)
+    for wrong in ("100", "110:100", "a:b", "5:5", "fast"):
         with pytest.raises(UserError, match="FIRST:LAST"):
-            profile_window(wrong)
+            profile_plan(wrong)
 
 
 def test_without_a_terminal_the_console_prints_plain_lines(capsys):
-    console = writers.Console(100)
+    console = consoles.Console(100)
     console.write(50, "train", {"loss": 0.123456, "grad_norm": 1.0, "examples_per_sec": 12345.6})
     console.write(100, "eval", {"loss": 2.0})
     console.close()
@@ -61,13 +62,11 @@ def test_without_a_terminal_the_console_prints_plain_lines(capsys):
     ]
 
 
-def test_throughput_leaves_out_all_but_steps():
+def test_throughput_is_that_of_steps_alone():
     clock = Clock()
-    for phase, seconds in (("compile", 9.0), ("step", 2.0), ("eval", 7.0), ("checkpoint", 5.0)):
-        clock.seconds[phase] += seconds
-    clock.count(100)
+    clock.count(100, 2.0)
     assert clock.rate() == 50.0
     assert clock.window_rate() == 50.0
-    clock.seconds["step"] += 1.0
-    clock.count(10)
+    clock.count(10, 1.0)
     assert clock.window_rate() == 10.0
+    assert clock.rate() == pytest.approx(110 / 3)

@@ -71,9 +71,9 @@ def refuse_spec(spec: tf.TypeSpec) -> None:
         )
 
 
-def refuse_host_ops(graph: tf.Graph) -> None:
-    """Raises `UserError`, naming the layer, if the graph holds an op that XLA cannot compile."""
-    for op in graph_ops(graph):
+def refuse_host_ops(ops: list[tf.Operation]) -> None:
+    """Raises `UserError`, naming the layer, if there is an op that XLA cannot compile."""
+    for op in ops:
         if not keras_internals.xla_kernel(op.type):
             layer = keras_internals.layer_of(op)
             raise UserError(

@@ -9,7 +9,7 @@ import importlib
 import json
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from tftpu.errors import UserError, did_you_mean
 
@@ -17,6 +17,7 @@ PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 OPTIMIZERS = ("adafactor", "adamw", "lamb", "lars", "lion", "muon", "sgd")
 DECAYS = ("constant", "cosine", "linear", "polynomial", "step")
 SCALINGS = ("none", "linear", "sqrt")
+WRITERS = ("mlflow", "wandb")
 ON_NAN = ("stop", "rollback")
 
 
@@ -100,7 +101,8 @@ class Train:
     ema: float | None = None  # decay of the average of the weights; evaluation uses the average
     precision: str = "auto"
     seed: int = 0
-    profile: str = ""  # "100:110" writes a TensorBoard profile of those steps
+    profile: str = ""  # "100:110": a TensorBoard profile of those steps; "slow": of slow ones
+    writers: tuple[str, ...] = ()  # more sinks of the metrics: mlflow, wandb
     on_nan: str = "stop"
     max_rollbacks: int = 3
 
@@ -118,7 +120,9 @@ class Train:
         _fraction("train.label_smoothing", self.label_smoothing)
         _one_of("train.precision", self.precision, PRECISIONS)
         _one_of("train.on_nan", self.on_nan, ON_NAN)
-        profile_window(self.profile)
+        profile_plan(self.profile)
+        for name in self.writers:
+            _one_of("train.writers", name, WRITERS)
 
 
 @dataclasses.dataclass
@@ -194,16 +198,28 @@ class Experiment:
         assert share.examples
 
 
-def profile_window(window: str) -> tuple[int, int] | None:
-    """The first step of a profile and the step it ends before: "100:110" gives (100, 110)."""
-    if not window:
-        return None
-    match = re.fullmatch(r"(\d+):(\d+)", window)
-    if not match or int(match[1]) >= int(match[2]):
-        raise UserError(
-            f"train.profile is {window!r}: it must be FIRST:LAST with FIRST below LAST, as 100:110."
-        )
-    return int(match[1]), int(match[2])
+class ProfilePlan(NamedTuple):
+    """Windows of steps, each from its first up to the one it ends before; and slow loops."""
+
+    windows: tuple[tuple[int, int], ...]
+    slow: bool
+
+
+def profile_plan(text: str) -> ProfilePlan:
+    """What to profile: "100:110" is one window, "100:110,slow" that and slow device loops."""
+    windows, slow = [], False
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+):(\d+)", item)
+        if item == "slow":
+            slow = True
+        elif match and int(match[1]) < int(match[2]):
+            windows.append((int(match[1]), int(match[2])))
+        else:
+            raise UserError(
+                f"train.profile is {text!r}: it must be FIRST:LAST with FIRST below LAST, as "
+                "100:110, or slow, or several of them with commas between."
+            )
+    return ProfilePlan(tuple(windows), slow)
 
 
 def to_json(experiment: Experiment) -> str:

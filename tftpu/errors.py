@@ -25,6 +25,7 @@ class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
             if saved is None
             else f"which could not be saved: the same command goes on from step {saved}"
         )
+        self.reason = reason
         super().__init__(f"Stopped by {reason} after step {step}, {kept}.")
 
 

@@ -11,9 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import files, keras_internals, writers
+from tftpu import files, goodput, keras_internals, writers
 from tftpu.checkpoint import Best, Failure
 from tftpu.errors import UserError
+from tftpu.report import Report
 
 if TYPE_CHECKING:
     from tftpu.trainer import Trainer
@@ -58,23 +59,21 @@ class Run:
         self._saved_at = time.monotonic()
         self._past: tuple[dict, list] = {}, []  # the history of the run before this process
         self._config = _config_of(trainer.workdir)
+        self._repeats_until = trainer.account.reached  # steps below were done once already
+        self.state_at_end = goodput.FINISHED
         self._resume()
-        self._console = writers.Console(steps, self.step) if trainer.verbose else None
-        sinks: list[writers.Writer] = [self._console] if self._console else []
-        if trainer.workdir:
-            path = files.join(trainer.workdir, "metrics.jsonl")
-            sinks += [writers.JsonLines(path, self.step), writers.TensorBoard(trainer.workdir)]
-        self._writers = writers.Writers(sinks)
+        self._report = Report(trainer, steps, self.step)
 
     def begin(self) -> None:
         """Tells the user and the callbacks that training starts."""
-        if self._console and self.step >= self._steps:
-            self._console.say(
+        self._report.begin()
+        if self.step >= self._steps:
+            self._report.say(
                 f"The run in {self._trainer.workdir} has its {self.step} steps already: nothing is "
                 "left to train. Another workdir trains anew, more steps train on."
             )
-        elif self._console and self.step:
-            self._console.say(f"Going on from the checkpoint of step {self.step}.")
+        elif self.step:
+            self._report.say(f"Going on from the checkpoint of step {self.step}.")
         self._trainer.model.stop_training = False
         self._callbacks.on_train_begin()  # which empties the history's epochs
         self.history.history, self.history.epoch = self._past
@@ -91,6 +90,11 @@ class Run:
         """How many batches of the data lie behind the run."""
         return self.step + self.skipped_batches
 
+    @property
+    def part(self) -> str:
+        """What the time of the next step is booked to: a repeated one brings nothing new."""
+        return "restart" if self.step < self._repeats_until else "step"
+
     def next_stop(self) -> int:
         """The step that the next device loop ends at: the first at which something falls due."""
         trainer = self._trainer
@@ -101,20 +105,25 @@ class Run:
             self._epoch_steps,
         )
         stops = [(self.step // n + 1) * n for n in every if n]
-        stops += [s for s in trainer.profiler.boundaries() if s > self.step]
+        stops += [s for s in trainer.profiler.boundaries(self.step) if s > self.step]
         stop = min(self._steps, *stops)
         self._callbacks.on_train_batch_begin(self.step % self._epoch_steps)
         return stop
 
     def account(self, totals: np.ndarray) -> None:
         """Books the sums of one device loop."""
-        self.step += round(totals[0])
+        trainer = self._trainer
+        before, self.step = self.step, self.step + round(totals[0])
+        repeated = min(self.step, self._repeats_until) - before
+        trainer.account.repeated_steps += max(0, repeated)
+        trainer.account.reached = max(self.step, trainer.account.reached)
+        trainer.clock.turn_to(self.part)  # what the host does between two loops
         self._window = self._window + totals
         self._epoch = self._epoch + totals
         self._last_finite = totals
-        self._trainer.profiler.at(self.step)
-        if self._console:
-            self._console.advance(self.step)
+        with trainer.clock.spend("profiling"):
+            trainer.profiler.at(self.step)
+        self._report.advance(self.step, trainer.step.train_totals.loss(totals))
         # Metrics cost milliseconds to work out: not for callbacks that do not look at them.
         logs = self._trainer.step.train_totals.read(totals) if self._batch_logs else None
         self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, logs)
@@ -126,10 +135,11 @@ class Run:
             return
         scalars = self._trainer.step.train_totals.read(self._window)
         scalars["learning_rate"] = self._learning_rate()
+        scalars["weight_norm"] = self._trainer.weight_norm()
         rate = self._trainer.clock.window_rate()
         if rate:  # the first loop compiles: it measures nothing
             scalars["examples_per_sec"] = round(rate, 1)
-        self._writers.write(self.step, "train", scalars)
+        self._report.log(self.step, scalars)
         self._window = 0.0
 
     def evaluate(self) -> None:
@@ -139,9 +149,9 @@ class Run:
             return
         logs = trainer.step.train_totals.read(self._epoch)
         if self._validation_data is not None:
-            with trainer.clock.spend("eval"):
+            with self._report.doing("evaluating", "evaluation"):
                 results = trainer.evaluate(self._validation_data)
-            self._writers.write(self.step, "eval", results)
+                self._report.evaluated(self.step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
         logs["learning_rate"] = self._learning_rate()
         self._epoch = 0.0
@@ -162,15 +172,16 @@ class Run:
         due = due or (minutes and time.monotonic() - self._saved_at >= 60 * minutes)
         if not due or self._saved_step == self.step:
             return
-        with trainer.clock.spend("checkpoint"):
+        with self._report.doing("saving", "checkpoint_wait"):
             trainer.checkpoints.save(self.step, trainer.step.variables, self.state, best)
         self._saved_step, self._saved_at = self.step, time.monotonic()
+        self._report.saved()
 
     def settle(self) -> int | None:
         """Waits until nothing is being saved; the step of the newest checkpoint, or None."""
         if self._trainer.checkpoints is None:
             return None
-        with self._trainer.clock.spend("checkpoint"):
+        with self._report.doing("saving", "checkpoint_wait"):
             saved = self._trainer.checkpoints.steps()
         self._warn(self._trainer.checkpoints.take_failure())
         return saved[-1] if saved else None
@@ -227,6 +238,7 @@ class Run:
         if self._rollbacks > trainer.max_rollbacks:
             raise UserError(f"{where} {trainer.max_rollbacks} rollbacks did not help. {hint}")
         skipped, rollbacks = self.skipped_batches + last - kept[-1], self._rollbacks
+        self._repeats_until = max(self._repeats_until, self.step)
         self._resume()
         self.skipped_batches, self._rollbacks = skipped, rollbacks
         self.history.history, self.history.epoch = self._past
@@ -238,7 +250,8 @@ class Run:
         self.settle()
         self._trainer.profiler.stop()
         self._callbacks.on_train_end()
-        self._writers.close()
+        self._report.end(self.state_at_end)
+        self._trainer.clock.turn_to(None)
 
     @property
     def state(self) -> dict[str, Any]:

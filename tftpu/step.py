@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import checks, keras_internals
+from tftpu import checks, flops, keras_internals
 from tftpu.errors import UserError
 from tftpu.objective import Objective, divisor, weighted_sum
 from tftpu.totals import EvalTotals, TrainTotals
@@ -150,6 +150,11 @@ class Step:
             for variable, value in zip(self._statistics, mean):
                 variable.value.assign(value)
 
+    def weight_norm(self) -> tf.Tensor:
+        """The global norm of the trainable weights, (). The step itself does not work it out."""
+        weights = [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
+        return tf.linalg.global_norm(weights)
+
     def evaluate(self, batch: Any, valid: tf.Tensor) -> None:
         """Adds one replica's share of an evaluation batch to `eval_totals`.
 
@@ -225,7 +230,10 @@ class Step:
             return keras.tree.flatten((result.y_pred, result.statistics))
 
         graph = tf.function(forward, autograph=False).get_concrete_function(microbatch).graph
-        checks.refuse_host_ops(graph)
+        ops = checks.graph_ops(graph)
+        checks.refuse_host_ops(ops)
+        parts = self.accumulate * self.replicas
+        self.model_flops = flops.PASSES * parts * flops.of_forward(ops)  # of a global batch
         result = output["forward"]
         changed = [
             v

@@ -71,12 +71,17 @@ class TrainTotals(_Totals):
         shared = [tf.ones(()), norm, skipped]
         self._add([value / replicas for value in shared] + losses + metrics)
 
+    def loss(self, sums: np.ndarray) -> float:
+        """The mean of the loss alone, which costs nothing to work out."""
+        steps, _, skipped, loss = sums[:4]
+        return float(loss / max(steps - skipped, 1))
+
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """The means of loss, metrics and gradient norm over the steps summed up."""
-        steps, norm, skipped, loss, *rest = sums
+        steps, norm, skipped, _, *rest = sums
         count = len(self._objective.terms)
         taken = max(steps - skipped, 1)
-        results = {"loss": float(loss / taken)}
+        results = {"loss": self.loss(sums)}
         results.update(self._terms(np.array(rest[:count]), np.full(count, taken)))
         results.update(self._metrics(np.array(rest[count:])))
         results["grad_norm"] = float(norm / taken)

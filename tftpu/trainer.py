@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import checks, feed, files
+from tftpu import checks, feed, files, goodput
 from tftpu.checkpoint import Checkpoints, Restored
 from tftpu.config import Train
 from tftpu.errors import Preempted, UserError
@@ -17,8 +17,8 @@ from tftpu.preemption import PreemptionNotice
 from tftpu.profiler import Profiler
 from tftpu.run import Run
 from tftpu.step import Step
-from tftpu.telemetry import Clock
 from tftpu.watchdog import Watchdog
+from tftpu.writers import Writer
 
 
 class Trainer:
@@ -44,10 +44,15 @@ class Trainer:
             finished for so many seconds; more than an evaluation takes. None: never.
         best_metric: of the evaluation; "" is the loss. Losses and errors are best when small.
         seed: of dropout and of every other layer that draws random numbers.
-        profile: "100:110" writes a TensorBoard profile of those steps.
+        profile: "100:110" writes a TensorBoard profile of those steps, "slow" one of the steps
+            after each of the slowest 1 % of device loops, "100:110,slow" both.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" goes back to the last
             checkpoint and skips the batches since, at most `max_rollbacks` times.
-        verbose: a progress bar and a line for each evaluation.
+        verbose: a live line on a terminal, lines elsewhere.
+        writers: more sinks besides those of the workdir: "mlflow", "wandb", or a
+            `tftpu.writers.Writer` of your own.
+        config: what the run was set to, for the sinks: numbers, booleans and strings by name.
+        sample: gives a text that shows what the model can do, at every evaluation.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -75,6 +80,9 @@ class Trainer:
         on_nan: str = "stop",
         max_rollbacks: int = 3,
         verbose: bool = True,
+        writers: Sequence[str | Writer] = (),
+        config: dict[str, Any] | None = None,
+        sample: Callable[["Trainer"], str] | None = None,
     ):
         checks.refuse_model(model)
         Train(
@@ -90,7 +98,11 @@ class Trainer:
             ema=ema,
             on_nan=on_nan,
             max_rollbacks=max_rollbacks,
+            profile=profile,
+            writers=tuple(w for w in writers if isinstance(w, str)),
         ).validate()
+        if writers and workdir is None:
+            raise UserError("writers need a workdir: it says which run theirs belongs to.")
         self.model = model
         self.workdir = str(workdir) if workdir is not None else None
         self.strategy = model.distribute_strategy
@@ -111,11 +123,16 @@ class Trainer:
         self.on_nan = on_nan
         self.max_rollbacks = max_rollbacks
         self.verbose = verbose
+        self.writers = tuple(writers)
+        self.config = dict(config or {})
+        self.sample = sample
         self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
         self.profiler = Profiler(self.workdir, profile)
-        self.clock = Clock()
+        self.clock = goodput.Clock()
+        self.account: goodput.Account | None = None
         self.step: Step | None = None
-        self._train_loop = self._eval_loop = None
+        self._train_loop = self._eval_loop = self._predict = None
+        self._predict_same = self._weight_norm = None
 
     def fit(
         self,
@@ -148,6 +165,8 @@ class Trainer:
         if steps < 1:
             raise UserError(f"steps is {steps}: it must be 1 or more.")
         with files.claim(self.workdir) if self.workdir else contextlib.nullcontext():
+            self.clock.turn_to("starting")
+            self.account = self.account or goodput.Account(self.workdir, self.clock)
             self._prepare(feed.for_training(dataset, 0, class_weight))
             run = Run(self, steps, validation_data, validation_every, callbacks)
             self._fit(run, dataset, class_weight)
@@ -186,17 +205,44 @@ class Trainer:
         if self.step is None:
             self._build_step(feed.features_spec(batches), training=False)
 
-        @tf.function(autograph=False)
-        def predict(batch, valid):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            return self.strategy.run(lambda x: (self.step.predict(x), valid), args=(x,))
+        if self._predict is None:
 
+            @tf.function(autograph=False)
+            def predict(batch, valid):
+                x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+                return self.strategy.run(lambda x: (self.step.predict(x), valid), args=(x,))
+
+            self._predict = predict
         collected = []
         for batch, valid in feed.distribute(batches, self.strategy):
-            outputs = predict(batch, valid)
+            outputs = self._predict(batch, valid)
             collected.append(keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs))
         outputs, valid = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
         return keras.tree.map_structure(lambda t: t[valid > 0], outputs)
+
+    def predict_same(self, x: Any) -> np.ndarray:
+        """The model's output for one batch that every replica is given whole.
+
+        For batches too small to be shared, as the one text that a language model goes on with.
+
+        Args:
+            x: the features, of one shape from call to call.
+        """
+        if self._predict_same is None:
+            self._predict_same = tf.function(
+                lambda x: self.strategy.run(self.step.predict, args=(x,)), autograph=False
+            )
+        outputs = self._predict_same(tf.convert_to_tensor(x))
+        return self.strategy.experimental_local_results(outputs)[0].numpy()
+
+    def weight_norm(self) -> float:
+        """The global norm of the trainable weights."""
+        if self._weight_norm is None:
+            self._weight_norm = tf.function(
+                lambda: self.strategy.run(self.step.weight_norm), autograph=False
+            )
+        # The same on every replica.
+        return float(self.strategy.experimental_local_results(self._weight_norm())[0])
 
     def restore(self, step: int | None = None) -> Restored | None:
         """Loads a checkpoint of the workdir, the newest if no step is named; None if none."""
@@ -224,11 +270,15 @@ class Trainer:
         iterator = iterator_here()
         run.begin()
         try:
-            with PreemptionNotice(self.grace, run.newest) as notice, self.watchdog as watchdog:
+            with (
+                PreemptionNotice(self.grace, run.newest) as notice,
+                self.watchdog as watchdog,
+                self.profiler.listening(),
+            ):
                 while not run.over():
                     count, compiled = run.next_stop() - run.step, self._train_loop is not None
                     began = time.monotonic()
-                    totals = self._advance(iterator, count)
+                    totals = self._advance(iterator, count, run)
                     watchdog.beat(run.step + count)
                     if compiled:
                         notice.measured(count, time.monotonic() - began)
@@ -243,24 +293,36 @@ class Trainer:
                     if notice.requested and not run.over():
                         raise Preempted(notice.requested, run.step, run.settle())
                 run.finish()
+        except BaseException as error:
+            run.state_at_end = _state_after(error)
+            raise
         finally:
             run.end()
 
-    def _advance(self, iterator: Any, count: int) -> np.ndarray:
+    def _advance(self, iterator: Any, count: int, run: Run) -> np.ndarray:
         """Runs `count` steps on the devices; the sums of their losses and metrics."""
         first = self._train_loop is None
         if first:
             self._train_loop = self._make_loop(self.step.train, self.step.synchronise)
-        phase = "compile" if first else "profile" if self.profiler.running else "step"
-        with self.clock.spend(phase):
-            self._train_loop(iterator, tf.constant(count))
+        part = "compiling" if first else "profiling" if self.profiler.running else run.part
+        start = time.monotonic()
+        with self.clock.spend(part), self.profiler.marker(run.step):
+            waited = self._train_loop(iterator, tf.constant(count))
             totals = self.step.train_totals.drain()
-        if phase == "step":
-            self.clock.count(count * self.global_batch)
+        if part in ("compiling", "step"):
+            self.clock.move(float(waited), part, "input_wait")
+        if part in ("step", "restart"):
+            seconds = time.monotonic() - start
+            self.clock.count(count * self.global_batch, seconds)
+            self.profiler.observe(seconds / count)
         return totals
 
     def _make_loop(self, function: Callable, afterwards: Callable | None = None) -> Callable:
-        """A loop of steps in one `tf.function`, traced once whatever the number of steps."""
+        """A loop of steps in one `tf.function`, traced once whatever the number of steps.
+
+        It returns the seconds that it waited for its input. Where the host runs ahead of the
+        devices, as on a TPU, that is the most that the devices can have waited.
+        """
         # Keras traces its layers without AutoGraph, too. No jit_compile: a TPU compiles everything
         # anyway, and a nested XLA function would run on its host ("could not find registered
         # transfer manager for platform Host"); on a CPU, XLA's convolutions are the slower ones.
@@ -268,10 +330,17 @@ class Trainer:
 
         @tf.function
         def loop(iterator, count):
+            waited = tf.zeros((), tf.float64)
             for _ in tf.range(count):
-                self.strategy.run(function, args=(next(iterator),))
+                asked = tf.timestamp()
+                with tf.control_dependencies([asked]):
+                    batch = next(iterator)
+                with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                    waited += tf.timestamp() - asked
+                self.strategy.run(function, args=(batch,))
             if afterwards is not None:
                 self.strategy.run(afterwards)
+            return waited
 
         return loop
 
@@ -279,6 +348,8 @@ class Trainer:
         """Runs the loop over all of a finite dataset."""
         count = int(batches.cardinality())
         iterator = iter(feed.distribute(batches, self.strategy))
+        with self.clock.spend("compiling"):  # once: it is kept
+            loop.get_concrete_function(iterator, tf.constant(1))
         if count >= 0:
             loop(iterator, tf.constant(count))
             return
@@ -306,3 +377,10 @@ class Trainer:
     def _build_step(self, spec: Any, training: bool) -> None:
         with self.strategy.scope():
             self.step = Step(self.model, spec, training=training, **self._step_options)
+
+
+def _state_after(error: BaseException) -> str:
+    """How a run stands that an exception ended."""
+    if isinstance(error, Preempted):
+        return goodput.STOPPED if error.reason == "SIGINT" else goodput.PREEMPTED
+    return goodput.STOPPED if isinstance(error, KeyboardInterrupt) else goodput.FAILED

@@ -1,45 +1,75 @@
-"""Where a run's numbers go: one narrow interface, many sinks."""
+"""Where a run's numbers go: one narrow interface, many sinks. The console's is `console.py`."""
 
 import json
 import os
-import sys
 import time
-from typing import Protocol
+import uuid
+from typing import Any
 
-from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import numpy as np
 
 from tftpu import files
+from tftpu.errors import UserError
 
-TENSORBOARD_ONLY = ("learning_rate", "grad_norm")
+# What only curves are good for, not lines that people read.
+CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
+HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
 
 
-class Writer(Protocol):
-    """A sink of scalars. Steps never go back within one run."""
+class Writer:
+    """A sink. A kind that it cannot hold it leaves aside. Steps never go back within one run."""
+
+    def begin(self, config: dict[str, Any]) -> None:
+        """What the run was set to: flat, of plain numbers, booleans and strings."""
 
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
-        """Args: steps done; "train" or "eval"; finite or not, plain floats."""
+        """Args: steps done; "train", "eval" or "host"; finite or not, plain floats."""
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """A text in Markdown, as the model's summary or a sample."""
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        """Images of shape (count, height, width, 3), uint8."""
+
+    def say(self, text: str) -> None:
+        """A sentence for people."""
 
     def close(self) -> None:
         """Nothing is written after this."""
 
 
-class Writers:
+class Writers(Writer):
     """All the writers of a run, as one."""
 
     def __init__(self, writers: list[Writer]):
         self._writers = writers
 
+    def begin(self, config: dict[str, Any]) -> None:
+        for writer in self._writers:
+            writer.begin(config)
+
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
         for writer in self._writers:
             writer.write(step, split, scalars)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        for writer in self._writers:
+            writer.write_text(step, name, text)
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        for writer in self._writers:
+            writer.write_images(step, name, images)
+
+    def say(self, text: str) -> None:
+        for writer in self._writers:
+            writer.say(text)
 
     def close(self) -> None:
         for writer in self._writers:
             writer.close()
 
 
-class JsonLines:
+class JsonLines(Writer):
     """`metrics.jsonl`: one object a line. Lines after the step that a run goes on from are cut."""
 
     def __init__(self, path: str, resumed_at: int):
@@ -47,94 +77,195 @@ class JsonLines:
         files.truncate_lines(path, resumed_at)
 
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
-        record = {"step": step, "split": split, **scalars, "time": round(time.time(), 3)}
-        line = (json.dumps(record) + "\n").encode()
-        if files.is_remote(self._path):  # a bucket has no append: the whole is written anew
-            before = files.read(self._path) if files.exists(self._path) else b""
-            files.write_whole(self._path, before + line)
-            return
-        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
-        with open(self._path, "ab") as file:
-            file.write(line)
-
-    def close(self) -> None:
-        pass
+        if split != HOST:
+            record = {"step": step, "split": split, **scalars, "time": round(time.time(), 3)}
+            _append(self._path, json.dumps(record) + "\n")
 
 
-class TensorBoard:
-    """Event files in `train/` and `eval/` of the workdir."""
+class LogFile(Writer):
+    """`train.log`: the lines that the console would print where there is no terminal, dated.
 
-    def __init__(self, workdir: str):
+    Args:
+        path: local or `gs://`; what is there stays.
+        steps: of the whole run.
+    """
+
+    def __init__(self, path: str, steps: int):
+        self._path = path
+        self._steps = steps
+
+    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+        if split != HOST:
+            self.say(line(step, self._steps, split, scalars))
+
+    def say(self, text: str) -> None:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        _append(self._path, "".join(f"{now}  {part}\n" for part in text.splitlines()))
+
+
+class TensorBoard(Writer):
+    """Event files in `train/`, `eval/` and `host/` of the workdir; what was set in itself."""
+
+    def __init__(self, workdir: str, start: int = 0):
         self._workdir = workdir
+        self._start = start
         self._writers = {}
+
+    def begin(self, config: dict[str, Any]) -> None:
+        from tensorboard.plugins.hparams import api as hparams
+
+        with self._at("", self._start):
+            hparams.hparams(config, trial_id=os.path.abspath(self._workdir))
+        rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
+        self.write_text(self._start, "config", f"| field | value |\n|---|---|\n{rows}")
 
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
         import tensorflow as tf
 
-        if split not in self._writers:
-            self._writers[split] = tf.summary.create_file_writer(
-                files.join(self._workdir, split), flush_millis=10_000
-            )
-        with self._writers[split].as_default(step=step):
+        with self._at(split, step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        import tensorflow as tf
+
+        with self._at("", step):
+            tf.summary.text(name, text)
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        import tensorflow as tf
+
+        with self._at("eval", step):
+            tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
 
+    def _at(self, folder: str, step: int):
+        import tensorflow as tf
 
-class Console:
-    """A progress bar where there is a terminal, plain lines where there is none.
+        if folder not in self._writers:
+            path = files.join(self._workdir, folder) if folder else self._workdir
+            self._writers[folder] = tf.summary.create_file_writer(path, flush_millis=10_000)
+        return self._writers[folder].as_default(step=step)
 
-    Args:
-        steps: of the whole run.
-        start: the step that the run begins at.
+
+class MLflow(Writer):
+    """A run of MLflow, where its own environment says (MLFLOW_TRACKING_URI, ...).
+
+    A run that is taken up again goes on in the same one.
     """
 
-    def __init__(self, steps: int, start: int = 0):
-        self._console = RichConsole(file=sys.stdout, soft_wrap=True, highlight=False)
-        self._steps = steps
-        self._progress = None
-        if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                console=self._console,
+    def __init__(self, workdir: str):
+        mlflow = _required("mlflow", "mlflow-skinny")
+        path = files.join(workdir, "mlflow_run")
+        known = files.read(path).decode() if files.exists(path) else None
+        self._client = mlflow.MlflowClient()
+        if known is None:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
+            experiment = self._client.get_experiment_by_name(name)
+            number = experiment.experiment_id if experiment else None
+            run = self._client.create_run(
+                number or self._client.create_experiment(name), run_name=os.path.basename(workdir)
             )
-            self._task = self._progress.add_task(
-                "compiling", total=steps, completed=start, numbers=""
-            )
-            self._progress.start()
+            known = run.info.run_id
+            files.write_whole(path, known.encode())
+        self._run = known
+        self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
 
-    def advance(self, step: int) -> None:
-        """Moves the bar."""
-        if self._progress:
-            self._progress.update(self._task, completed=step, description="training")
+    def begin(self, config: dict[str, Any]) -> None:
+        # A parameter of MLflow never changes: what a restart sets anew keeps its first value.
+        known = self._client.get_run(self._run).data.params
+        params = [self._param(k, str(v)[:500]) for k, v in config.items() if k not in known]
+        for first in range(0, len(params), 100):
+            self._client.log_batch(self._run, params=params[first : first + 100])
 
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
-        numbers = "  ".join(
-            f"{name} {format_number(value)}"
-            for name, value in scalars.items()
-            if name not in TENSORBOARD_ONLY
-        )
-        if self._progress and split == "train":
-            self._progress.update(self._task, completed=step, numbers=numbers)
-            return
-        self.say(f"{split:5} step {step}/{self._steps}  {numbers}")
+        now = int(time.time() * 1000)
+        metrics = [self._metric(f"{split}/{k}", v, now, step) for k, v in scalars.items()]
+        self._client.log_batch(self._run, metrics=metrics)
 
-    def say(self, text: str) -> None:
-        """Prints a line, above the bar."""
-        self._console.print(text, markup=False)
+    def write_text(self, step: int, name: str, text: str) -> None:
+        self._client.log_text(self._run, text, f"{name}/{step:08d}.md")
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        self._client.log_image(self._run, np.concatenate(list(images), 1), f"{name}/{step:08d}.png")
 
     def close(self) -> None:
-        if self._progress:
-            self._progress.stop()
+        self._client.set_terminated(self._run)
+
+
+class WandB(Writer):
+    """A run of Weights & Biases, where its own environment says (WANDB_PROJECT, WANDB_MODE, ...).
+
+    A run that is taken up again goes on in the same one.
+    """
+
+    def __init__(self, workdir: str):
+        self._wandb = _required("wandb", "wandb")
+        path = files.join(workdir, "wandb_run")
+        if not files.exists(path):
+            files.write_whole(path, uuid.uuid4().hex[:16].encode())
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "tftpu"),
+            id=files.read(path).decode(),
+            resume="allow",
+            name=os.path.basename(workdir),
+            dir=None if files.is_remote(workdir) else workdir,
+            settings=self._wandb.Settings(console="off"),
+        )
+
+    def begin(self, config: dict[str, Any]) -> None:
+        self._run.config.update(config, allow_val_change=True)
+
+    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+        self._run.log({f"{split}/{k}": v for k, v in scalars.items()}, step=step)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        self._run.log({name: self._wandb.Html(f"<pre>{text}</pre>")}, step=step)
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        self._run.log({name: [self._wandb.Image(image) for image in images]}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+# Asked for by name, in `train.writers`.
+BY_NAME = {"mlflow": MLflow, "wandb": WandB}
+
+
+def line(step: int, steps: int, split: str, scalars: dict[str, float]) -> str:
+    """A line of the log, as people read it."""
+    numbers = "  ".join(
+        f"{name} {format_number(value)}"
+        for name, value in scalars.items()
+        if name not in CURVES_ONLY
+    )
+    return f"{split:5} step {step}/{steps}  {numbers}"
 
 
 def format_number(value: float) -> str:
     """Four significant digits; whole numbers from 1,000 up."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _append(path: str, text: str) -> None:
+    if files.is_remote(path):  # a bucket has no append: the whole is written anew
+        before = files.read(path) if files.exists(path) else b""
+        files.write_whole(path, before + text.encode())
+        return
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "ab") as file:
+        file.write(text.encode())
+
+
+def _required(module: str, package: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise UserError(
+            f"train.writers asks for {module}, which is not installed: pip install {package}, or "
+            "take it out of train.writers."
+        ) from error

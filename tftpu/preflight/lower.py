@@ -133,7 +133,7 @@ def _trace(function: Callable, batch: tuple) -> tuple[Any, list[str]]:
     """The concrete function of a batch, and the names of its parameters."""
     function = tf.function(function, jit_compile=True, autograph=False)
     concrete = function.get_concrete_function(*batch)
-    checks.refuse_host_ops(concrete.graph)
+    checks.refuse_host_ops(checks.graph_ops(concrete.graph))
     data = ["batch"] * len(keras.tree.flatten(batch))
     by_handle = {id(v.handle): v.name for v in concrete.graph.variables}
     captured = [by_handle.get(id(t), "constant") for t in concrete.captured_inputs]

@@ -1,0 +1,70 @@
+"""Examples of an evaluation as pictures that people look at: input, label, prediction."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+COUNT = 8
+_SIDE = 96  # pixels that a small image is enlarged to
+_STRIP = 26  # pixels of the caption below
+
+
+def are_images(x: Any) -> bool:
+    """Whether a batch of features is one array of images: (batch, height, width, 1 or 3)."""
+    return (
+        not keras.tree.is_nested(x)
+        and len(x.shape) == 4
+        and x.shape[-1] in (1, 3)
+        and min(x.shape[1:3]) >= 4
+    )
+
+
+def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
+    """Images with what they are and what the model takes them for, in a strip below.
+
+    Args:
+        x: (count, height, width, 1 or 3), of any range.
+        y: (count,) or (count, 1) classes, or (count, classes); other labels are not written.
+        outputs: (count, classes) logits or probabilities; others are not written.
+
+    Returns:
+        uint8, (count, height, width, 3).
+    """
+    from PIL import Image, ImageDraw
+
+    x = np.asarray(x, np.float32)
+    low, high = x.min(), x.max()
+    grey = np.uint8(np.clip((x - low) / max(high - low, 1e-12), 0, 1) * 255)
+    grey = np.broadcast_to(grey, (*grey.shape[:3], 3))
+    factor = max(1, -(-_SIDE // min(grey.shape[1:3])))
+    labels, guesses = classes(y), classes(outputs)
+    if np.shape(outputs)[1:] in ((), (1,)):  # a number is no class
+        guesses = None
+    pictures = []
+    for index, pixels in enumerate(grey):
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image = image.resize((image.width * factor, image.height * factor), Image.NEAREST)
+        canvas = Image.new("RGB", (image.width, image.height + _STRIP), "white")
+        canvas.paste(image)
+        draw = ImageDraw.Draw(canvas)
+        if labels is not None:
+            draw.text((2, image.height), f"label {labels[index]}", fill="black")
+        if guesses is not None:
+            wrong = labels is not None and guesses[index] != labels[index]
+            place = (2, image.height + _STRIP // 2)
+            draw.text(place, f"predicted {guesses[index]}", fill="red" if wrong else "green")
+        pictures.append(np.asarray(canvas))
+    return np.stack(pictures)
+
+
+def classes(values: Any) -> np.ndarray | None:
+    """The class of each example, of labels, one-hot labels or outputs; None: there is none."""
+    if keras.tree.is_nested(values) or values is None:
+        return None
+    values = np.asarray(values)
+    if values.ndim == 2 and values.shape[1] > 1:
+        return values.argmax(1)
+    if values.ndim in (1, 2) and np.issubdtype(values.dtype, np.integer):
+        return values.reshape(-1)
+    return None
