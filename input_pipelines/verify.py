@@ -40,15 +40,22 @@ class _Check:
     shards: list[Shard]
 
     def __call__(self, number: int) -> list[str]:
+        import tensorflow as tf
+
         shard = self.shards[number]
         path = self.manifest.path(shard)
+        try:
+            return self._problems(shard, path)
+        except (OSError, tf.errors.OpError) as error:
+            return [f"{path} cannot be read: {error}"]
+
+    def _problems(self, shard: Shard, path: str) -> list[str]:
         if not files.exists(path):
             return [f"{path} is missing."]
         problems = []
         if shard.crc32c and tfrecord.checksum(path) != shard.crc32c:
             problems.append(f"{path} is not the file that the manifest was written for: CRC32C.")
-        problems += _records(path, shard, self.manifest)
-        return problems
+        return [*problems, *_records(path, shard, self.manifest)]
 
 
 def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:

@@ -407,14 +407,13 @@ def test_a_folder_that_holds_something_else_is_left_alone(pictures, tmp_path):
 @pytest.mark.slow
 def test_the_command_killed_with_its_workers_goes_on_and_leaves_no_process(tmp_path, monkeypatch):
     """`tftpu data convert` itself, two workers, killed once in each phase; and one worker."""
-    text = tmp_path / "text"
-    text.mkdir()
-    draw = random.Random(0)
-    for number in range(6):
-        words = (" ".join(draw.choices("abcdefgh", k=3000)) for _ in range(11_000))
-        (text / f"{number}.txt").write_text("\n".join(words))
-    source = f"text:{text}/*.txt"
-    arguments = (f"--source={source}", "--context=512", "--shard_mb=8", "--workers=2")
+    pictures = tmp_path / "pictures" / "cat"
+    pictures.mkdir(parents=True)
+    for number in range(3000):
+        pixels = np.random.default_rng(number).integers(0, 256, (9, 8, 3), np.uint8)
+        (pictures / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    source = f"images:{pictures.parent}"
+    arguments = (f"--source={source}", "--min_shards=20", "--workers=2")
 
     def start(output):
         command = [sys.executable, "-m", "tftpu.launch.main", "data", "convert", *arguments]
@@ -444,6 +443,6 @@ def test_the_command_killed_with_its_workers_goes_on_and_leaves_no_process(tmp_p
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
     assert verify.run(str(tmp_path / "killed"))[1] == []
     monkeypatch.undo()  # the size of a part
-    alone = Conversion(source, str(tmp_path / "alone"), parts.Options(context=512), shard_mb=8)
+    alone = Conversion(source, str(tmp_path / "alone"), min_shards=20)
     convert.run(alone, workers=1, say=silent)
     assert content(tmp_path / "alone") == content(tmp_path / "whole")

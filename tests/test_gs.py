@@ -1,0 +1,194 @@
+"""TensorFlow's own `gs://` with all that tftpu writes and reads, against an emulated bucket."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import gs_proxy
+from tests.fake_storage import BUCKET, Fault
+from tftpu import files, writers
+from tftpu.checkpoint import Checkpoints
+from tftpu.input_pipelines import convert, manifest, parts, storage, verify
+from tftpu.launch import main as command_line
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    """The bucket, and the environment of a process that is to reach it."""
+    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
+    with serving as (service, environment), gs_proxy.in_this_process(environment):
+        storage._client.cache_clear()
+        yield service, environment
+    storage._client.cache_clear()
+
+
+@pytest.fixture
+def service(bucket):
+    service, _ = bucket
+    service.storage.wipe(keep_buckets=True)
+    service.faults.clear()
+    service.requests.clear()
+    tf.io.gfile.listdir(f"gs://{BUCKET}")
+    return service
+
+
+def test_files_of_a_bucket_are_written_read_listed_and_removed(service):
+    folder = f"gs://{BUCKET}/files"
+    files.write_whole(f"{folder}/a/one", b"1")
+    files.write_whole(f"{folder}/two", b"")
+    assert files.read(f"{folder}/a/one") == b"1"
+    assert files.read(f"{folder}/two") == b""
+    assert files.names_in(folder) == ["a", "two"]
+    assert files.exists(f"{folder}/two") and not files.exists(f"{folder}/three")
+    with pytest.raises(FileNotFoundError):
+        files.read(f"{folder}/three")
+    files.remove_tree(folder)
+    assert files.names_in(folder) == []
+    assert service.names() == set()
+
+
+def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_path, monkeypatch):
+    """Uploaded by Google's client, read by TensorFlow; a service that falters changes nothing."""
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(parts, "PART_BYTES", 20_000)
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * 5000)
+    options = parts.Options(context=100)
+
+    def conversion(output):
+        source = f"text:{tmp_path}/*.txt"
+        return convert.Conversion(source, str(output), options, min_shards=5)
+
+    output = f"gs://{BUCKET}/data/text"
+    service.faults += [
+        Fault("POST", "upload.*uploadType=multipart", 503, times=2),
+        Fault("POST", "upload.*uploadType=multipart", "drop", times=1),
+    ]
+    made = convert.run(conversion(output), workers=1, say=lambda *_: None)
+    here = convert.run(conversion(tmp_path / "here"), workers=1, say=lambda *_: None)
+    assert made.splits == here.splits
+    for shard in made.shards("train"):
+        assert (
+            service.content(f"data/text/{shard.name}")
+            == (tmp_path / "here" / shard.name).read_bytes()
+        )
+    assert not list((tmp_path / "cache").glob(".converting*"))
+    assert verify.run(output, workers=1)[1] == []
+    paths = [made.path(shard) for shard in manifest.read(output).shards("train")]
+    count = sum(1 for _ in tf.data.TFRecordDataset(paths))
+    assert count == made.examples("train")
+    # Given again nothing is uploaded; a spoilt shard is found.
+    service.requests.clear()
+    convert.run(conversion(output), workers=1, say=lambda *_: None)
+    assert service.requested("POST", "upload") == 0
+    service.overwrite(f"data/text/{made.shards('train')[2].name}", b"spoilt")
+    assert "00002-of-00005" in verify.run(output, workers=1)[1][0]
+    # The source in the bucket as well.
+    again = convert.Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", options)
+    service.overwrite(
+        f"data/text/{made.shards('train')[2].name}",
+        (tmp_path / "here" / made.shards("train")[2].name).read_bytes(),
+    )
+    assert convert.run(again, 1, say=lambda *_: None).examples("train") == count
+
+
+def test_checkpoints_of_a_bucket_are_whole_or_not_there(service):
+    checkpoints = Checkpoints(f"gs://{BUCKET}/run", keep=2)
+    variable = tf.Variable(np.arange(6, dtype=np.float32).reshape(2, 3))
+    for step in (1, 2, 3):
+        variable.assign_add(tf.ones((2, 3)))
+        checkpoints.save(step, {"model": [variable]}, {"step": step})
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 3]
+    # A checkpoint whose manifest is not there yet is none.
+    files.remove(f"gs://{BUCKET}/run/checkpoints/3/manifest.json")
+    variable.assign(tf.zeros((2, 3)))
+    restored = checkpoints.restore({"model": [variable]})
+    assert restored.step == 2
+    assert variable.numpy().tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_writers_write_into_a_bucket(service):
+    folder = f"gs://{BUCKET}/run"
+    tensorboard = writers.TensorBoard(folder)
+    lines = writers.JsonLines(f"{folder}/metrics.jsonl", 0)
+    for step in (1, 2, 3):
+        tensorboard.write(step, "train", {"loss": 1.0 / step})
+        lines.write(step, "train", {"loss": 1.0 / step})
+    tensorboard.close()
+    lines.close()
+    (events,) = tf.io.gfile.glob(f"{folder}/train/events*")
+    records = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(events)]
+    seen = {
+        event.step: float(tf.make_ndarray(event.summary.value[0].tensor))
+        for event in records
+        if event.summary.value
+    }
+    assert seen == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
+    kept = [json.loads(line) for line in files.read(f"{folder}/metrics.jsonl").splitlines()]
+    assert [line["step"] for line in kept] == [1, 2, 3]
+
+
+def test_a_keras_model_is_saved_in_a_bucket_and_loaded(service):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    path = f"gs://{BUCKET}/model.keras"
+    model.save(path)
+    x = np.ones((4, 3), np.float32)
+    loaded = keras.models.load_model(path)
+    assert np.array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_a_workdir_in_a_bucket_that_may_not_be_written_is_a_sentence(service, capsys):
+    """And what is said holds no token."""
+    service.faults += [Fault(m, "upload|/o", 403, times=None) for m in ("POST", "PUT", "GET")]
+    code = command_line.main(["train", "--config=digits_resnet", f"--workdir=gs://{BUCKET}/no"])
+    said = capsys.readouterr()
+    assert code == 2
+    assert "Traceback" not in said.err
+    assert gs_proxy.TOKEN not in said.err + said.out
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_killed_and_goes_on(bucket, service, tmp_path):
+    """`tftpu train --workdir=gs://…` in a process of its own, against one that was not killed."""
+    _, environment = bucket
+
+    def start(workdir):
+        command = (sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet")
+        small = ("--config.train.steps=60", "--config.train.eval_every=30")
+        more = ("--config.train.checkpoint_every=20", "--config.train.log_every=10")
+        return subprocess.Popen(
+            [*command, *small, *more, f"--workdir={workdir}"],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    workdir = f"gs://{BUCKET}/killed"
+    child = start(workdir)
+    while "killed/checkpoints/20/manifest.json" not in service.names():
+        assert child.poll() is None, child.communicate()[0]
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    said = []
+    for place in (workdir, str(tmp_path / "whole")):
+        child = start(place)
+        said.append(child.communicate(timeout=300)[0])
+        assert child.returncode == 0, said[-1]
+    assert gs_proxy.TOKEN not in said[0]
+    results = []
+    for folder in (workdir, str(tmp_path / "whole")):
+        lines = [json.loads(x) for x in files.read(f"{folder}/metrics.jsonl").splitlines()]
+        results.append([(x["step"], x["split"], x["loss"]) for x in lines])
+    assert results[0] == results[1]
+    assert tf.io.gfile.glob(f"{workdir}/train/events*")
