@@ -1,11 +1,20 @@
-"""Input pipelines: from a data set's name to static batches of device dtypes.
+"""Input pipelines: from a description of the data to static batches of device dtypes.
 
-`training(data, seed)` has `starting_at(step)`, an endless dataset of global batches; `evaluation`
-is every example of the evaluation split once; `batch_spec` tells the shapes without reading any
-data. Imports no TensorFlow until one of them is called.
+    data = StreamedImages(format="folder", data_dir="photos", classes=5, global_batch=256)
+    training(data, seed=0).starting_at(step=0)     # what Trainer.fit takes, too
+    from_arrays(x, y, global_batch=256)            # what Python has at hand
+
+`training(data, seed)` has `starting_at(step, host, hosts)`, an endless dataset of global batches
+or a host's part of each, `global_batch` and `count`, the examples of an epoch. Which examples a
+step sees depends on the data, the seed, the global batch and the step alone; `order` says how, and
+`pipeline` which stages keep it so. `evaluation` is every example of the evaluation split once;
+`batch_spec` tells the shapes without reading an example. `sources` has what `data` can be.
+
+Imports no TensorFlow until one of them is called.
 """
 
 import importlib
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Data
@@ -16,11 +25,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tftpu.input_pipelines.epochs import Training
+    from tftpu.input_pipelines.pipeline import Pipeline
 
-_READERS = {sources.Images: "images", sources.Text: "text"}
+_READERS = {
+    sources.Images: "images",
+    sources.Text: "text",
+    sources.StreamedImages: "streamed_images",
+    sources.Tokens: "tokens",
+    sources.Records: "record_files",
+    sources.Synthetic: "arrays",
+}
 
 
-def training(data: Data, seed: int = 0) -> "Training":
+def training(data: Data, seed: int = 0) -> "Training | Pipeline":
     """The training split, shuffled anew each epoch by `seed`."""
     return _reader(data).training(data, seed)
 
@@ -33,6 +50,24 @@ def evaluation(data: Data) -> "tf.data.Dataset":
 def batch_spec(data: Data, examples: int) -> Any:
     """The shapes and dtypes of a batch of so many examples, as nested `tf.TensorSpec`s."""
     return _reader(data).batch_spec(data, examples)
+
+
+def from_arrays(
+    features: Any, labels: Any = None, weights: Any = None, *, global_batch: int, seed: int = 0
+) -> "Training":
+    """A pipeline over arrays in memory; see `arrays.from_arrays`."""
+    from tftpu.input_pipelines import arrays
+
+    return arrays.from_arrays(features, labels, weights, global_batch=global_batch, seed=seed)
+
+
+def from_generator(
+    make: Callable[[], Iterable[Any]], spec: Any, *, global_batch: int
+) -> "tf.data.Dataset":
+    """Batches of what a Python generator yields, slowly; see `arrays.from_generator`."""
+    from tftpu.input_pipelines import arrays
+
+    return arrays.from_generator(make, spec, global_batch=global_batch)
 
 
 def _reader(data: Data):

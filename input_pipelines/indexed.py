@@ -1,6 +1,4 @@
-"""A source whose examples can be had one by one, in any order: arrays, files of images."""
-
-from collections.abc import Callable
+"""Examples that can be had one by one, in any order: arrays, files of images."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,15 +13,18 @@ class Indexed:
     A record is its number: the pipeline's `parse` fetches the example.
 
     Args:
-        count: examples.
-        name: of an example, for errors.
+        paths: of the examples' files, (examples,), string.
     """
 
-    def __init__(self, count: int, name: Callable[[int], str]):
-        if not count:
+    def __init__(self, paths: tf.Tensor):
+        self.count = int(tf.size(paths))
+        if not self.count:
             raise UserError("The data hold no example.")
-        self.count = count
-        self.name = name
+        self._paths = paths
+
+    def names(self, numbers: tf.Tensor) -> tf.Tensor:
+        """What to call examples in an error: their files."""
+        return tf.gather(self._paths, numbers)
 
     def drawn(
         self, global_batch: int, seed: int, step: int, host: int = 0, hosts: int = 1

@@ -13,17 +13,30 @@ hosts and after any stop; it is logged, and the run stops above `max_bad_records
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines import service
+from tftpu.input_pipelines.sources import ON_BAD_RECORD, Streamed
 
-ON_BAD_RECORD = ("raise", "skip")
 _CHUNK = 16  # examples that one call prepares; how it begins and ends costs as much as a small one
 
 _log = logging.getLogger(__name__)
+
+
+def options_of(data: Streamed) -> dict[str, Any]:
+    """The arguments of a `Pipeline` that every streamed data set has."""
+    return {
+        "on_bad_record": data.on_bad_record,
+        "max_bad_records": data.max_bad_records,
+        "service": data.service,
+        "service_workers": data.service_workers,
+    }
 
 
 class Source(Protocol):
@@ -39,8 +52,8 @@ class Source(Protocol):
     def once(self) -> tf.data.Dataset:
         """Every record once, with its number."""
 
-    def name(self, record: int) -> str:
-        """What to call a record in an error."""
+    def names(self, numbers: tf.Tensor) -> tf.Tensor:
+        """What to call records in an error, (n,), string."""
 
 
 @dataclasses.dataclass
@@ -57,7 +70,8 @@ class Pipeline:
         on_bad_record: "raise" or "skip".
         max_bad_records: different ones that a run skips before it stops.
         pairs: `finish` mixes each example with its neighbour, so they are bad together.
-        through: applied to the dataset at the end, as a tf.data service.
+        service: address of a tf.data service that prepares the batches; "": this process does.
+        service_workers: of the service.
     """
 
     source: Source
@@ -69,7 +83,8 @@ class Pipeline:
     on_bad_record: str = "raise"
     max_bad_records: int = 100
     pairs: bool = False
-    through: Callable | None = None
+    service: str = ""
+    service_workers: int = 1
 
     def __post_init__(self):
         if self.on_bad_record not in ON_BAD_RECORD:
@@ -97,8 +112,10 @@ class Pipeline:
         """
         share = self._share(hosts)
         drawn = self.source.drawn(self.global_batch, self.seed, step, host, hosts)
-        batches = self._prepared(drawn, share, drop_remainder=True)
-        return self.through(batches) if self.through else batches
+        if not self.service:
+            return self._prepared(drawn, share, drop_remainder=True)
+        batches = self._prepared(service.sharded(drawn), share, drop_remainder=True)
+        return service.collected(batches, step, self.service, self.service_workers)
 
     def once(self) -> tf.data.Dataset:
         """Every example once, in batches of `global_batch`; the last may be smaller."""
@@ -134,6 +151,24 @@ class Pipeline:
         size = tf.shape(records)[0]
         fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
 
+        def stop():
+            with tf.control_dependencies([self._stop(records, numbers, seeds)]):
+                return tf.nest.map_structure(tf.identity, (together, tf.fill([size], False)))
+
+        examples, found = tf.cond(
+            fine,
+            lambda: (together, tf.fill([size], True)),
+            stop if self.on_bad_record == "raise" else lambda: self._apart(records, numbers, seeds),
+        )
+        static = records.shape[:1]
+        examples = tf.nest.map_structure(
+            lambda part: tf.ensure_shape(part, static + part.shape[1:]), examples
+        )
+        return examples, tf.ensure_shape(found, static), seeds
+
+    def _apart(self, records: tf.Tensor, numbers: tf.Tensor, seeds: tf.Tensor) -> tuple:
+        """The examples of some records, zeros for those that are bad; and which are not."""
+
         def one(record, seed):
             example = self._attempt(record[None], seed[None])
             found = tf.shape(tf.nest.flatten(example)[0])[0] == 1
@@ -144,19 +179,11 @@ class Pipeline:
             )
             return filled, found
 
-        def apart():
-            each = tf.data.Dataset.from_tensor_slices((records, seeds)).map(one)
-            examples, found = each.batch(tf.size(records, tf.int64)).get_single_element()
-            bad = tf.boolean_mask(numbers, ~found)
-            with tf.control_dependencies([self._report(bad, records, seeds, found)]):
-                return tf.nest.map_structure(tf.identity, (examples, found))
-
-        examples, found = tf.cond(fine, lambda: (together, tf.fill([size], True)), apart)
-        static = records.shape[:1]
-        examples = tf.nest.map_structure(
-            lambda part: tf.ensure_shape(part, static + part.shape[1:]), examples
-        )
-        return examples, tf.ensure_shape(found, static), seeds
+        each = tf.data.Dataset.from_tensor_slices((records, seeds)).map(one)
+        examples, found = each.batch(tf.size(records, tf.int64)).get_single_element()
+        bad = [tf.boolean_mask(part, ~found) for part in (records, numbers, seeds)]
+        with tf.control_dependencies([tf.numpy_function(self._skip, bad, tf.bool)]):
+            return tf.nest.map_structure(tf.identity, (examples, found))
 
     def _attempt(self, records: tf.Tensor, seeds: tf.Tensor) -> Any:
         """The examples of some records; fewer of them, or none, where one of them is bad."""
@@ -177,36 +204,46 @@ class Pipeline:
         none = tf.data.Dataset.from_tensors(none)
         return examples.concatenate(none).take(1).get_single_element()
 
-    def _report(self, bad, records, seeds, found) -> tf.Operation:
-        """Tells Python of bad records, which raises or logs; in a worker process, raises here."""
+    def _stop(self, records: tf.Tensor, numbers: tf.Tensor, seeds: tf.Tensor) -> tf.Operation:
+        """Raises for records of which one is bad; a worker of a service names them all."""
+        if self.service:
+            what = ["One of these cannot be read or prepared:", self.source.names(numbers)]
+            return tf.debugging.Assert(False, what, summarize=-1)
 
-        def tell(numbers, records, seeds):
-            for number, record, seed in zip(numbers, records, seeds):
-                self._bad(int(number), record, seed)
-            return True
-
-        keep = ~found
-        parts = [bad, tf.boolean_mask(records, keep), tf.boolean_mask(seeds, keep)]
-        return tf.numpy_function(tell, parts, tf.bool)
-
-    def _bad(self, number: int, record: Any, seed: Any) -> None:
-        what = f"{self.source.name(number)}: {self._reason(record, seed)}"
-        if self.on_bad_record == "raise":
+        def tell(*records_numbers_seeds):
+            for record, number, seed in zip(*records_numbers_seeds):
+                if reason := self._reason(record, seed):
+                    raise UserError(
+                        f"{self._name(number)}: {reason}. Mend the data, or leave out such records "
+                        "with on_bad_record=skip."
+                    )
+            first = self._name(records_numbers_seeds[1][0])
             raise UserError(
-                f"{what}. Mend the data, or leave out such records with on_bad_record=skip."
+                f"{first} or one after it could not be prepared once, and could be now: try again."
             )
-        if number in self._skipped:
-            return
-        self._skipped.add(number)
-        _log.warning("Skipped %s (%d so far)", what, len(self._skipped))
-        if len(self._skipped) > self.max_bad_records:
-            raise UserError(
-                f"{len(self._skipped)} bad records, the last {what}: more than max_bad_records="
-                f"{self.max_bad_records}."
-            )
+
+        return tf.numpy_function(tell, [records, numbers, seeds], tf.bool)
+
+    def _skip(self, *records_numbers_seeds: np.ndarray) -> bool:
+        """Logs and counts bad records that are new."""
+        for record, number, seed in zip(*records_numbers_seeds):
+            if number in self._skipped:
+                continue
+            self._skipped.add(int(number))
+            what = f"{self._name(number)}: {self._reason(record, seed)}"
+            _log.warning("Skipped %s (%d so far)", what, len(self._skipped))
+            if len(self._skipped) > self.max_bad_records:
+                raise UserError(
+                    f"{len(self._skipped)} bad records, the last {what}: more than "
+                    f"max_bad_records={self.max_bad_records}."
+                )
+        return True
+
+    def _name(self, number: np.int64) -> str:
+        return self.source.names(tf.constant([number], tf.int64))[0].numpy().decode()
 
     def _reason(self, record: Any, seed: Any) -> str:
-        """Why a record cannot be prepared, found by doing it."""
+        """Why a record cannot be prepared, found by doing it; "" if it can."""
         if record == b"":
             return "cannot be read: missing, cut off or with a wrong checksum"
         try:
@@ -214,8 +251,9 @@ class Pipeline:
             if self.example:
                 self.example(tf.nest.map_structure(lambda part: part[0], examples), seed)
         except (tf.errors.OpError, UserError, ValueError, TypeError) as error:
-            return " ".join((getattr(error, "message", None) or str(error)).split())
-        return "could not be prepared once, and could be now"
+            text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", str(error))
+            return " ".join(text.split()).rstrip(". ")
+        return ""
 
     def _finished(self, examples: Any, found: tf.Tensor, seeds: tf.Tensor) -> tuple:
         batch = self.finish(examples, seeds)

@@ -1,6 +1,8 @@
 """TFRecord shards as a source of training examples: read in parallel, entered anywhere."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -61,15 +63,25 @@ class Shards:
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
             raise UserError("The shards hold no example.")
-        counts = [piece.examples for piece in self.pieces]
-        self._firsts = np.cumsum([0, *counts])[:-1]  # of each shard, in the order of the manifest
-        self._index = np.cumsum([0, *(len(piece.offsets) for piece in self.pieces)])
+        counts = np.array([piece.examples for piece in self.pieces])
+        index = np.cumsum([0, *(len(piece.offsets) for piece in self.pieces)])
+        # Tensors that the graphs below share: a graph's own constants are copied with it.
+        self._tables = _Tables(
+            paths=tf.constant([piece.path for piece in self.pieces]),
+            counts=tf.constant(counts, tf.int64),
+            firsts=tf.constant(np.cumsum(counts) - counts, tf.int64),
+            skips=tf.constant([piece.first for piece in self.pieces], tf.int64),
+            index=tf.constant(index, tf.int64),
+            offsets=tf.constant([o for p in self.pieces for o in p.offsets] or [0], tf.int64),
+        )
 
-    def name(self, record: int) -> str:
-        """What to call a record in an error: its file, and its number there."""
-        shard = int(np.searchsorted(self._firsts, record, side="right")) - 1
-        piece = self.pieces[shard]
-        return f"record {record - self._firsts[shard] + piece.first} of {piece.path}"
+    def names(self, numbers: tf.Tensor) -> tf.Tensor:
+        """What to call records in an error: their place in their file, and the file."""
+        tables = self._tables
+        shard = tf.searchsorted(tables.firsts, numbers, side="right") - 1
+        place = numbers - tf.gather(tables.firsts - tables.skips, shard)
+        path = tf.gather(tables.paths, shard)
+        return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
 
     def lanes(self, global_batch: int) -> order.Lanes:
         """How an epoch is cut for batches of this size."""
@@ -112,8 +124,8 @@ class Shards:
 
     def once(self) -> tf.data.Dataset:
         """Every record once, in an order of its own, with its number; several files at a time."""
-        ends = tf.constant(self._firsts + [piece.examples for piece in self.pieces], tf.int64)
-        firsts = tf.constant(self._firsts, tf.int64)
+        firsts = self._tables.firsts
+        ends = firsts + self._tables.counts
 
         def read(shard: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(firsts[shard], ends[shard])
@@ -141,7 +153,7 @@ class Shards:
         shards = tf.range(len(self.pieces), dtype=tf.int64)
         # The second word tells the order of the shards from that of any window.
         row = order.shuffled(shards, len(self.pieces), _key(run, epoch, tf.constant(-1, tf.int64)))
-        counts = tf.gather(tf.constant([p.examples for p in self.pieces], tf.int64), row)
+        counts = tf.gather(self._tables.counts, row)
         ends = tf.cumsum(counts)
         begins = ends - counts
         borders = lanes.runs(epoch)
@@ -155,7 +167,7 @@ class Shards:
         takes = tf.maximum(tf.minimum(end, ends[here]) - begins[here] - skips, 0)
         parts = tf.data.Dataset.from_tensor_slices((row[here], skips, takes))
         windows = parts.flat_map(self._read).batch(window)
-        firsts = tf.gather(tf.constant(self._firsts, tf.int64), row)
+        firsts = tf.gather(self._tables.firsts, row)
 
         def shuffle(number: tf.Tensor, records: tf.Tensor) -> tuple:
             size = tf.size(records, tf.int64)
@@ -174,16 +186,15 @@ class Shards:
 
     def _read(self, shard: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
         """So many records of a shard; an empty string for each that cannot be read."""
-        path = tf.constant([piece.path for piece in self.pieces])[shard]
-        index = tf.constant(self._index, tf.int64)
-        place = tf.constant([piece.first for piece in self.pieces], tf.int64)[shard] + skip
-        entries = tf.constant([o for piece in self.pieces for o in piece.offsets] or [0], tf.int64)
-        indexed = index[shard + 1] > index[shard]
+        tables = self._tables
+        place = tables.skips[shard] + skip
+        indexed = tables.index[shard + 1] > tables.index[shard]
         entry = tf.where(indexed, place // INDEX_EVERY, 0)
-        offset = tf.where(indexed, entries[tf.where(indexed, index[shard] + entry, 0)], 0)
+        found = tables.offsets[tf.where(indexed, tables.index[shard] + entry, 0)]
+        offset = tf.where(indexed, found, 0)
         records = tf.data.experimental.from_variant(
             tf.raw_ops.TFRecordDatasetV2(
-                filenames=path[None],
+                filenames=tables.paths[shard][None],
                 compression_type=self.compression,
                 buffer_size=tf.constant(READ_AHEAD, tf.int64),
                 byte_offsets=offset[None],
@@ -193,6 +204,17 @@ class Shards:
         records = records.skip(place - entry * INDEX_EVERY).take(take)
         lost = tf.data.Dataset.from_tensors("").repeat()
         return records.ignore_errors(log_warning=False).concatenate(lost).take(take)
+
+
+class _Tables(NamedTuple):
+    """What is known of the shards, each (shards,) but for index (shards + 1,) and offsets."""
+
+    paths: tf.Tensor
+    counts: tf.Tensor
+    firsts: tf.Tensor  # number of the first record in the data set
+    skips: tf.Tensor  # records of the file before it
+    index: tf.Tensor  # where the offsets of a shard begin
+    offsets: tf.Tensor
 
 
 def of_manifest(data: Manifest, split: str, **options) -> Shards:
@@ -212,8 +234,6 @@ def of_manifest(data: Manifest, split: str, **options) -> Shards:
 
 def check_files(pieces: list[Piece]) -> None:
     """Raises `UserError` for the first file that is missing or of another size than expected."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(32) as pool:
         sizes = list(pool.map(lambda piece: files.size(piece.path), pieces))
     for piece, size in zip(pieces, sizes):

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.shards import Piece, Shards, check_files
 
 EMBEDDED = ("digits", "python_source")
 
@@ -19,14 +20,15 @@ def cache_folder() -> str:
     return str(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu" / "data")
 
 
-def prepared(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-    """The builder of a data set that is ready to be read. Never touches the network.
+def prepared(name: str, data_dir: str | None, download: bool = False) -> tfds.core.DatasetBuilder:
+    """The builder of a data set that is ready to be read. Never touches the network unless told to.
 
     An embedded data set is made on first use. Any other has to be prepared before, by TFDS.
 
     Args:
         name: "digits", "python_source", or a name that TFDS knows, as "imagenet2012".
         data_dir: where it lies, local or `gs://`; None: the cache folder.
+        download: whether TFDS may download and prepare what is not there.
 
     Raises:
         UserError: an unknown data set, or one that is not prepared.
@@ -45,11 +47,14 @@ def prepared(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
         near = did_you_mean(name, known)
         near = near if "Did you mean" in near else " tfds.list_builders() lists what TFDS has."
         raise UserError(f"There is no data set {name!r}.{near}") from error
+    if not builder.is_prepared() and download:
+        builder.download_and_prepare()
     if not builder.is_prepared():
         raise UserError(
             f"The data set {name!r} is not prepared in {data_dir}: run `tfds build {name} "
-            f"--data_dir={data_dir}` on a machine that can download it, or name the folder it "
-            "lies in with --config.data.data_dir=DIR."
+            f"--data_dir={data_dir}` on a machine that can download it (it says which files it "
+            "cannot fetch by itself), or name the folder it lies in with "
+            "--config.data.data_dir=DIR."
         )
     return builder
 
@@ -70,6 +75,47 @@ def count(builder: tfds.core.DatasetBuilder, split: str) -> int:
     if not examples:
         raise UserError(f"The split {split!r} of the data set {builder.name!r} is empty.")
     return examples
+
+
+def shards(builder: tfds.core.DatasetBuilder, split: str, **options) -> Shards:
+    """The records of a split, as "train", "train[:90%]" or "train+test".
+
+    Raises:
+        UserError: no such split, an empty one, or files that are no TFRecord.
+    """
+    count(builder, split)
+    kind = builder.info.file_format.value
+    if kind != "tfrecord":
+        raise UserError(
+            f"The data set {builder.name!r} is prepared as {kind}, and read here as tfrecord: "
+            f"prepare it again with `tfds build {builder.name} --file_format=tfrecord`."
+        )
+    pieces = [
+        Piece(str(part.filename), part.examples_in_shard, part.skip)
+        if part.take == -1
+        else Piece(str(part.filename), part.take, part.skip)
+        for part in builder.info.splits[split].file_instructions
+    ]
+    check_files(pieces)
+    return Shards(pieces, **options)
+
+
+def image_and_label(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
+    """The names of the image and of the class of an example.
+
+    Raises:
+        UserError: it has not one of each.
+    """
+    named = {
+        kind: [name for name, feature in builder.info.features.items() if isinstance(feature, kind)]
+        for kind in (tfds.features.Image, tfds.features.ClassLabel)
+    }
+    if any(len(names) != 1 for names in named.values()):
+        raise UserError(
+            f"The data set {builder.name!r} has the features {sorted(builder.info.features)}: one "
+            "image and one class label are expected."
+        )
+    return tuple(names[0] for names in named.values())
 
 
 def in_memory(dataset: tf.data.Dataset) -> Any:
