@@ -31,6 +31,12 @@ _MAKE_IT_SMALLER = (
 )
 FAILURES = (
     Failure(
+        "bad-record",
+        r"UserError: (?P<what>[^\n]+)\n\s*Traceback",
+        "The data cannot be read: {what}",
+        "",
+    ),
+    Failure(
         "no-tpu-kernels",
         r"No OpKernel was registered to support Op '(?:ConfigureDistributedTPU|TPU\w+)'",
         "The TensorFlow that is loaded was not built for TPUs: plain tensorflow or tensorflow-cpu "
@@ -182,7 +188,7 @@ def explain(error: BaseException) -> str | None:
                 *([f"It is in the layer {where!r}."] if where else []),
                 failure.remedy.format_map(values),
             ]
-            return f"{' '.join(sentences)}\n\n{said}"
+            return f"{' '.join(filter(None, sentences))}\n\n{said}"
     return None
 
 
