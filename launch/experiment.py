@@ -9,7 +9,8 @@ from tftpu.config import Experiment
 from tftpu.input_pipelines import sources
 from tftpu.launch import sample
 from tftpu.losses import SmoothedCrossentropy
-from tftpu.metrics import BitsPerToken
+from tftpu.metrics import Accuracy, BitsPerToken
+from tftpu.models import pixels
 from tftpu.trainer import Trainer
 
 
@@ -23,6 +24,8 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     train = experiment.train
     keras.utils.set_random_seed(train.seed)
     model = models.build(experiment.model)
+    if getattr(experiment.data, "image_dtype", None) == "uint8":
+        model = pixels.standardised(model)
     optimizer = optimizers.build(experiment.optimizer, experiment.data.global_batch, train.steps)
     if isinstance(experiment.data, sources.Text):
         metrics, weighted = (
@@ -30,7 +33,7 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
             [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")],
         )
     else:
-        metrics, weighted = [keras.metrics.SparseCategoricalAccuracy("accuracy")], []
+        metrics, weighted = [Accuracy()], []
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossentropy(train.label_smoothing),

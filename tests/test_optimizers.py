@@ -10,7 +10,7 @@ from tftpu import optimizers, schedules
 from tftpu.config import OPTIMIZERS, Optimizer
 from tftpu.errors import UserError
 from tftpu.losses import SmoothedCrossentropy
-from tftpu.metrics import BitsPerToken
+from tftpu.metrics import Accuracy, BitsPerToken
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -92,6 +92,19 @@ def test_smoothing_equals_keras_on_one_hot_labels():
         expected = theirs(np.eye(5)[labels], logits)
         actual = SmoothedCrossentropy(smoothing, reduction=None)(labels, logits)
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        soft = rng.dirichlet(np.ones(5), 7).astype(np.float32)
+        actual = SmoothedCrossentropy(smoothing, reduction=None)(soft, logits)
+        np.testing.assert_allclose(actual, theirs(soft, logits), rtol=1e-5)
+
+
+def test_accuracy_takes_class_ids_and_soft_labels():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(50, 4)), rng.integers(0, 4, 50)
+    soft = 0.6 * np.eye(4)[labels] + 0.4 * np.eye(4)[rng.integers(0, 4, 50)]
+    for given in (labels, np.eye(4)[labels], soft):
+        metric = Accuracy()
+        metric.update_state(given, logits)
+        assert float(metric.result()) == pytest.approx((logits.argmax(1) == labels).mean())
 
 
 def test_bits_are_nats_over_the_logarithm_of_two():
