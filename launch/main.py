@@ -33,6 +33,7 @@ class Command(NamedTuple):
     needs_config: bool = True
     remote: bool = False  # runs elsewhere: is given the config as written, and the overrides
     argument: str = ""  # what follows the command's name without dashes, if anything does
+    several: bool = False  # of that: a list
 
 
 _RUN = ("config", "workdir", "tpu", "replicas")
@@ -82,6 +83,29 @@ COMMANDS = {
         "data_verify",
         ("workers",),
         argument="folder",
+    ),
+    "status": Command(
+        "say how runs stand: step, speed, time left, where the time went",
+        "status",
+        ("json",),
+        tensorflow=False,
+        argument="workdirs",
+        several=True,
+    ),
+    "plot": Command(
+        "draw the curves of runs into one picture",
+        "plot",
+        ("output",),
+        tensorflow=False,
+        argument="workdirs",
+        several=True,
+    ),
+    "profile": Command(
+        "say what a run's newest profile shows, or compare those of two runs",
+        "profile",
+        tensorflow=False,
+        argument="workdirs",
+        several=True,
     ),
     "configs": Command("list the configs", "list_configs", tensorflow=False),
     "launch tpu-vm": Command(
@@ -146,7 +170,10 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     flags.DEFINE_string(
         "source", None, "KIND:WHAT; tfds, images, index, text, tfrecord, bigquery", **define
     )
-    flags.DEFINE_string("output", None, "folder of the data set, local or gs://", **define)
+    if command.module == "plot":
+        flags.DEFINE_string("output", "curves.png", "the picture: .png, .svg or .pdf", **define)
+    else:
+        flags.DEFINE_string("output", None, "folder of the data set, local or gs://", **define)
     flags.DEFINE_string("split", "train", "name of the split", **define)
     flags.DEFINE_integer("seed", 0, "of the shuffle", **define)
     flags.DEFINE_float("shard_mb", 150, "about the size of a shard, in MiB", **define)
@@ -250,14 +277,14 @@ def _run_command(name: str, *arguments: str) -> None:
     command = COMMANDS[name]
     words = [a for a in arguments if not a.startswith("-")]
     options = [a for a in arguments if a.startswith("-")]
-    if words[1 if command.argument else 0 :]:
+    if words[1 if command.argument else 0 :] and not command.several:
         raise UserError(f"tftpu {name} takes flags only, as --flag=value, and got {words[-1]!r}.")
     if command.argument and not words:
         raise UserError(f"tftpu {name} needs the {command.argument}: tftpu {name} DIR.")
     values, overrides = _parse(command, options)
     keywords = {flag: values[flag].value for flag in command.flags}
     if command.argument:
-        keywords[command.argument] = words[0]
+        keywords[command.argument] = words if command.several else words[0]
     if "config" in command.flags:
         keywords["experiment"] = _experiment(name, keywords, overrides)
         if command.remote:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tftpu.config import profile_plan
 
+INPUT_WAIT = "tftpu_input_wait"  # the event that says what a step waited
 LENGTH = 10  # steps of a profile that no window was given for
 SLOW_AT_MOST = 5  # profiles of slow loops in a run
 _LOOPS = 100  # device loops before one can be told to be among the slowest 1 %
@@ -65,6 +66,15 @@ class Profiler:
         if not self.running:
             return contextlib.nullcontext()
         return tf.profiler.experimental.Trace("train", step_num=step, _r=1)
+
+    def note_wait(self, seconds: float) -> None:
+        """Writes into a running profile what the last device loop waited for its input.
+
+        The trace itself shows the threads of the input pipeline, not who waits for them.
+        """
+        if self.running:
+            with tf.profiler.experimental.Trace(INPUT_WAIT, microseconds=round(1e6 * seconds)):
+                pass
 
     def observe(self, seconds: float) -> None:
         """Looks at how long a step of the last device loop took."""

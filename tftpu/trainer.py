@@ -309,6 +309,7 @@ class Trainer:
         with self.clock.spend(part), self.profiler.marker(run.step):
             waited = self._train_loop(iterator, tf.constant(count))
             totals = self.step.train_totals.drain()
+        self.profiler.note_wait(float(waited))
         if part in ("compiling", "step"):
             self.clock.move(float(waited), part, "input_wait")
         if part in ("step", "restart"):
