@@ -24,6 +24,8 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     train = experiment.train
     keras.utils.set_random_seed(train.seed)
     model = models.build(experiment.model)
+    if experiment.model.freeze:
+        models.freeze(model, experiment.model.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
     optimizer = optimizers.build(experiment.optimizer, experiment.data.global_batch, train.steps)
@@ -87,6 +89,21 @@ def flat(experiment: Experiment) -> dict:
         for field, value in fields.items()
         if value is not None and value != ""
     }
+
+
+def initialise(experiment: Experiment, trainer: Trainer) -> str:
+    """Gives a run that starts the weights of `model.init_from`; a run that goes on has its own.
+
+    Returns:
+        What was loaded, in a sentence; "" if nothing was.
+
+    Raises:
+        UserError: the weights are not for this model. A head of another shape is left as it is.
+    """
+    path = experiment.model.init_from
+    if not path or (trainer.checkpoints and trainer.checkpoints.steps()):
+        return ""
+    return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
 
 
 def training_data(experiment: Experiment):

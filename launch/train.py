@@ -35,7 +35,6 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
     strategy = tftpu.connect(experiment.cluster.tpu, experiment.cluster.replicas)
     experiment.validate(strategy.num_replicas_in_sync)
     precision = tftpu.set_precision(experiment.train.precision)
-    files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
     print(
         f"tftpu train {config}: {strategy.num_replicas_in_sync} replica(s), {precision}, "
         f"{experiment.train.steps} steps of {experiment.data.global_batch} examples, in {workdir}",
@@ -45,7 +44,12 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
     test = input_pipelines.evaluation(experiment.data)
     with strategy.scope():
         trainer = build.build_trainer(experiment, workdir, watchdog=watchdog)
+        loaded = build.initialise(experiment, trainer)
     trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
+    if loaded:
+        print(loaded, flush=True)
+    # Only now: a run that was refused must not claim the workdir for its configuration.
+    files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
     history = trainer.fit(
         data,
         experiment.train.steps,

@@ -82,3 +82,10 @@ def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors"
     from tftpu.models import weights
 
     weights.save_weights(model, path, format=format)
+
+
+def freeze(model: "keras.Model", patterns: str) -> list[str]:
+    """`tftpu.models.weights.freeze`: keeps the weights that the globs name as they are."""
+    from tftpu.models import weights
+
+    return weights.freeze(model, patterns)

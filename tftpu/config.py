@@ -26,6 +26,8 @@ class Model:
     """Hyper-parameters of a model; each family of the zoo adds its own fields."""
 
     name: str = ""
+    init_from: str = ""  # weights that training starts from, as `tftpu.models.load_weights` takes
+    freeze: str = ""  # globs over the paths of variables that it leaves alone: "stem*,stage1_*"
 
     def validate(self, per_step: "Share") -> None:
         """Raises `UserError` for a value that the family does not allow."""
