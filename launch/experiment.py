@@ -29,7 +29,7 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
     optimizer = optimizers.build(experiment.optimizer, experiment.data.global_batch, train.steps)
-    if isinstance(experiment.data, sources.Text):
+    if isinstance(experiment.data, sources.Text | sources.Tokens):
         metrics, weighted = (
             [],
             [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")],

@@ -72,14 +72,14 @@ class PositionsAndTypes(layers.Layer):
         )
 
     def call(self, x, positions=None, types=None):
-        time = x.shape[1]
+        time = ops.shape(x)[1]
+        if isinstance(time, int) and time > self.context:
+            raise ValueError(
+                f"A sequence of {time} tokens is longer than the model's context of "
+                f"{self.context}: shorten it, or raise model.context."
+            )
         if positions is None:
-            if time is not None and time > self.context:
-                raise ValueError(
-                    f"A sequence of {time} tokens is longer than the model's context of "
-                    f"{self.context}: shorten it, or raise model.context."
-                )
-            x = x + self.position_vectors[: ops.shape(x)[1]]
+            x = x + self.position_vectors[:time]
         else:
             x = x + ops.take(self.position_vectors, positions, axis=0)
         if types is None:

@@ -5,30 +5,31 @@ from keras import layers, ops
 
 from tftpu.models.attention import attention
 from tftpu.models.sizes import GPT
+from tftpu.models.tokens import TokenModel, token_inputs
 
 
 def build(config: GPT) -> keras.Model:
     """A language model: token ids (batch, time), int32 -> logits (batch, time, vocabulary)."""
-    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    inputs = token_inputs()
     normal = keras.initializers.RandomNormal(stddev=0.02)
     embed = layers.Embedding(
         config.vocabulary, config.width, embeddings_initializer=normal, name="tokens_embed"
     )
-    x = embed(tokens)  # (batch, time, width)
-    x = Positions(config.context, name="positions_embed")(x)
+    x = embed(inputs["tokens"])  # (batch, time, width)
+    x = Positions(config.context, name="positions_embed")(x, inputs["positions"])
     if config.dropout:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
     for block in range(config.layers):
-        x = _block(x, config, name=f"block{block + 1}")
+        x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
     x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
-    return keras.Model(tokens, TiedHead(embed, dtype="float32", name="head")(x), name=config.name)
+    return TokenModel(inputs, TiedHead(embed, dtype="float32", name="head")(x), name=config.name)
 
 
-def _block(x, config: GPT, name: str):
+def _block(x, segments, config: GPT, name: str):
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
     y = CausalSelfAttention(
         config.heads, config.layers, config.attention, name=f"{name}_attention"
-    )(y)
+    )(y, segments)
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout1")(y)
     x = layers.Add(name=f"{name}_add1")([x, y])
@@ -51,26 +52,31 @@ class Positions(layers.Layer):
         super().__init__(**kwargs)
         self.context = context
 
-    def build(self, input_shape):
-        self.positions = self.add_weight(
-            shape=(self.context, input_shape[-1]), initializer=_normal(), name="positions"
+    def build(self, x_shape, positions_shape=None):
+        self.vectors = self.add_weight(
+            shape=(self.context, x_shape[-1]), initializer=_normal(), name="positions"
         )
 
-    def call(self, x):
+    def call(self, x, positions=None):
         time = ops.shape(x)[1]
         if isinstance(time, int) and time > self.context:
             raise ValueError(
                 f"A sequence of {time} tokens is longer than the model's context of "
                 f"{self.context}: shorten it, or raise model.context."
             )
-        return x + ops.cast(self.positions[:time], x.dtype)
+        if positions is not None:
+            return x + ops.cast(ops.take(self.vectors, positions, axis=0), x.dtype)
+        return x + ops.cast(self.vectors[:time], x.dtype)
+
+    def compute_output_shape(self, x_shape, positions_shape=None):
+        return x_shape
 
     def get_config(self):
         return {**super().get_config(), "context": self.context}
 
 
 class CausalSelfAttention(layers.Layer):
-    """Multi-head attention in which a token sees itself and those before it."""
+    """Multi-head attention in which a token sees itself and those before it in its segment."""
 
     def __init__(self, heads: int, depth: int, implementation: str = "plain", **kwargs):
         super().__init__(**kwargs)
@@ -78,29 +84,31 @@ class CausalSelfAttention(layers.Layer):
         self.depth = depth
         self.implementation = implementation
 
-    def build(self, input_shape):
-        width = input_shape[-1]
+    def build(self, x_shape, segments_shape=None):
+        width = x_shape[-1]
         self.qkv = layers.Dense(
             3 * width, kernel_initializer=_normal(), dtype=self.dtype_policy, name="qkv"
         )
-        self.qkv.build(input_shape)
+        self.qkv.build(x_shape)
         self.out = layers.Dense(
             width,
             kernel_initializer=_residual_init(self.depth),
             dtype=self.dtype_policy,
             name="out",
         )
-        self.out.build(input_shape)
+        self.out.build(x_shape)
 
-    def call(self, x):
+    def call(self, x, segments=None):
         batch, time, width = ops.shape(x)
         qkv = ops.reshape(self.qkv(x), (batch, time, 3, self.heads, width // self.heads))
         q, k, v = ops.unstack(qkv, num=3, axis=2)  # (batch, time, heads, head_dim)
-        y = attention(q, k, v, causal=True, implementation=self.implementation)
+        y = attention(
+            q, k, v, causal=True, segment_ids=segments, implementation=self.implementation
+        )
         return self.out(ops.reshape(y, (batch, time, width)))
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
+    def compute_output_shape(self, x_shape, segments_shape=None):
+        return x_shape
 
     def get_config(self):
         own = {"heads": self.heads, "depth": self.depth, "implementation": self.implementation}

@@ -23,7 +23,7 @@ def packed(tokens: np.ndarray) -> dict[str, np.ndarray]:
     return {"tokens": tokens, "segments": segments, "positions": positions}
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
 def test_a_document_in_a_packed_row_is_as_it_is_alone(family):
     model = models.build(zoo.TINY[family])
     for variable in model.trainable_variables:  # so that positions weigh as much as tokens
@@ -38,7 +38,7 @@ def test_a_document_in_a_packed_row_is_as_it_is_alone(family):
     assert relative(logits[:, :9], model(tokens).numpy()[:, :9]) > 0.01
 
 
-@pytest.mark.parametrize("family", ["bert_classes", "llama"])
+@pytest.mark.parametrize("family", ["bert_classes", "gpt", "llama"])
 def test_token_ids_alone_are_one_document_from_position_0(family):
     model = models.build(zoo.TINY[family])
     tokens, _ = zoo.batch(family)
