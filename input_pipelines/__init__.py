@@ -52,6 +52,11 @@ def batch_spec(data: Data, examples: int) -> Any:
     return _reader(data).batch_spec(data, examples)
 
 
+def class_names(data: Data) -> list[str] | None:
+    """The names of a data set's classes by their numbers; None where it has none."""
+    return _reader(data).class_names(data)
+
+
 def from_arrays(
     features: Any, labels: Any = None, weights: Any = None, *, global_batch: int, seed: int = 0
 ) -> "Training":

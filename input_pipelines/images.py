@@ -46,6 +46,11 @@ def batch_spec(data: Images, examples: int) -> Any:
     return tf.TensorSpec(shape, tf.float32), tf.TensorSpec((examples,), tf.int32)
 
 
+def class_names(data: Images) -> list[str]:
+    """The names of the classes by their numbers."""
+    return tfds_source.prepared(data.name, data.data_dir).info.features["label"].names
+
+
 def _standardise(images: tf.Tensor, data: Images) -> tf.Tensor:
     """uint8 pixels to float32 of about zero mean and unit variance, static shape."""
     shape = (images.shape[0], data.image_size, data.image_size, data.channels)

@@ -60,6 +60,16 @@ def batch_spec(data: StreamedImages, examples: int) -> Any:
     return images, tf.TensorSpec((examples,), tf.int32)
 
 
+def class_names(data: StreamedImages) -> list[str] | None:
+    """The names of the classes by their numbers; None where the data has none."""
+    if data.format in ("folder", "index"):
+        return _listed(data, data.train_split)[1]
+    if data.format == "tfrecord":
+        return manifest.read(data.data_dir).about.get("classes")
+    builder = tfds_source.prepared(data.name, data.data_dir, data.download)
+    return builder.info.features[tfds_source.image_and_label(builder)[1]].names
+
+
 def mixes(data: StreamedImages) -> bool:
     """Whether labels are shares of the classes, (batch, classes), rather than class ids."""
     return bool(data.augment.mixup or data.augment.cutmix)

@@ -78,6 +78,11 @@ COMMANDS = {
     "data convert": Command(
         "make TFRecord shards of any source, shuffled, with a manifest", "data_convert", _CONVERT
     ),
+    "data show": Command(
+        "draw training examples, after augmentation, to a PNG; or print packed text",
+        "data_show",
+        ("config", "output", "examples", "step"),
+    ),
     "data verify": Command(
         "read every record of a data set, and compare it with its manifest",
         "data_verify",
@@ -172,8 +177,13 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     )
     if command.module == "plot":
         flags.DEFINE_string("output", "curves.png", "the picture: .png, .svg or .pdf", **define)
+    elif command.module == "data_show":
+        sheet = "the picture, a .png; CONFIG_examples.png if not given"
+        flags.DEFINE_string("output", None, sheet, **define)
     else:
         flags.DEFINE_string("output", None, "folder of the data set, local or gs://", **define)
+    flags.DEFINE_integer("examples", None, "how many; 24 images or 3 rows of text", **define)
+    flags.DEFINE_integer("step", 0, "of training, which the examples belong to", **define)
     flags.DEFINE_string("split", "train", "name of the split", **define)
     flags.DEFINE_integer("seed", 0, "of the shuffle", **define)
     flags.DEFINE_float("shard_mb", 150, "about the size of a shard, in MiB", **define)
