@@ -73,6 +73,7 @@ class Conversion:
         if self.options.tokenizer:
             options["tokenizer"] = storage.checksum(self.options.tokenizer).crc32c
         made_of = {**dataclasses.asdict(self), "options": options, "output": ""}
+        made_of["shard_mb"] = float(self.shard_mb)
         made_of["parts"] = source.parts
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
