@@ -34,6 +34,7 @@ _READERS = {
     sources.Tokens: "tokens",
     sources.Records: "record_files",
     sources.Synthetic: "arrays",
+    sources.BigQuery: "bigquery",
 }
 
 

@@ -31,7 +31,7 @@ def from_arrays(
         UserError: arrays of different lengths, empty ones, or a dtype that no device takes.
     """
     given = [part for part in (features, labels, weights) if part is not None]
-    batch = tf.nest.map_structure(_device_array, tuple(given) if len(given) > 1 else given[0])
+    batch = tf.nest.map_structure(device_array, tuple(given) if len(given) > 1 else given[0])
     lengths = {len(array) if array.ndim else 0 for array in tf.nest.flatten(batch)}
     if len(lengths) != 1 or not lengths - {0}:
         raise UserError(
@@ -94,7 +94,7 @@ def _random(data: Synthetic) -> tuple:
     return record_files.arranged(values, data.features, data.label)
 
 
-def _device_array(value: Any) -> np.ndarray:
+def device_array(value: Any) -> np.ndarray:
     """As a device takes it: float64 as float32, int64 as int32.
 
     Raises:

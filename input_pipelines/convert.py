@@ -7,8 +7,10 @@
 3. The manifest is written last, when every shard is there.
 
 Every file appears whole or not at all, and what is in it depends on the source and the options
-alone, not on who makes it or when. So a conversion that is given again goes on with the files that
-are missing, and any number of processes, or a Beam job (`convert_beam`), makes the same bytes.
+alone, not on who makes it or when. (Where a source has no order, as BigQuery, the records are put
+into the order of their hashes before 2.) So a conversion that is given again goes on with the
+files that are missing, and any number of processes, or a Beam job (`convert_beam`), makes the same
+bytes.
 """
 
 import dataclasses
@@ -74,7 +76,7 @@ class Conversion:
             options["tokenizer"] = storage.checksum(self.options.tokenizer).crc32c
         made_of = {**dataclasses.asdict(self), "options": options, "output": ""}
         made_of["shard_mb"] = float(self.shard_mb)
-        made_of["parts"] = source.parts
+        made_of["state"] = source.state
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -100,10 +102,13 @@ class Plan:
         """The first place of a shard in the shuffled row of all records."""
         return shard * self.examples // self.shards
 
-    def records_of(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """The records of a shard in its order: their parts, and their numbers there."""
+    def records_of(self, shard: int) -> np.ndarray:
+        """The records of a shard in its order, by their number in the whole."""
         places = np.arange(self.begin(shard), self.begin(shard + 1))
-        records = Permutation(self.examples, self.seed).forward(places)
+        return Permutation(self.examples, self.seed).forward(places)
+
+    def located(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The parts of records, and their numbers there."""
         firsts = np.cumsum([0, *self.counts])
         part = np.searchsorted(firsts, records, side="right") - 1
         return part, records - firsts[part]
@@ -233,7 +238,7 @@ def run(
         say(f"{conversion.output} holds all of it already.")
         return manifests.read(conversion.output)
     with files.claim(str(folder)):
-        _begin(folder, conversion.fingerprint(source), conversion.output)
+        _begin(folder, conversion.fingerprint(source), source.parts, conversion.output)
         job = _Job(conversion, source, folder)
         numbers = range(len(source.parts))
         with processes.each(workers or os.cpu_count(), len(source.parts)) as each:
@@ -241,6 +246,8 @@ def run(
             sizes = each(job.stage, numbers)
             counts, size = [len(s) for s in sizes], sum(int(s.sum()) for s in sizes)
             planned = plan(conversion, counts, size)
+            if not source.ordered:
+                job.put_in_order()
             say(f"{planned.examples:,} examples, {size / MIB:,.1f} MiB: {planned.shards} shards")
             there = _sizes(conversion.output)
             shards = each(_Make(job, planned, there), range(planned.shards))
@@ -265,22 +272,33 @@ class _Job:
         """Encodes a part; the bytes of its records as they stand in the file."""
         lengths = self.folder / f"part-{part}.npy"
         if not lengths.exists():
-            found = []
+            found, hashes = [], []
 
             def measured():
                 for record in encoded(self.source, part):
                     found.append(len(record) + tfrecord.OVERHEAD)
+                    if not self.source.ordered:
+                        hashes.append(hashlib.blake2b(record, digest_size=16).digest())
                     yield record
 
             tfrecord.write(str(self.folder / f"part-{part}"), measured())
-            temporary = lengths.with_name(f".{lengths.name}.{os.getpid()}.npy")
-            np.save(temporary, np.array(found, np.int64))
-            os.replace(temporary, lengths)
+            if not self.source.ordered:
+                _save(self.folder / f"part-{part}.hashes.npy", np.array(hashes, "S16"))
+            _save(lengths, np.array(found, np.int64))
         return np.load(lengths)
+
+    def put_in_order(self) -> None:
+        """Notes the order of the records by their content, whichever part they came in."""
+        parts_of = range(len(self.source.parts))
+        hashes = [np.load(self.folder / f"part-{part}.hashes.npy") for part in parts_of]
+        _save(self.folder / "order.npy", np.argsort(np.concatenate(hashes), kind="stable"))
 
     def records(self, planned: Plan, shard: int) -> list[bytes]:
         """The records of a shard, read part by part."""
-        of_part, number = planned.records_of(shard)
+        records = planned.records_of(shard)
+        if not self.source.ordered:
+            records = np.load(self.folder / "order.npy", mmap_mode="r")[records]
+        of_part, number = planned.located(records)
         found = [b""] * len(number)
         for part in np.unique(of_part):
             lengths = np.load(self.folder / f"part-{part}.npy")
@@ -354,15 +372,21 @@ def _staging(conversion: Conversion, given: str | None) -> Path:
     return Path(given or tfds_source.cache_folder()) / f"{name}-{key}"
 
 
-def _begin(folder: Path, fingerprint: str, output: str) -> None:
+def _begin(folder: Path, fingerprint: str, names: list, output: str) -> None:
     """Removes what another conversion left in the staging folder, and halves of files."""
     note = folder / "conversion"
-    if note.exists() and note.read_text() != fingerprint:
-        for path in folder.glob("part-*"):
+    text = f"{fingerprint} {hashlib.sha256(json.dumps(names).encode()).hexdigest()}"
+    if note.exists() and note.read_text() != text:
+        for path in (*folder.glob("part-*"), *folder.glob("*.json")):
             path.unlink()
-        for path in folder.glob("*.json"):
-            path.unlink()
-    files.write_whole(str(note), fingerprint.encode())
+    files.write_whole(str(note), text.encode())
     for place in [folder] if files.is_remote(output) else [folder, Path(output)]:
         for path in (*place.glob(".*.tmp"), *place.glob(".*.npy")):
             path.unlink(missing_ok=True)
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """Writes an array, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.npy")
+    np.save(temporary, array)
+    os.replace(temporary, path)

@@ -38,6 +38,11 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 
     conversion.validate()
     source = parts.source(conversion.source, conversion.options)
+    if not source.ordered:
+        raise UserError(
+            f"{conversion.source} has no order of its own, so it is converted on one machine: "
+            "leave --runner out."
+        )
     found = convert.begun(conversion, source)
     if found is None:
         print(f"{conversion.output} holds all of it already.")

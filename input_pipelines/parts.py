@@ -64,7 +64,9 @@ class Source(Protocol):
 
     features: dict[str, Feature]
     about: dict[str, Any]  # what the manifest keeps beside the features
-    parts: list[Any]  # JSON each: what names a part, with enough of its state to see a change
+    parts: list[Any]  # JSON each: what names a part
+    state: Any  # JSON: other if the source changed; for most the parts, with sizes
+    ordered: bool  # whether the parts and their order are the same each time
 
     def examples(self, part: Any) -> Iterator[dict[str, Any]]:
         """The examples of a part as `records.encode` takes them, in the part's own order.
@@ -98,7 +100,17 @@ def source(address: str, options: Options) -> Source:
     return found
 
 
-class _Images:
+class _Ordered:
+    """Sources whose parts, and the examples in them, are the same each time."""
+
+    ordered = True
+
+    @property
+    def state(self) -> list:
+        return self.parts
+
+
+class _Images(_Ordered):
     def __init__(self, folder: str, options: Options):
         sizes = _tree(folder)
         found = [name for name in sizes if name.lower().endswith(IMAGES)]
@@ -119,7 +131,7 @@ class _Images:
         return _read_images(part)
 
 
-class _Index:
+class _Index(_Ordered):
     def __init__(self, path: str, options: Options):
         with tfrecord.opened(path) as file:
             lines = _utf8(file.read(), path).splitlines()
@@ -157,7 +169,7 @@ class _Index:
         return _read_images(part)
 
 
-class _Text:
+class _Text(_Ordered):
     def __init__(self, pattern: str, options: Options):
         if options.context < 1:
             raise UserError(f"--context={options.context}: it must be 1 or more.")
@@ -218,7 +230,7 @@ class _Text:
                     yield row[self._options.field]
 
 
-class _TfRecord:
+class _TfRecord(_Ordered):
     def __init__(self, folder: str, options: Options):
         found = manifests.read(folder)
         self.features = _chosen(found.features, options.features)
@@ -242,7 +254,7 @@ class _TfRecord:
                 yield dict(zip(self.features, values))
 
 
-class _Tfds:
+class _Tfds(_Ordered):
     def __init__(self, name: str, options: Options):
         from tftpu.input_pipelines import tfds_source
 
@@ -283,7 +295,7 @@ class _Tfds:
 def _bigquery(what: str, options: Options) -> Source:
     from tftpu.input_pipelines import bigquery
 
-    return bigquery.Table(what, options)
+    return bigquery.Table(what, options.features, options.snapshot)
 
 
 def _of_tfds(name: str, kind) -> Feature:

@@ -4,8 +4,10 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 
 
 @contextlib.contextmanager
@@ -22,10 +24,27 @@ def each(workers: int, tasks: int) -> Iterator[Callable]:
     # Not by fork: TensorFlow's threads would not be there.
     spawn = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, initializer=_end_with_parent)
+
+    def run(function: Callable, numbers: Iterable[int]) -> list:
+        with _without_main():
+            results = pool.map(function, numbers)
+        return list(results)
+
     try:
-        yield lambda function, numbers: list(pool.map(function, numbers))
+        yield run
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """New processes would run the user's script once more; nothing here needs it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _end_with_parent() -> None:

@@ -251,6 +251,30 @@ class Synthetic(Data):
                 raise UserError(f"data.spec: {name!r} needs classes=N, the numbers to draw from.")
 
 
+@dataclasses.dataclass
+class BigQuery(Data):
+    """Rows of BigQuery that fit into memory; `bigquery.py` says what is exact.
+
+    Args:
+        train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.
+        features: columns that the model takes: one, or several, which it is then given by name.
+        label: column of the label; "": none.
+        snapshot: the time whose rows are read, as 2026-11-20T12:00:00Z; None: the last change.
+    """
+
+    train_table: str = ""
+    eval_table: str = ""
+    features: tuple[str, ...] = ("x",)
+    label: str = "y"
+    snapshot: str | None = None
+
+    def validate(self) -> None:
+        super().validate()
+        for field in ("train_table", "eval_table", "features"):
+            if not getattr(self, field):
+                raise UserError(f"data.{field} is empty: name a table or columns of BigQuery.")
+
+
 def features_of(spec: tuple[str, ...]) -> dict[str, Feature]:
     """The features that lines as "x: float32[28,28]" tell.
 

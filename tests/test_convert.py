@@ -446,3 +446,21 @@ def test_the_command_killed_with_its_workers_goes_on_and_leaves_no_process(tmp_p
     alone = Conversion(source, str(tmp_path / "alone"), min_shards=20)
     convert.run(alone, workers=1, say=silent)
     assert content(tmp_path / "alone") == content(tmp_path / "whole")
+
+
+def test_workers_do_not_run_the_users_script_again(tmp_path):
+    """A script without `if __name__ == "__main__"` converts too, with more than one process."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * 1000)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from tftpu.input_pipelines import convert, parts\n"
+        "parts.PART_BYTES = 1000\n"
+        f"conversion = convert.Conversion('text:{tmp_path}/*.txt', '{tmp_path}/out')\n"
+        "print('begins')\n"
+        "convert.run(conversion, workers=2)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begins") == 1
+    assert done.stdout.rstrip().endswith("is ready.")
