@@ -159,7 +159,7 @@ def test_what_cannot_be_read_is_a_sentence(service, what, features, sentence):
 
 
 def test_a_service_that_refuses_for_good_is_a_sentence(service):
-    service.breaks, service.code = 1, grpc.StatusCode.PERMISSION_DENIED
+    service.breaks, service.code = 100, grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(UserError, match=r"roles/bigquery.dataViewer"):
         bigquery.Table("p.d.t", ("id",)).read()
     with pytest.raises(UserError, match="--snapshot=yesterday is no time"):
