@@ -34,8 +34,7 @@ def options_of(data: Streamed) -> dict[str, Any]:
     return {
         "on_bad_record": data.on_bad_record,
         "max_bad_records": data.max_bad_records,
-        "service": data.service,
-        "service_workers": data.service_workers,
+        "services": data.service.split(",") if data.service else [],
     }
 
 
@@ -70,8 +69,7 @@ class Pipeline:
         on_bad_record: "raise" or "skip".
         max_bad_records: different ones that a run skips before it stops.
         pairs: `finish` mixes each example with its neighbour, so they are bad together.
-        service: address of a tf.data service that prepares the batches; "": this process does.
-        service_workers: of the service.
+        services: addresses of tf.data services that prepare the batches; none: this process does.
     """
 
     source: Source
@@ -83,8 +81,7 @@ class Pipeline:
     on_bad_record: str = "raise"
     max_bad_records: int = 100
     pairs: bool = False
-    service: str = ""
-    service_workers: int = 1
+    services: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self):
         if self.on_bad_record not in ON_BAD_RECORD:
@@ -112,10 +109,13 @@ class Pipeline:
         """
         share = self._share(hosts)
         drawn = self.source.drawn(self.global_batch, self.seed, step, host, hosts)
-        if not self.service:
+
+        def prepare(drawn: tf.data.Dataset) -> tf.data.Dataset:
             return self._prepared(drawn, share, drop_remainder=True)
-        batches = self._prepared(service.sharded(drawn), share, drop_remainder=True)
-        return service.collected(batches, step, self.service, self.service_workers)
+
+        if self.services:
+            return service.distributed(drawn, prepare, self.services, step)
+        return prepare(drawn)
 
     def once(self) -> tf.data.Dataset:
         """Every example once, in batches of `global_batch`; the last may be smaller."""
@@ -206,7 +206,7 @@ class Pipeline:
 
     def _stop(self, records: tf.Tensor, numbers: tf.Tensor, seeds: tf.Tensor) -> tf.Operation:
         """Raises for records of which one is bad; a worker of a service names them all."""
-        if self.service:
+        if self.services:
             what = ["One of these cannot be read or prepared:", self.source.names(numbers)]
             return tf.debugging.Assert(False, what, summarize=-1)
 

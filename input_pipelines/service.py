@@ -1,90 +1,77 @@
 """tf.data service: other machines prepare the data of this one, in the same order.
 
-    python -m tftpu.input_pipelines.service --port=5000 --workers=10.0.0.3:5001,10.0.0.4:5001
-    python -m tftpu.input_pipelines.service --address=10.0.0.3:5001 --dispatcher=10.0.0.2:5000
+    python -m tftpu.input_pipelines.service --port=5000 --host=10.0.0.3        # on each of them
+    tftpu train ... --config.data.service=grpc://10.0.0.3:5000,grpc://10.0.0.4:5000
 
-Worker w of W prepares the steps w, w + W, ... (static sharding, so the dispatcher has to know the
-workers; each reads all records, and prepares its own). This machine takes one step from each worker
-in turn and puts each round in order. So the stream is that of a run without the service, from any
-step on. A worker that dies stalls the run until it is back; then it begins anew, which is seen, and
-the run stops with an error: given again, it goes on from its checkpoint.
+Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. Each is a
+service of its own, a dispatcher with one worker, because several workers of one dispatcher give
+their elements in no fixed order. This machine takes one step from each in turn, so the stream is
+that of a run without a service, from any step on. If a machine dies the run stalls or stops; when
+it is back, the same command goes on from the checkpoint.
 """
 
 import argparse
 import uuid
+from collections.abc import Callable
 
 import tensorflow as tf
 
-HINT = tf.data.experimental.SHARD_HINT
 _service = tf.data.experimental.service
 
 
-def sharded(steps: tf.data.Dataset) -> tf.data.Dataset:
-    """Of a dataset of steps those that a worker prepares."""
-    return steps.shard(HINT, HINT)
-
-
-def collected(batches: tf.data.Dataset, step: int, address: str, workers: int) -> tf.data.Dataset:
-    """All steps, in order, of a dataset that each worker makes a part of.
+def distributed(
+    steps: tf.data.Dataset, prepare: Callable, addresses: list[str], step: int
+) -> tf.data.Dataset:
+    """What `prepare` makes of a dataset of steps, made elsewhere, in order.
 
     Args:
-        batches: made of `sharded` steps.
-        step: the first.
-        address: of the dispatcher, as grpc://10.0.0.2:5000.
-        workers: how many the dispatcher has been told of.
+        steps: endless, cheap to make.
+        prepare: from such a dataset to one of as many elements, in order.
+        addresses: of the services, as grpc://10.0.0.2:5000.
+        step: the number of the first.
     """
-    numbered = tf.data.Dataset.zip(sharded(tf.data.Dataset.range(step, tf.int64.max)), batches)
-    # A name of its own: another run, or this one when it goes on, must not join halfway.
-    rounds = numbered.apply(
-        _service.distribute(
-            _service.ShardingPolicy.HINT,
-            address,
-            job_name=uuid.uuid4().hex,
-            consumer_index=0,
-            num_consumers=1,
-        )
-    ).batch(workers, drop_remainder=True)
+    numbers = tf.data.Dataset.range(step, tf.int64.max)
+    made = []
+    for machine, address in enumerate(addresses):
+        mine = [part.shard(len(addresses), machine) for part in (numbers, steps)]
+        # A name of its own: a run that goes on must not join, halfway, what it began before.
+        job = _service.distribute(_service.ShardingPolicy.OFF, address, uuid.uuid4().hex)
+        made.append(tf.data.Dataset.zip(mine[0], prepare(mine[1])).apply(job))
+    turns = tf.data.Dataset.range(len(made)).repeat()
 
-    def ordered(number: tf.Tensor, steps: tf.Tensor, batch) -> tuple:
-        expected = step + number * workers + tf.range(workers, dtype=tf.int64)
-        order = tf.argsort(steps)
-        message = (
-            "The workers of the tf.data service gave other steps than were due: was one started "
-            f"anew, or are they not {workers}? Start the run again."
-        )
-        tf.debugging.assert_equal(tf.gather(steps, order), expected, message)
-        return tf.nest.map_structure(lambda part: tf.gather(part, order), batch)
+    def checked(expected: tf.Tensor, found: tuple):
+        number, batch = found
+        message = "A tf.data service gave another step than was due: run the same command again."
+        with tf.control_dependencies([tf.debugging.assert_equal(number, expected, message)]):
+            return tf.nest.map_structure(tf.identity, batch)
 
-    numbers = tf.data.Dataset.range(tf.int64.max)
-    return tf.data.Dataset.zip(numbers, rounds).map(lambda n, r: ordered(n, *r)).unbatch()
+    in_turn = tf.data.Dataset.choose_from_datasets(made, turns, stop_on_empty_dataset=True)
+    return tf.data.Dataset.zip(numbers, in_turn).map(lambda *parts: checked(*parts))
 
 
-def dispatcher(port: int, workers: list[str]):
-    """Starts a dispatcher for workers at these addresses, HOST:PORT each; `.target` is its own."""
-    return _service.DispatchServer(_service.DispatcherConfig(port, worker_addresses=workers))
+def serve(port: int = 0, host: str = "localhost") -> tuple:
+    """Starts a service: a dispatcher and its worker, which live as long as they are held.
 
-
-def worker(address: str, dispatcher: str):
-    """Starts a worker that is reached at an address, HOST:PORT, for a dispatcher at another."""
-    port = int(address.rpartition(":")[2])
-    return _service.WorkerServer(_service.WorkerConfig(dispatcher, address, port=port))
+    Args:
+        port: of the dispatcher; 0: one that is free. The worker takes one that is free.
+        host: the name or address by which the training machine reaches this one.
+    """
+    dispatcher = _service.DispatchServer(_service.DispatcherConfig(port))
+    own = dispatcher.target.removeprefix("grpc://")
+    # %port% becomes the port that the worker was given.
+    config = _service.WorkerConfig(own, worker_address=f"{host}:%port%")
+    return dispatcher, _service.WorkerServer(config)
 
 
 def main() -> None:
-    """Runs a dispatcher or a worker until it is stopped."""
+    """Runs a service until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, default=5000, help="of the dispatcher")
-    parser.add_argument("--workers", help="of the dispatcher: HOST:PORT,HOST:PORT")
-    parser.add_argument("--address", help="of this worker: HOST:PORT")
-    parser.add_argument("--dispatcher", help="of this worker: HOST:PORT")
+    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--host", required=True, help="how the training machine reaches this one")
     flags = parser.parse_args()
-    if bool(flags.workers) == bool(flags.address and flags.dispatcher):
-        parser.error("give --workers for a dispatcher, or --address and --dispatcher for a worker")
-    if flags.workers:
-        server = dispatcher(flags.port, flags.workers.split(","))
-    else:
-        server = worker(flags.address, flags.dispatcher)
-    server.join()
+    dispatcher, worker = serve(flags.port, flags.host)
+    print(f"grpc://{flags.host}:{dispatcher.target.rpartition(':')[2]}", flush=True)
+    worker.join()
 
 
 if __name__ == "__main__":

@@ -91,18 +91,20 @@ class Streamed(Data):
     shuffle: int = 16_384  # examples that are in memory to be shuffled; files shuffle whole
     on_bad_record: str = "raise"  # skip: a record that cannot be used gets the weight 0
     max_bad_records: int = 100  # a run that skips more of them stops
-    service: str = ""  # of tf.data, as grpc://10.0.0.2:5000: other machines prepare the data
-    service_workers: int = 1  # those that its dispatcher was told of; see `service.py`
+    service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service.py`
 
     def validate(self) -> None:
         super().validate()
-        for field in ("shuffle", "max_bad_records", "service_workers"):
+        for field in ("shuffle", "max_bad_records"):
             if getattr(self, field) < 1:
                 raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
         _one_of("data.on_bad_record", self.on_bad_record, ON_BAD_RECORD)
-        if self.service and not self.service.startswith("grpc://"):
+        if self.service and not all(
+            re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.service.split(",")
+        ):
             raise UserError(
-                f"data.service is {self.service!r}: give the dispatcher as grpc://HOST:PORT."
+                f"data.service is {self.service!r}: give addresses as grpc://HOST:PORT, with "
+                "commas between them."
             )
         if self.service and self.on_bad_record == "skip":
             raise UserError(

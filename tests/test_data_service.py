@@ -1,0 +1,77 @@
+"""A tf.data service prepares the data, and the stream is as without it."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import data_sets
+from tftpu import input_pipelines
+from tftpu.errors import UserError
+from tftpu.input_pipelines import service
+from tftpu.input_pipelines.manifest import Feature
+from tftpu.input_pipelines.sources import Records
+
+FEATURES = {"x": Feature("int32")}
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """The addresses of three services."""
+    started = [service.serve() for _ in range(3)]
+    yield ",".join(dispatcher.target for dispatcher, _ in started)
+    del started
+
+
+def data(folder, **changes) -> Records:
+    given = {"features": ("x",), "label": "", "global_batch": 6, "shuffle": 8}
+    return Records(data_dir=str(folder), **{**given, **changes})
+
+
+def write(folder, bad=()):
+    examples = [{"x": i} for i in range(40)]
+    for number in bad:
+        examples[number] = b"\x07"
+    data_sets.shards(folder, FEATURES, {"train": data_sets.split(examples, 11, 13, 9, 7)})
+
+
+def test_three_machines_give_what_one_process_gives_from_any_step(tmp_path, machines):
+    write(tmp_path)
+    alone = input_pipelines.training(data(tmp_path), seed=2)
+    served = input_pipelines.training(data(tmp_path, service=machines), seed=2)
+    assert served.starting_at(0).element_spec == alone.starting_at(0).element_spec
+    for step, host, hosts in ((0, 0, 1), (4, 1, 2)):
+        expected = alone.starting_at(step, host, hosts).take(20).as_numpy_iterator()
+        found = served.starting_at(step, host, hosts).take(20).as_numpy_iterator()
+        assert np.array_equal(list(found), list(expected))
+
+
+def test_a_bad_record_is_named_across_the_service(tmp_path, machines):
+    write(tmp_path, bad=[14])
+    served = input_pipelines.training(data(tmp_path, service=machines))
+    with pytest.raises(tf.errors.OpError, match=f"record 3 of {tmp_path}/train-00001"):
+        list(served.starting_at(0).take(8))
+
+
+def test_the_module_runs_a_service(tmp_path):
+    write(tmp_path)
+    command = [sys.executable, "-m", "tftpu.input_pipelines.service", "--port=0"]
+    command += ["--host=localhost"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().strip()
+            served = input_pipelines.training(data(tmp_path, service=address), seed=2)
+            alone = input_pipelines.training(data(tmp_path), seed=2)
+            found = list(served.starting_at(3).take(2).as_numpy_iterator())
+            expected = list(alone.starting_at(3).take(2).as_numpy_iterator())
+            assert np.array_equal(found, expected)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("address", ["localhost:5000", "grpc://a", "grpc://a:1, grpc://b:1"])
+def test_an_address_is_complete(address):
+    with pytest.raises(UserError, match="grpc://HOST:PORT"):
+        data("/tmp", service=address).validate()
