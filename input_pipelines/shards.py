@@ -92,6 +92,13 @@ class Shards:
         """Examples that one lane shuffles at a time."""
         return max(1, self.shuffle // self.lanes(global_batch).lanes)
 
+    def memory(self, global_batch: int, hosts: int = 1) -> int:
+        """Bytes of records that a host holds, about: two windows of a lane, and what it reads."""
+        lanes = self.lanes(global_batch)
+        own = -(-lanes.lanes // hosts)
+        record = sum(piece.bytes or 0 for piece in self.pieces) / self.count
+        return int(own * (2 * self.window(global_batch) * record + READ_AHEAD))
+
     def drawn(
         self, global_batch: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
@@ -228,12 +235,15 @@ def of_manifest(data: Manifest, split: str, **options) -> Shards:
         Piece(data.path(shard), shard.examples, 0, shard.offsets, shard.bytes)
         for shard in data.shards(split)
     ]
-    check_files(pieces)
-    return Shards(pieces, data.compression, **options)
+    return Shards(checked(pieces), data.compression, **options)
 
 
-def check_files(pieces: list[Piece]) -> None:
-    """Raises `UserError` for the first file that is missing or of another size than expected."""
+def checked(pieces: list[Piece]) -> list[Piece]:
+    """The pieces with the sizes of their files.
+
+    Raises:
+        UserError: a file is missing or of another size than expected.
+    """
     with ThreadPoolExecutor(32) as pool:
         sizes = list(pool.map(lambda piece: files.size(piece.path), pieces))
     for piece, size in zip(pieces, sizes):
@@ -244,6 +254,7 @@ def check_files(pieces: list[Piece]) -> None:
                 f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
                 "manifest was written: convert the data set again, or restore the file."
             )
+    return [dataclasses.replace(piece, bytes=size) for piece, size in zip(pieces, sizes)]
 
 
 def _key(run: tf.Tensor, epoch: tf.Tensor, which: tf.Tensor) -> tf.Tensor:

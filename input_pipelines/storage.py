@@ -213,6 +213,16 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
     return int(blob.generation)
 
 
+def location(bucket: str) -> str:
+    """Where a bucket lies, as US-WEST4 or EU.
+
+    Raises:
+        UserError: there is no such bucket, or it may not be looked at.
+    """
+    with _refusals("look at", f"gs://{bucket}"):
+        return _client().get_bucket(bucket, retry=_retry()).location
+
+
 @functools.cache
 def _client():
     from google.auth import exceptions

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.input_pipelines.shards import Piece, Shards, check_files
+from tftpu.input_pipelines.shards import Piece, Shards, checked
 
 EMBEDDED = ("digits", "python_source")
 
@@ -96,8 +96,7 @@ def shards(builder: tfds.core.DatasetBuilder, split: str, **options) -> Shards:
         else Piece(str(part.filename), part.take, part.skip)
         for part in builder.info.splits[split].file_instructions
     ]
-    check_files(pieces)
-    return Shards(pieces, **options)
+    return Shards(checked(pieces), **options)
 
 
 def image_and_label(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:

@@ -5,7 +5,7 @@ import dataclasses
 import keras
 
 from tftpu import input_pipelines, models, optimizers
-from tftpu.config import Experiment
+from tftpu.config import Data, Experiment
 from tftpu.input_pipelines import sources
 from tftpu.launch import sample
 from tftpu.losses import SmoothedCrossentropy
@@ -29,13 +29,7 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
     optimizer = optimizers.build(experiment.optimizer, experiment.data.global_batch, train.steps)
-    if isinstance(experiment.data, sources.Text | sources.Tokens):
-        metrics, weighted = (
-            [],
-            [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        )
-    else:
-        metrics, weighted = [Accuracy()], []
+    metrics, weighted = _metrics(experiment.data)
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossentropy(train.label_smoothing),
@@ -44,6 +38,15 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
         jit_compile=jit_compile,
     )
     return model
+
+
+def _metrics(data: Data) -> tuple[list, list]:
+    """The metrics of a data set, and those that look at the weights of its examples."""
+    if isinstance(data, sources.Text | sources.Tokens):
+        return [], [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
+    weighted = isinstance(data, sources.Streamed) and data.on_bad_record == "skip"
+    weighted |= isinstance(data, sources.Records) and bool(data.weight)
+    return ([], [Accuracy()]) if weighted else ([Accuracy()], [])
 
 
 def build_trainer(

@@ -78,6 +78,11 @@ COMMANDS = {
     "data convert": Command(
         "make TFRecord shards of any source, shuffled, with a manifest", "data_convert", _CONVERT
     ),
+    "data check": Command(
+        "check a config's data before a run: shapes, shards, memory, and whether it is fast enough",
+        "data_check",
+        ("config", "workdir", "hosts", "need", "zone"),
+    ),
     "data show": Command(
         "draw training examples, after augmentation, to a PNG; or print packed text",
         "data_show",
@@ -152,6 +157,8 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     flags.DEFINE_string("slice", "v3-8", "TPU slice, as v5e-4", **define)
     flags.DEFINE_string("image", None, "container image made from launch/Dockerfile", **define)
     flags.DEFINE_string("project", None, "Google Cloud project", **define)
+    flags.DEFINE_integer("hosts", 1, "hosts that will share a batch", lower_bound=1, **define)
+    flags.DEFINE_float("need", None, "examples a second that the TPU takes", **define)
     flags.DEFINE_string("zone", None, "zone of Google Cloud, as us-west4-a", **define)
     flags.DEFINE_string(
         "package", None, "what pip installs there, or a wheel in a bucket; this tftpu", **define

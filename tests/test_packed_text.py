@@ -87,3 +87,28 @@ def test_mistakes_are_one_sentence(folder):
         with pytest.raises(UserError, match=message):
             data.validate()
             input_pipelines.training(data)
+
+
+def test_text_files_are_packed_once_and_anew_when_they_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    texts = [f"This is the text {i}, " + "x" * i for i in range(20)]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text)
+    (tmp_path / "eval.jsonl").write_text('{"text": "hello"}\n{"text": "world!"}\n')
+    data = Tokens(
+        train_text=f"{tmp_path}/*.txt",
+        eval_text=f"{tmp_path}/eval.jsonl",
+        context=CONTEXT,
+        global_batch=4,
+    )
+    data.validate()
+    predicted = sum(weights.numpy().sum() for *_, weights in input_pipelines.evaluation(data))
+    assert predicted == len("ello") + len("orld!")
+    pipeline = input_pipelines.training(data)
+    stream = pipeline.starting_at(0).rebatch(1).take(pipeline.count)
+    assert sum(int(w.numpy().sum()) for *_, w in stream) == sum(len(t) - 1 for t in texts)
+    made = sorted((tmp_path / "cache" / "packed").iterdir())
+    input_pipelines.training(data)
+    assert sorted((tmp_path / "cache" / "packed").iterdir()) == made and len(made) == 2
+    (tmp_path / "0.txt").write_text("another text")
+    assert input_pipelines.training(data).count != pipeline.count

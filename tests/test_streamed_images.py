@@ -1,6 +1,7 @@
 """Images read while training: from shards, from TFDS, from files; and what is wrong with them."""
 
 import io
+import json
 import logging
 import re
 import tarfile
@@ -269,3 +270,47 @@ def test_a_tfds_data_set_that_is_not_prepared_says_how(tmp_path):
     data = settings(tmp_path, format="tfds", name="imagenet2012", classes=1000)
     with pytest.raises(UserError, match=f"tfds build imagenet2012 --data_dir={tmp_path}"):
         input_pipelines.training(data)
+
+
+def as_files(folder: Path, kind: str) -> None:
+    """Two splits of 20 images, as folders or with an index."""
+    for name, first in (("train", 0), ("train2", 20)):
+        rows = []
+        for i in range(first, first + 20):
+            inside = f"class{i % 10}" if kind == "folder" else "."
+            path = folder / (name if kind == "folder" else "") / inside / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data_sets.picture(i))
+            rows.append({"image": path.name, "label": i % 10})
+        if kind == "csv":
+            lines = ["image,label", *(f"{row['image']},{row['label']}" for row in rows)]
+            (folder / f"{name}.csv").write_text("\n".join(lines))
+        if kind == "jsonl":
+            (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv", "jsonl"])
+def test_files_of_images(tmp_path, kind):
+    as_files(tmp_path, kind)
+    layout = "folder" if kind == "folder" else "index"
+    data = settings(tmp_path, format=layout, eval_split="train2", global_batch=5)
+    pipeline = input_pipelines.training(data, seed=1)
+    whole = seen(pipeline.starting_at(0), 8)
+    assert sorted(chain(*whole[:4])) == sorted(chain(*whole[4:])) == list(range(20))
+    assert seen(pipeline.starting_at(5), 3) == whole[5:]
+    assert sorted(chain(*seen(input_pipelines.evaluation(data), 9))) == list(range(20, 40))
+
+
+def test_what_is_wrong_with_files_of_images(tmp_path):
+    as_files(tmp_path, "folder")
+    bad = tmp_path / "train" / "class4" / "14.jpg"
+    bad.write_bytes(data_sets.picture(14)[:200])
+    data = settings(tmp_path, format="folder")
+    with pytest.raises(tf.errors.OpError, match=f"{bad}: .*Invalid JPEG"):
+        seen(input_pipelines.training(data).starting_at(0), 5)
+    (tmp_path / "train2" / "class9").rename(tmp_path / "train2" / "class99")
+    data.eval_split = "train2"
+    with pytest.raises(UserError, match="have not the same classes"):
+        input_pipelines.evaluation(data)
+    with pytest.raises(UserError, match="Neither of"):
+        input_pipelines.training(settings(tmp_path, format="index"))
