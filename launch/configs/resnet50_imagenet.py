@@ -1,7 +1,7 @@
 """ResNet-50 on ImageNet, 90 epochs, 76 % top-1.
 
-The recipe of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), which reports 76.3 %; we have not
-repeated it.
+The recipe of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), which reports 76.3 %; not
+repeated by us.
 
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
     tftpu train --config=resnet50_imagenet --config.data.data_dir=gs://BUCKET/tfds
