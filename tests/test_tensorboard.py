@@ -1,5 +1,6 @@
 """The TensorBoard of a finished run, looked at with a browser."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -150,7 +151,11 @@ def test_the_config_the_model_and_the_sample_are_there_as_text(browser, address,
 
 def test_hyper_parameters_are_there(browser, address, workdir):
     open_tab(browser, address, "hparams")
-    wait_for(browser, lambda seen: all(n in seen["text"] for n in ("data.name", "optimizer")))
+    accuracy = float(
+        json.loads((workdir / "metrics.jsonl").read_text().split("\n")[-2])["accuracy"]
+    )
+    names = ("data.name", "optimizer", "Adam", f"{accuracy:.5g}"[:6])
+    wait_for(browser, lambda seen: all(name in seen["text"] for name in names))
     screenshot(browser, workdir, "hparams")
 
 

@@ -104,7 +104,7 @@ class LogFile(Writer):
 
 
 class TensorBoard(Writer):
-    """Event files in `train/`, `eval/` and `host/` of the workdir; what was set in itself."""
+    """Event files in `train/`, `eval/` and `host/` of the workdir; texts in itself."""
 
     def __init__(self, workdir: str, start: int = 0):
         self._workdir = workdir
@@ -114,7 +114,9 @@ class TensorBoard(Writer):
     def begin(self, config: dict[str, Any]) -> None:
         from tensorboard.plugins.hparams import api as hparams
 
-        with self._at("", self._start):
+        # The HParams tab shows the scalars that stand in the same folder, and those below it, but
+        # not if the folder is the logdir itself.
+        with self._at("eval", self._start):
             hparams.hparams(config, trial_id=os.path.abspath(self._workdir))
         rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
         self.write_text(self._start, "config", f"| field | value |\n|---|---|\n{rows}")
