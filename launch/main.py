@@ -2,7 +2,7 @@
 
 A command's flags are checked, and its config is loaded and validated, before TensorFlow loads.
 Exit codes: 0 done, 2 the user's mistake (one sentence), 1 our mistake (a traceback), 75 stopped
-and safely saved: run it again, 124 the run hung (--watchdog).
+and safely saved: run it again, 69 another host of the run was lost, 124 the run hung (--watchdog).
 """
 
 import importlib
@@ -15,12 +15,13 @@ from typing import NamedTuple
 from absl import flags
 
 from tftpu.config import Experiment
-from tftpu.errors import Preempted, UserError, did_you_mean
+from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import config_flags, failures
 from tftpu.preemption import PREEMPTED
 from tftpu.version import __version__
 
 USER_ERROR = 2
+HOST_LOST = 69  # EX_UNAVAILABLE
 
 
 class Command(NamedTuple):
@@ -239,6 +240,9 @@ def main(arguments: list[str]) -> int:
     except Preempted as stopped:
         print(f"tftpu: {stopped}", file=sys.stderr)
         return PREEMPTED
+    except HostLost as lost:
+        print(f"tftpu: {lost}", file=sys.stderr)
+        return HOST_LOST
     except KeyboardInterrupt:
         print("tftpu: interrupted", file=sys.stderr)
         return 130

@@ -1,8 +1,9 @@
 """`tftpu train`: from a config to a trained model, and the closing block."""
 
+import contextlib
 import sys
 
-from tftpu import files, goodput
+from tftpu import files, goodput, hosts
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
 
@@ -17,7 +18,7 @@ def run(
 ) -> None:
     """Trains, or goes on where the workdir's last checkpoint is."""
     workdir = workdir or default_workdir(config)
-    with files.claim(workdir):
+    with files.claim(workdir) if hosts.task().chief else contextlib.nullcontext():
         _check_same_run(experiment, workdir)
         _train(experiment, config, workdir, watchdog)
 
@@ -35,6 +36,7 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
     strategy = tftpu.connect(experiment.cluster.tpu, experiment.cluster.replicas)
     experiment.validate(strategy.num_replicas_in_sync)
     precision = tftpu.set_precision(experiment.train.precision)
+    chief = hosts.task().chief
     print(
         f"tftpu train {config}: {strategy.num_replicas_in_sync} replica(s), {precision}, "
         f"{experiment.train.steps} steps of {experiment.data.global_batch} examples, in {workdir}",
@@ -49,7 +51,8 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
     if loaded:
         print(loaded, flush=True)
     # Only now: a run that was refused must not claim the workdir for its configuration.
-    files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
+    if chief:
+        files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
     history = trainer.fit(
         data,
         experiment.train.steps,
@@ -61,7 +64,8 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
         for name, values in sorted(history.history.items(), key=lambda item: item[0] != "val_loss")
         if name.startswith("val_")
     }
-    _closing_block(experiment, trainer, results, workdir)
+    if chief:
+        _closing_block(experiment, trainer, results, workdir)
 
 
 def _check_same_run(experiment: Experiment, workdir: str) -> None:

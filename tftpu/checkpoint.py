@@ -18,6 +18,7 @@ import contextlib
 import difflib
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +32,7 @@ from tftpu.errors import UserError
 
 # Groups of variables that depend on the precision: a checkpoint may have them or not.
 _OPTIONAL = ("loss_scale",)
+_LARGE = 1 << 20  # bytes of a variable that is copied by a thread of its own
 
 
 class Restored(NamedTuple):
@@ -235,22 +237,30 @@ class _HostCopy:
 
     def __init__(self):
         self._arrays: dict[tuple[str, int], np.ndarray] = {}
+        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "checkpoint-copy")
 
     def take(self, variables: dict[str, list]) -> dict[str, dict[str, np.ndarray]]:
         """The values of variables by group and name; they are good until the next call."""
-        return {
-            group: {_key(i, v): self._array(group, i, v) for i, v in enumerate(members)}
+        copies = []
+        groups = {
+            group: {_key(i, v): self._array(group, i, v, copies) for i, v in enumerate(members)}
             for group, members in variables.items()
         }
+        for copy in copies:
+            copy.result()
+        return groups
 
-    def _array(self, group: str, index: int, variable: Any) -> np.ndarray:
+    def _array(self, group: str, index: int, variable: Any, copies: list[Future]) -> np.ndarray:
         import tensorflow as tf
 
         value = np.asarray(tf.convert_to_tensor(variable))  # on a CPU: the variable's own memory
         array = self._arrays.get((group, index))
         if array is None or (array.shape, array.dtype) != (value.shape, value.dtype):
             array = self._arrays[group, index] = np.empty(value.shape, value.dtype)
-        np.copyto(array, value)
+        if value.nbytes < _LARGE:
+            np.copyto(array, value)
+        else:
+            copies.append(self._threads.submit(np.copyto, array, value))
         return array
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.tpu import tpu_system_metadata
 
-from tftpu import keras_internals
+from tftpu import hosts, keras_internals
 from tftpu.errors import UserError
 from tftpu.preflight.slices import parse_slice
 
@@ -24,15 +24,23 @@ def connect(tpu: str = "auto", replicas: int | None = None) -> tf.distribute.Str
         replicas: splits the CPU into so many virtual devices, so that a machine without
             accelerators runs the data-parallel path.
 
+    Where TF_CONFIG names several workers and there is no TPU, they train together.
+
     Raises:
         UserError: a TPU that was asked for is not there; never a silent fall back to the CPU.
     """
     if replicas is not None:
+        if hosts.task().count > 1:
+            raise UserError(
+                "--replicas splits the CPU of one machine, and TF_CONFIG names several."
+            )
         return _virtual_cpus(replicas)
     if tpu == "auto":
         tpu = find_tpu() or "none"
     if tpu != "none":
         return _connect_tpu(tpu)
+    if hosts.task().count > 1:
+        return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if gpus:
         return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus])

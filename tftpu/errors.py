@@ -29,6 +29,10 @@ class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
         super().__init__(f"Stopped by {reason} after step {step}, {kept}.")
 
 
+class HostLost(Exception):  # noqa: N818 (an outcome, not an error)
+    """Another host of the run failed; the command line exits with 69."""
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """A clause for the end of an error: the nearest allowed name, or all of them if few.
 

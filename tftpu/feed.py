@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tftpu.config import Share
 from tftpu.errors import UserError
+from tftpu.hosts import input_hosts
 
 
 def for_training(
@@ -62,7 +63,7 @@ def training_iterator(
         batches = for_training(dataset, start, class_weight, host, hosts)
         if share * hosts < dataset.global_batch:
             batches = batches.rebatch(share, drop_remainder=True)
-        return batches.prefetch(tf.data.AUTOTUNE)
+        return _endless(batches).prefetch(tf.data.AUTOTUNE)
 
     return iter(strategy.distribute_datasets_from_function(of_host))
 
@@ -114,12 +115,40 @@ def features_spec(batches: tf.data.Dataset) -> Any:
 
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
     """The dataset with each global batch cut into consecutive shares, one a replica."""
-    # Several hosts read the same: tf.data's own sharding would give each a part of the files, and
-    # so another order than one host has.
+    hosts = input_hosts(strategy)
+    if hosts > 1:
+        return strategy.distribute_datasets_from_function(
+            lambda context: _part_of_host(dataset, context)
+        )
+    # tf.data's own sharding would give each pipeline a part of the files, and so another order.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
     return strategy.experimental_distribute_dataset(dataset)
+
+
+def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Of each global batch the consecutive shares of one host's replicas, one after the other.
+
+    Every host reads the whole: only so is the order that of one host. The dataset is endless.
+    """
+    size = keras.tree.flatten(dataset.element_spec)[0].shape[0]
+    share = context.get_per_replica_batch_size(size)
+    held = size // context.num_input_pipelines
+    first = context.input_pipeline_id * held
+
+    def part(*batch):
+        batch = keras.tree.map_structure(lambda t: t[first : first + held], batch)
+        return batch if len(batch) > 1 else batch[0]
+
+    return _endless(dataset.map(part).rebatch(share, drop_remainder=True)).prefetch(
+        tf.data.AUTOTUNE
+    )
+
+
+def _endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """An endless dataset that says so: on several hosts, others lose their static shape."""
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def batch_size(dataset: tf.data.Dataset) -> int:

@@ -31,7 +31,7 @@ class Report:
         self._hardware = hardware.of(trainer.strategy)
         self._console = Console(steps, start) if trainer.verbose else None
         sinks: list[writers.Writer] = [self._console] if self._console else []
-        workdir = trainer.workdir
+        workdir = trainer.workdir if trainer.writes else None
         if workdir:
             sinks += [
                 writers.JsonLines(files.join(workdir, "metrics.jsonl"), start),
@@ -41,6 +41,7 @@ class Report:
         sinks += [
             w if isinstance(w, writers.Writer) else writers.BY_NAME[w](workdir)
             for w in trainer.writers
+            if trainer.hosts.chief
         ]
         self._writers = writers.Writers(sinks)
         self._telemetry = telemetry.Telemetry(
@@ -111,6 +112,8 @@ class Report:
     def evaluated(self, step: int, results: dict[str, float], data: tf.data.Dataset) -> None:
         """The results of an evaluation, and samples of it."""
         self._writers.write(step, "eval", results)
+        if self._trainer.hosts.count > 1:  # samples are predicted by one host
+            return
         if self._trainer.workdir or self._trainer.writers:
             self._show_images(step, data)
             text = self._trainer.sample(self._trainer) if self._trainer.sample else None

@@ -164,7 +164,7 @@ class Run:
     def save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint if one is due, or now; warns of the last one if it failed."""
         trainer = self._trainer
-        if trainer.checkpoints is None:
+        if not trainer.writes:
             return
         self._warn(trainer.checkpoints.take_failure())
         every, minutes = trainer.checkpoint_every, trainer.checkpoint_minutes
@@ -179,7 +179,7 @@ class Run:
 
     def settle(self) -> int | None:
         """Waits until nothing is being saved; the step of the newest checkpoint, or None."""
-        if self._trainer.checkpoints is None:
+        if not self._trainer.writes:
             return None
         with self._report.doing("saving", "checkpoint_wait"):
             saved = self._trainer.checkpoints.steps()
@@ -197,12 +197,14 @@ class Run:
         Raises:
             UserError: it could not be saved.
         """
-        saved = self.settle()
-        if self._trainer.checkpoints is not None and self._saved_step != self.step:
+        hosts, workdir = self._trainer.hosts, self._trainer.workdir
+        saved = hosts.from_chief(self.settle())
+        failed = self._trainer.writes and self._saved_step != self.step
+        if hosts.any(failed)[0]:
             goes_on = f"goes on from step {saved}" if saved is not None else "starts anew"
             raise UserError(
                 f"The run has its {self.step} steps, but its last checkpoint could not be saved "
-                f"in {self._trainer.workdir!r}. Mend that: the same command then {goes_on}."
+                f"in {workdir!r}. Mend that: the same command then {goes_on}."
             )
 
     def _warn(self, failure: Failure | None) -> None:
@@ -228,21 +230,22 @@ class Run:
             seen = ", ".join(f"{k} {writers.format_number(v)}" for k, v in finite.items())
         where = f"The loss is not finite any more between step {first} and step {last}"
         where += f" (last finite: {seen})." if seen else "."
-        kept = trainer.checkpoints.steps() if trainer.checkpoints else []
-        kept = [s for s in kept if s <= self.step]
+        kept = trainer.checkpoints.steps() if trainer.writes else []
+        last_kept = trainer.hosts.from_chief(max((s for s in kept if s <= self.step), default=None))
         hint = "Lower the learning rate, lengthen the warm-up, or clip the gradient (clip_norm)."
-        if trainer.on_nan != "rollback" or not kept:
-            good = f" The checkpoint of step {kept[-1]} is kept." if kept else ""
+        if trainer.on_nan != "rollback" or last_kept is None:
+            good = f" The checkpoint of step {last_kept} is kept." if last_kept is not None else ""
             raise UserError(f"{where} {hint}{good}")
         self._rollbacks += 1
         if self._rollbacks > trainer.max_rollbacks:
             raise UserError(f"{where} {trainer.max_rollbacks} rollbacks did not help. {hint}")
-        skipped, rollbacks = self.skipped_batches + last - kept[-1], self._rollbacks
+        skipped, rollbacks = self.skipped_batches + last - last_kept, self._rollbacks
         self._repeats_until = max(self._repeats_until, self.step)
         self._resume()
         self.skipped_batches, self._rollbacks = skipped, rollbacks
         self.history.history, self.history.epoch = self._past
-        files.truncate_lines(files.join(trainer.workdir, "metrics.jsonl"), self.step)
+        if trainer.writes:
+            files.truncate_lines(files.join(trainer.workdir, "metrics.jsonl"), self.step)
         logging.warning("%s Going back to step %s and skipping those batches.", where, self.step)
 
     def end(self) -> None:
@@ -299,7 +302,7 @@ class Run:
         value = results[metric]
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
         better = self._best is None or sign * value > sign * self._best
-        if trainer.checkpoints is not None and better:
+        if better:
             self._best = value
             self.save(now=True, best=Best(metric, value))
 

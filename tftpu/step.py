@@ -145,7 +145,8 @@ class Step:
         """Makes the moving statistics of all replicas their mean. Runs in replica context."""
         if self.replicas > 1 and self._statistics:
             context = tf.distribute.get_replica_context()
-            local = [tf.convert_to_tensor(v.value) for v in self._statistics]
+            # Copies, on the replica's device, which collectives between hosts ask for.
+            local = [tf.identity(v.value) for v in self._statistics]
             mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
             for variable, value in zip(self._statistics, mean):
                 variable.value.assign(value)

@@ -12,13 +12,23 @@ import tensorflow as tf
 from tftpu import checks, feed, files, goodput
 from tftpu.checkpoint import Checkpoints, Restored
 from tftpu.config import Train
-from tftpu.errors import Preempted, UserError
+from tftpu.errors import HostLost, Preempted, UserError
+from tftpu.hosts import Hosts
 from tftpu.preemption import PreemptionNotice
 from tftpu.profiler import Profiler
 from tftpu.run import Run
 from tftpu.step import Step
 from tftpu.watchdog import Watchdog
 from tftpu.writers import Writer
+
+# What the collectives of the hosts that are left fail with.
+_HOST_ERRORS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
 
 
 class Trainer:
@@ -106,6 +116,8 @@ class Trainer:
         self.model = model
         self.workdir = str(workdir) if workdir is not None else None
         self.strategy = model.distribute_strategy
+        self.hosts = Hosts(self.strategy)
+        self.writes = self.workdir is not None and self.hosts.chief
         self._step_options = {
             "accumulate": accumulate,
             "clip_norm": clip_norm,
@@ -122,12 +134,12 @@ class Trainer:
         self.best_metric = best_metric or "loss"
         self.on_nan = on_nan
         self.max_rollbacks = max_rollbacks
-        self.verbose = verbose
+        self.verbose = verbose and self.hosts.chief
         self.writers = tuple(writers)
         self.config = dict(config or {})
         self.sample = sample
         self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
-        self.profiler = Profiler(self.workdir, profile)
+        self.profiler = Profiler(self.workdir if self.writes else None, profile)
         self.clock = goodput.Clock()
         self.account: goodput.Account | None = None
         self.step: Step | None = None
@@ -164,9 +176,11 @@ class Trainer:
         """
         if steps < 1:
             raise UserError(f"steps is {steps}: it must be 1 or more.")
-        with files.claim(self.workdir) if self.workdir else contextlib.nullcontext():
+        with files.claim(self.workdir) if self.writes else contextlib.nullcontext():
             self.clock.turn_to("starting")
-            self.account = self.account or goodput.Account(self.workdir, self.clock)
+            self.account = self.account or goodput.Account(
+                self.workdir if self.writes else None, self.clock
+            )
             self._prepare(feed.for_training(dataset, 0, class_weight))
             run = Run(self, steps, validation_data, validation_every, callbacks)
             self._fit(run, dataset, class_weight)
@@ -201,6 +215,8 @@ class Trainer:
         Returns:
             NumPy arrays of shape (examples, ...), nested as the model's output.
         """
+        if self.hosts.count > 1:
+            raise UserError("predict works on one host: restore the checkpoint there.")
         batches = feed.for_evaluation(dataset, self.strategy.num_replicas_in_sync)
         if self.step is None:
             self._build_step(feed.features_spec(batches), training=False)
@@ -245,9 +261,23 @@ class Trainer:
         return float(self.strategy.experimental_local_results(self._weight_norm())[0])
 
     def restore(self, step: int | None = None) -> Restored | None:
-        """Loads a checkpoint of the workdir, the newest if no step is named; None if none."""
+        """Loads a checkpoint of the workdir, the newest if no step is named; None if none.
+
+        Several hosts take the one that the chief found whole.
+        """
         if self.checkpoints is None or self.step is None:
             return None
+        found = None
+        if self.hosts.chief:
+            found = self.checkpoints.restore(self.step.variables, step)
+        step = self.hosts.from_chief(found.step if found else None)
+        if step is None or found is not None:
+            return found
+        if not files.exists(self.checkpoints.folder):
+            raise UserError(
+                f"The chief goes on from step {step}, and this host has no checkpoints in "
+                f"{self.workdir!r}: all hosts have to see the same workdir, as gs://BUCKET/RUN."
+            )
         return self.checkpoints.restore(self.step.variables, step)
 
     def restore_for_evaluation(self, dataset: tf.data.Dataset) -> Restored | None:
@@ -287,17 +317,32 @@ class Trainer:
                         iterator = iterator_here()
                         continue
                     run.account(totals)
+                    self._any_asks(notice)
                     run.log()
                     run.evaluate()
-                    run.save(now=notice.requested is not None)
-                    if notice.requested and not run.over():
-                        raise Preempted(notice.requested, run.step, run.settle())
+                    asked = self._any_asks(notice)
+                    run.save(now=asked)
+                    if asked and not run.over():
+                        saved = self.hosts.from_chief(run.settle())
+                        raise Preempted(notice.requested or "another host", run.step, saved)
                 run.finish()
         except BaseException as error:
             run.state_at_end = _state_after(error)
+            if self.hosts.count > 1 and isinstance(error, _HOST_ERRORS):
+                raise HostLost(
+                    f"Another host of the run was lost after step {run.step}, or failed: see what "
+                    "it said. Started again on all hosts, the same command goes on from the last "
+                    f"checkpoint. ({str(error).strip().splitlines()[-1][:200]})"
+                ) from error
             raise
         finally:
             run.end()
+
+    def _any_asks(self, notice: PreemptionNotice) -> bool:
+        """Whether any host was asked to stop; where a callback ends the run, it ends on all."""
+        asked = notice.requested is not None
+        asked, self.model.stop_training = self.hosts.any(asked, self.model.stop_training)
+        return asked
 
     def _advance(self, iterator: Any, count: int, run: Run) -> np.ndarray:
         """Runs `count` steps on the devices; the sums of their losses and metrics."""
@@ -348,6 +393,10 @@ class Trainer:
     def _run_through(self, batches: tf.data.Dataset, loop: Callable) -> None:
         """Runs the loop over all of a finite dataset."""
         count = int(batches.cardinality())
+        if self.hosts.count > 1:
+            # Endless, of which all hosts take the same number: see feed.
+            count = count if count >= 0 else int(batches.reduce(0, lambda n, _: n + 1))
+            batches = batches.repeat()
         iterator = iter(feed.distribute(batches, self.strategy))
         with self.clock.spend("compiling"):  # once: it is kept
             loop.get_concrete_function(iterator, tf.constant(1))

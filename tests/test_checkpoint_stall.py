@@ -1,0 +1,18 @@
+"""The script that measures what training waits for a checkpoint, with a small state."""
+
+import re
+import subprocess
+import sys
+
+
+def test_the_copy_is_one_and_less_than_the_whole_save():
+    """The figures are for a quiet machine; here only what holds on any."""
+    command = [sys.executable, "-m", "tests.benchmarks.checkpoint_stall", "--parameters=2e7"]
+    done = subprocess.run([*command, "--rounds=2"], capture_output=True, text=True, check=False)
+    found = re.search(
+        r"waits (\d+) ms \(the whole save takes (\d+) ms\).*memory ([\d.]+) copies", done.stdout
+    )
+    assert found, done.stdout + done.stderr
+    assert float(found[1]) < 0.5 * float(found[2])
+    # The state is 0.23 GiB, and some MiB are the pieces that are being written.
+    assert float(found[3]) < 1.3
