@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strategies import relative
-from tftpu import hosts, tensor_files
+from tftpu import hosts
 from tftpu.checkpoint import Checkpoints
 from tftpu.errors import UserError
 
@@ -33,7 +32,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def start(workdir: Path, count: int) -> list[subprocess.Popen]:
+def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
     """A process for each of `count` hosts; their output goes into files beside the workdir."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     processes = []
@@ -45,7 +44,7 @@ def start(workdir: Path, count: int) -> list[subprocess.Popen]:
         with open(workdir.parent / f"output-{index}.txt", "w") as output:
             processes.append(
                 subprocess.Popen(
-                    [*COMMAND, f"--workdir={workdir}"],
+                    [*COMMAND, *flags, f"--workdir={workdir}"],
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=environment,
@@ -70,27 +69,17 @@ def said(workdir: Path) -> list[str]:
     return [path.read_text() for path in sorted(workdir.parent.glob("output-*.txt"))]
 
 
-def outcome(workdir: Path) -> tuple[dict, list[dict]]:
-    """The weights, their averages and the lines of the log at the end of a run."""
+def variables(workdir: Path) -> dict[str, bytes]:
+    """All that is in the last checkpoint of a run, to the bit."""
     folder = workdir / "checkpoints" / str(STEPS)
-    arrays = {}
-    for group in ("model", "optimizer", "ema"):
-        arrays |= tensor_files.decode((folder / f"{group}.safetensors").read_bytes())
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def losses(workdir: Path) -> dict[tuple, float]:
+    """The losses that a run wrote down, by step and split."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return arrays, lines
-
-
-def check_same(workdir: Path, alone: Path) -> None:
-    """Sums are taken in another order, so the numbers agree and the bits do not."""
-    (arrays, lines), (expected, expected_lines) = outcome(workdir), outcome(alone)
-    assert arrays.keys() == expected.keys()
-    for name, array in arrays.items():
-        assert relative(array, expected[name]) < 1e-3, name
-    where = [(line["step"], line["split"]) for line in expected_lines]
-    assert [(line["step"], line["split"]) for line in lines] == where
-    for line, other in zip(lines, expected_lines):
-        assert line["loss"] == pytest.approx(other["loss"], rel=1e-4), line
-        assert line["accuracy"] == pytest.approx(other["accuracy"], abs=2e-3), line
+    assert len({(line["step"], line["split"]) for line in lines}) == len(lines)
+    return {(line["step"], line["split"]): line["loss"] for line in lines}
 
 
 def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
@@ -118,10 +107,12 @@ def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
     assert ends(start(workdir, 2)) == [0, 0], said(workdir)
     assert "Going on from the checkpoint" in said(workdir)[0]
     assert "Done" not in said(workdir)[1]  # the chief alone reports
+    # Two replicas in one process take the same sums in the same order.
     alone = tmp_path / "alone/run"
     alone.parent.mkdir()
-    assert ends(start(alone, 1)) == [0], said(alone)
-    check_same(workdir, alone)
+    assert ends(start(alone, 1, "--replicas=2")) == [0], said(alone)
+    assert variables(workdir) == variables(alone)
+    assert losses(workdir) == losses(alone)
 
 
 @pytest.mark.slow
@@ -139,7 +130,7 @@ def test_four_hosts_whose_chief_is_killed_go_on_as_two(tmp_path):
     alone = tmp_path / "alone/run"
     alone.parent.mkdir()
     assert ends(start(alone, 1)) == [0], said(alone)
-    check_same(workdir, alone)
+    assert losses(workdir) == pytest.approx(losses(alone), rel=1e-3)
 
 
 def config(**cluster) -> str:

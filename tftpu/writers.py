@@ -1,6 +1,7 @@
 """Where a run's numbers go: one narrow interface, many sinks. The console's is `console.py`."""
 
 import json
+import logging
 import os
 import time
 import uuid
@@ -39,34 +40,41 @@ class Writer:
 
 
 class Writers(Writer):
-    """All the writers of a run, as one."""
+    """All the writers of a run, as one. A disk or a bucket that fails one is no reason to end."""
 
     def __init__(self, writers: list[Writer]):
         self._writers = writers
+        self._failed: set[int] = set()
 
     def begin(self, config: dict[str, Any]) -> None:
-        for writer in self._writers:
-            writer.begin(config)
+        self._all("begin", config)
 
     def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
-        for writer in self._writers:
-            writer.write(step, split, scalars)
+        self._all("write", step, split, scalars)
 
     def write_text(self, step: int, name: str, text: str) -> None:
-        for writer in self._writers:
-            writer.write_text(step, name, text)
+        self._all("write_text", step, name, text)
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
-        for writer in self._writers:
-            writer.write_images(step, name, images)
+        self._all("write_images", step, name, images)
 
     def say(self, text: str) -> None:
-        for writer in self._writers:
-            writer.say(text)
+        self._all("say", text)
 
     def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
+        self._all("close")
+
+    def _all(self, method: str, *args) -> None:
+        from tensorflow.errors import OpError
+
+        for index, writer in enumerate(self._writers):
+            try:
+                getattr(writer, method)(*args)
+            except (OSError, OpError) as error:
+                if index not in self._failed:  # once a run
+                    name = type(writer).__name__
+                    logging.warning("%s cannot write (%s): lines will be missing.", name, error)
+                self._failed.add(index)
 
 
 class JsonLines(Writer):
