@@ -87,7 +87,7 @@ def test_a_preempted_run_that_cannot_save_says_where_it_goes_on(tmp_path, monkey
     monkeypatch.setattr("tftpu.preemption._say", lambda text: heard.extend(text.split(":")))
     again = trainer(tmp_path, 1)
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=preempt)
-    with pytest.raises(Preempted, match="step 18, which could not be saved: .* from step 1"):
+    with pytest.raises(Preempted, match=r"step 18, which could not be saved: .* from step 1"):
         fit(again, [disk.callback, callback])
     assert Checkpoints(str(tmp_path)).steps()[-1] in (12, 16)
 
