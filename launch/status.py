@@ -13,6 +13,7 @@ from tftpu.errors import UserError
 # A run writes its account every 10 s; one in a bucket that did not for so long is not running.
 _SILENT = 120.0
 _IN_WORDS = {
+    "starting": "starting: nothing was trained yet",
     "running": "running",
     "finished": "finished",
     "stopped": "stopped by the user: the same command goes on",
@@ -38,6 +39,8 @@ def status(workdir: str) -> dict[str, Any]:
         UserError: no run has ever started there.
     """
     account = goodput.read(workdir)
+    if account is None and not files.is_remote(workdir) and _held(workdir):
+        return {"workdir": workdir, "state": "starting"}
     if account is None:
         raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
     state = account["state"]
@@ -60,6 +63,8 @@ def status(workdir: str) -> dict[str, Any]:
 
 def lines(record: dict[str, Any]) -> list[str]:
     """A status as people read it."""
+    if record["state"] == "starting":
+        return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
     ago = console.duration(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
     rows = [("state", _IN_WORDS[record["state"]])]
@@ -99,6 +104,11 @@ def _alive(workdir: str, account: dict[str, Any]) -> bool:
     """Whether a process works in the workdir: it holds the lock, or was heard of just now."""
     if files.is_remote(workdir):
         return time.time() - account["updated"] < _SILENT
+    return _held(workdir)
+
+
+def _held(workdir: str) -> bool:
+    """Whether a process holds the lock of a local workdir."""
     with contextlib.suppress(OSError), open(os.path.join(workdir, ".lock")) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

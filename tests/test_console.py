@@ -64,7 +64,7 @@ def test_on_a_terminal_lines_stand_above_the_live_one():
     text = screen.getvalue()
     assert "eval  step 340/900  loss 0.5" in text
     assert "train step" not in text and "cpu_percent" not in text
-    assert text.rindex("training 340/900") > text.index("eval  step")
+    assert text.rindex("stopped at 340/900") > text.index("eval  step")
 
 
 @pytest.mark.parametrize(

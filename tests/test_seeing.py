@@ -57,6 +57,8 @@ def test_the_status_of_a_finished_run_is_what_its_files_say(run):
 
 def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     """Running while the lock is held; crashed once its holder is gone without a word."""
+    with files.claim(str(tmp_path)):
+        assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
     record = goodput.read(str(run)) | {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     code = (

@@ -66,6 +66,8 @@ class Console(writers.Writer):
     def close(self) -> None:
         if self._live:
             self._line.over = True
+            done = self._line.progress.step >= self._steps
+            self._line.phase("trained" if done else "stopped at")
             self._live.stop()
 
 

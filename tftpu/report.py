@@ -44,6 +44,7 @@ class Report:
             if trainer.hosts.chief
         ]
         self._writers = writers.Writers(sinks)
+        self._seen = bool(sinks)
         self._telemetry = telemetry.Telemetry(
             workdir, self._beat, tpu=self._hardware.generation is not None
         )
@@ -60,7 +61,8 @@ class Report:
         text = io.StringIO()
         self._trainer.model.summary(print_fn=lambda line, **_: text.write(line + "\n"))
         self._writers.write_text(self._start, "model", f"```\n{text.getvalue()}\n```")
-        self._telemetry.start()
+        if self._seen:
+            self._telemetry.start()
 
     def say(self, text: str) -> None:
         """A sentence to everyone who can hold it."""

@@ -1,0 +1,112 @@
+"""What seeing a run costs: writers, telemetry and the live line, on `digits_resnet`.
+
+    python -m tests.benchmarks.overhead [turns]
+
+The same training with all of them (a workdir, a terminal) and with none takes turns of one line
+of the log in one process. What they cost the training thread is the median of the ratios turn by
+turn. Their own threads (the line is drawn twice a second, the machine looked at every ten) run
+during the turns of both, so the processor time of these is measured and added.
+"""
+
+import contextlib
+import os
+import pty
+import statistics
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+
+import tftpu
+from tftpu.launch import bench, config_flags
+from tftpu.launch import experiment as build
+
+BAR = 0.01
+
+
+def main(turns: int) -> None:
+    bench.TURNS = turns
+    experiment = config_flags.load("digits_resnet", ["--config.train.checkpoint_every=0"])
+    strategy = tftpu.connect("none", None)
+    steps = experiment.train.log_every
+
+    def train(turn: bench.Turn, seen: bool) -> None:
+        experiment.train.log_every = steps if seen else bench.FOREVER
+        with tempfile.TemporaryDirectory() as workdir:
+            with strategy.scope():
+                trainer = build.build_trainer(experiment, workdir if seen else None, verbose=seen)
+            data = build.training_data(experiment)
+            trainer.fit(data, bench.FOREVER, callbacks=[bench._CallTurn(turn)])
+
+    watch = _Threads()
+    with _terminal():
+        times = bench.take_turns(
+            {
+                "seen": lambda turn: train(turn, True),
+                "unseen": lambda turn: train(turn, False),
+                "threads": watch.contestant,
+            },
+            steps,
+        )
+    ratios = [a / b for a, b in zip(times["seen"], times["unseen"])]
+    foreground = statistics.median(ratios) - 1
+    quartiles = statistics.quantiles(ratios, n=4)
+    for name in ("seen", "unseen"):
+        print(f"{name:8}{statistics.median(times[name]) / steps * 1e3:9.3f} ms a step")
+    print(
+        f"in the training thread  {foreground:+.2%} (quartiles {quartiles[0] - 1:+.2%}, "
+        f"{quartiles[2] - 1:+.2%}; {turns} turns of {steps} steps)"
+    )
+    print(f"in threads of their own {watch.share:+.2%}")
+    total = foreground + watch.share
+    print(f"together                {total:+.2%}; the bar is {BAR:.0%}: {total <= BAR}")
+
+
+class _Threads:
+    """Processor time of the threads that draw and watch, as a share of the time that passes."""
+
+    share = 0.0
+
+    def contestant(self, turn: bench.Turn) -> None:
+        """Takes its turns, which are empty, to look at the clocks."""
+        began, spent = None, 0.0
+        while True:
+            turn(turn.steps)
+            now, used = time.monotonic(), self._used()
+            if began is None:
+                began, spent = now, used
+            else:
+                self.share = (used - spent) / (now - began)
+
+    @staticmethod
+    def _used() -> float:
+        background = {
+            thread.native_id
+            for thread in threading.enumerate()
+            if thread.name == "telemetry" or type(thread).__name__ == "_RefreshThread"
+        }
+        assert len(background) == 2, [thread.name for thread in threading.enumerate()]
+        times = psutil.Process().threads()
+        return sum(t.user_time + t.system_time for t in times if t.id in background)
+
+
+@contextlib.contextmanager
+def _terminal():
+    """A terminal to write to, 100 columns wide, of which somebody reads what comes."""
+    reader, writer = pty.openpty()
+
+    def drain() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(reader, 65536):
+                pass
+
+    threading.Thread(target=drain, daemon=True).start()
+    os.environ["COLUMNS"] = "100"
+    with os.fdopen(writer, "w") as terminal, contextlib.redirect_stdout(terminal):
+        yield
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
