@@ -7,18 +7,36 @@ from tftpu.errors import UserError
 
 def run(workdir: str | None, tpu: str, replicas: int | None) -> None:
     """Prints the loss and the metrics of the best checkpoint, or of the newest if none is best."""
+    experiment = experiment_of("evaluate", workdir, tpu, replicas)
+    trainer, step, test = restored(experiment, workdir)
+    results = trainer.evaluate(test)
+    numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
+    print(f"step {step}  {numbers}")
+
+
+def experiment_of(command: str, workdir: str | None, tpu: str, replicas: int | None) -> Experiment:
+    """The experiment of a workdir, on other hardware.
+
+    Raises:
+        UserError: there is no run in the workdir.
+    """
     if not workdir:
-        raise UserError("tftpu evaluate needs --workdir=DIR, as runs/digits_resnet.")
+        raise UserError(f"tftpu {command} needs --workdir=DIR, as runs/digits_resnet.")
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
     experiment = from_json(files.read(path).decode())
     experiment.cluster.tpu, experiment.cluster.replicas = tpu, replicas
     experiment.cluster.validate()
-    _evaluate(experiment, workdir)
+    return experiment
 
 
-def _evaluate(experiment: Experiment, workdir: str) -> None:
+def restored(experiment: Experiment, workdir: str) -> tuple:
+    """The trainer with the best checkpoint of a run, its step, and the evaluation data.
+
+    Raises:
+        UserError: there is no checkpoint yet.
+    """
     import tftpu
     from tftpu import input_pipelines
     from tftpu.launch import experiment as build
@@ -28,9 +46,7 @@ def _evaluate(experiment: Experiment, workdir: str) -> None:
     with strategy.scope():
         trainer = build.build_trainer(experiment, workdir, verbose=False)
     test = input_pipelines.evaluation(experiment.data)
-    restored = trainer.restore_for_evaluation(test)
-    if restored is None:
+    found = trainer.restore_for_evaluation(test)
+    if found is None:
         raise UserError(f"There is no whole checkpoint in {workdir!r} yet.")
-    results = trainer.evaluate(test)
-    numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
-    print(f"step {restored.step}  {numbers}")
+    return trainer, found.step, test

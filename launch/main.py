@@ -64,6 +64,11 @@ COMMANDS = {
             "time_limit",
         ),
     ),
+    "export-weights": Command(
+        "write the best weights of a run, without the optimizer",
+        "export_weights",
+        ("workdir", "to"),
+    ),
     "bench": Command(
         "time a config's step, its input pipeline and both",
         "bench",
@@ -138,6 +143,7 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     flags.DEFINE_string(
         "workdir", None, "where the run lives; runs/<config> if not given", **define
     )
+    flags.DEFINE_string("to", None, "file to write: .weights.h5 or .safetensors", **define)
     flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
     flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
     flags.DEFINE_integer(

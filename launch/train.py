@@ -6,6 +6,7 @@ import sys
 from tftpu import files, goodput, hosts
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
+from tftpu.preemption import exit_on_notice
 
 
 def run(
@@ -18,7 +19,8 @@ def run(
 ) -> None:
     """Trains, or goes on where the workdir's last checkpoint is."""
     workdir = workdir or default_workdir(config)
-    with files.claim(workdir) if hosts.task().chief else contextlib.nullcontext():
+    claimed = files.claim(workdir) if hosts.task().chief else contextlib.nullcontext()
+    with exit_on_notice(), claimed:
         _check_same_run(experiment, workdir)
         _train(experiment, config, workdir, watchdog)
 

@@ -45,6 +45,10 @@ MISTAKES = [
     (["evaluate"], "needs --workdir=DIR"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
     (["evaluate", "--config=digits_resnet"], "There is no flag --config here"),
+    (["export-weights", "--to=a.bin", "--workdir=x"], "ends in .weights.h5 or .safetensors"),
+    (["export-weights", "--to=a.weights.h5", "--workdir=/nowhere"], "There is no run in"),
+    ([*TRAIN, "--restarts=-1"], "--restarts=-1"),
+    ([*TRAIN, "--config.train.checkpoint_minutes=-1"], "train.checkpoint_minutes is -1"),
     (["configs", "all"], "flags only"),
 ]
 

@@ -153,3 +153,21 @@ def test_loops_too_long_for_the_grace_period_are_told_of_once(caplog):
     notice.measured(500, 50.0)
     notice.measured(500, 50.0)
     assert caplog.text.count("set steps_per_loop to 125 or less") == 1
+
+
+def test_a_signal_before_the_first_step_is_75_too():
+    """The machine that is preempted then runs the command again."""
+    code = (
+        "import time\nfrom tftpu.preemption import PreemptionNotice, exit_on_notice\n"
+        "with exit_on_notice():\n"
+        "    with PreemptionNotice():\n        pass\n"
+        "    print('ready', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == preemption.PREEMPTED
+    assert "the same command goes on" in said

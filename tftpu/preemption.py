@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 PREEMPTED = 75  # the exit code EX_TEMPFAIL: try again
 POLL_SECONDS = 5.0  # between two questions to the metadata server
@@ -127,6 +128,27 @@ class PreemptionNotice:
             f"after {self.requested}. {kept} A lower steps_per_loop ends sooner."
         )
         os._exit(PREEMPTED)
+
+
+@contextlib.contextmanager
+def exit_on_notice() -> Iterator[None]:
+    """A block around training, in which there is nothing to save: a SIGTERM ends it with 75.
+
+    So a machine that is preempted while the run starts knows that it is to be run again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        _say("SIGTERM, and no step is under way: the same command goes on.")
+        os._exit(PREEMPTED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def on_google_cloud() -> bool:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import checks, feed, files, goodput
+from tftpu import checks, export, feed, files, goodput
 from tftpu.checkpoint import Checkpoints, Restored
 from tftpu.config import Train
 from tftpu.errors import HostLost, Preempted, UserError
@@ -290,6 +290,20 @@ class Trainer:
         if self.step is None:
             self._build_step(feed.features_spec(batches), training=False)
         return self.restore(self.checkpoints.best())
+
+    def export_weights(self, path: str) -> None:
+        """Writes the weights alone: those that evaluation uses, so the averages where there are.
+
+        Args:
+            path: local or `gs://`; ends in `.weights.h5` (Keras reads it) or `.safetensors` (by
+                the paths of the variables).
+
+        Raises:
+            UserError: another ending, or nothing was trained or restored yet.
+        """
+        if self.step is None:
+            raise UserError("There are no weights yet: call fit or restore_for_evaluation first.")
+        export.write_weights(self.model, self.step.averages, path)
 
     # One device loop
 
