@@ -152,6 +152,41 @@ def test_the_configs_trace(config, slice_of_eight):
     assert_one_reduction_and_no_host_op(step, ops)
 
 
+def test_the_trainers_loop_takes_the_time_on_the_host_alone(slice_of_eight):
+    """The clock that tells input wait is read around the iterator, not in the TPU's program."""
+    with slice_of_eight.scope():
+        model = mlp()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer_named("sgd"), loss)
+    trainer = tftpu.Trainer(model, verbose=False)
+    data = tf.data.Dataset.from_tensor_slices((tf.zeros((128, 6)), tf.zeros(128, tf.int64)))
+    data = data.batch(64, drop_remainder=True)
+    trainer._prepare(data)
+    loop = trainer._make_loop(trainer.step.train, trainer.step.synchronise)
+    iterator = iter(feed.distribute(data, slice_of_eight))
+    graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
+    clocks = [op for op in checks.graph_ops(graph) if op.type == "Timestamp"]
+    assert len(clocks) == 2
+    on_tpu = replica_ops(graph)
+    assert not {id(op) for op in clocks} & {id(op) for op in on_tpu}
+    assert_one_reduction_and_no_host_op(trainer.step, on_tpu)
+
+
+def test_the_weight_norm_traces(slice_of_eight):
+    with slice_of_eight.scope():
+        model = mlp()
+        model.compile(optimizer_named("sgd"), "mse")
+        step = Step(model, (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))))
+
+    @tf.function(autograph=False)
+    def norm():
+        return slice_of_eight.run(step.weight_norm)
+
+    ops = replica_ops(norm.get_concrete_function().graph)
+    assert not any(op.type in ("CrossReplicaSum", "AllToAll") for op in ops)
+    assert {op.type for op in ops if not keras_internals.xla_kernel(op.type)} <= TPU_ONLY
+
+
 def test_the_check_finds_an_op_of_the_host(slice_of_eight):
     """That it can fail: a print, which formats a string."""
 

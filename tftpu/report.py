@@ -14,6 +14,8 @@ from tftpu.console import Console, Progress
 if TYPE_CHECKING:
     from tftpu.trainer import Trainer
 
+HOST_EVERY = 10.0  # seconds between two points of goodput and telemetry, at least
+
 
 class Report:
     """Tells the sinks of one `fit` how it goes.
@@ -49,7 +51,8 @@ class Report:
             workdir, self._beat, tpu=self._hardware.generation is not None
         )
         self._pace: tuple[float, int] | None = None  # time and step after the first device loop
-        self._seconds = trainer.clock.seconds()  # of each part at the last line of the log
+        self._seconds = trainer.clock.seconds()  # of each part at the last point of goodput
+        self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
         self._alerted: set[str] = set()
         self._sampled: tuple | None = None  # features and labels that samples are shown of
 
@@ -96,6 +99,10 @@ class Report:
     def log(self, step: int, scalars: dict[str, float]) -> None:
         """The means since the last line, where the time went, and how the machine does."""
         self._writers.write(step, "train", scalars)
+        now = time.monotonic()
+        if now - self._host_at < HOST_EVERY and step < self._steps:
+            return
+        self._host_at = now
         seconds = self._trainer.clock.seconds()
         since = {part: s - self._seconds[part] for part, s in seconds.items()}
         self._seconds = seconds
