@@ -43,10 +43,11 @@ def packed(rows: dict[str, tf.Tensor]) -> tuple:
     """
     tokens, segments = (tf.cast(rows[name], tf.int32) for name in ("tokens", "segments"))
     here, after = segments[:, :-1], segments[:, 1:]
-    # Where each document begins in its row: the first place with its number.
-    rising = tf.where(here == 0, tf.int32.max, here)
-    places = tf.range(tf.shape(here)[1])
-    positions = tf.where(here == 0, 0, places - tf.searchsorted(rising, rising, side="left"))
+    # One run of numbers 0, 1, 2, ... after the other, a run for each document of each row.
+    begins = tf.pad(here[:, 1:] != here[:, :-1], [[0, 0], [1, 0]], constant_values=True)
+    borders = tf.concat([tf.where(tf.reshape(begins, [-1]))[:, 0], [tf.size(here, tf.int64)]], 0)
+    runs = tf.ragged.range(tf.cast(borders[1:] - borders[:-1], tf.int32)).flat_values
+    positions = tf.where(here == 0, 0, tf.reshape(runs, tf.shape(here)))
     features = {"tokens": tokens[:, :-1], "segments": here, "positions": positions}
     return features, tokens[:, 1:], tf.cast((here == after) & (after > 0), tf.float32)
 
