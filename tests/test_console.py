@@ -117,13 +117,37 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
 
     assert counted(tf.matmul, (4, 5), (5, 6)) == 2 * 4 * 5 * 6
     assert counted(lambda a, b: tf.matmul(a, b, transpose_a=True), (5, 4), (5, 6)) == 240
-    assert counted(tf.matmul, (3, 4, 5), (3, 5, 6)) == 3 * 240
-    assert counted(lambda a, b: tf.einsum("bqhd,bkhd->bhqk", a, b), *[(2, 7, 3, 4)] * 2) == (
-        2 * 2 * 7 * 7 * 3 * 4
+    assert counted(tf.matmul, (3, 4, 5), (5, 6)) == 3 * 240
+    assert counted(lambda a, b: tf.einsum("btd,dhk->bthk", a, b), (2, 7, 8), (8, 3, 4)) == (
+        2 * 2 * 7 * 8 * 3 * 4
     )
-    convolve = lambda x, k: tf.nn.conv2d(x, k, 1, "SAME")  # noqa: E731
-    assert counted(convolve, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 8 * 8 * 16 * 3 * 3 * 3
+    # Attention's, of activations with activations.
+    assert counted(tf.matmul, (3, 4, 5), (3, 5, 6)) == 0
+    assert counted(lambda a, b: tf.einsum("bqhd,bkhd->bhqk", a, b), *[(2, 7, 3, 4)] * 2) == 0
+    valid = lambda x, k: tf.nn.conv2d(x, k, 1, "VALID")  # noqa: E731
+    assert counted(valid, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 6 * 6 * 16 * 3 * 3 * 3
+    padded = lambda x, k: tf.nn.conv2d(x, k, 1, "SAME")  # noqa: E731
+    # Along an axis 8 outputs of 3 taps, of which the first and the last meet the padding.
+    assert counted(padded, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 22 * 22 * 16 * 3
     assert counted(tf.add, (4, 5), (4, 5)) == 0
+
+
+@pytest.mark.parametrize(
+    "config", ["digits_resnet", pytest.param("python_gpt", marks=pytest.mark.slow)]
+)
+def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
+    import tftpu
+    from tftpu import input_pipelines
+    from tftpu.launch import config_flags, experiment
+    from tftpu.preflight import cost, lower
+    from tftpu.step import Step
+
+    settings = config_flags.load(config, [])
+    batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch)
+    with tftpu.connect(replicas=1).scope():
+        step = Step(experiment.build_model(settings), batch)
+    program = lower.lower(lambda: experiment.build_model(settings), batch, 1, "float32")
+    assert step.model_flops == pytest.approx(cost.model_flops(program), rel=0.02)
 
 
 def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):

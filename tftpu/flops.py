@@ -10,10 +10,11 @@ PASSES = 3
 
 
 def of_forward(ops: Iterable[tf.Operation]) -> int:
-    """The floating-point operations of the matrix products and convolutions among ops.
+    """The floating-point operations of the products with weights among ops, as preflight counts.
 
-    A multiplication and its addition count as two. What is elementwise is left out, as is usual
-    for the utilisation of a chip (MFU; PaLM, arXiv:2204.02311, appendix B).
+    A multiplication and its addition count as two. What is elementwise is left out, and so are
+    batched products, which are attention's, of activations with activations: 6 x parameters x
+    tokens for a transformer (Kaplan et al. 2020, arXiv:2001.08361).
     """
     return sum(_flops(op) for op in ops)
 
@@ -26,20 +27,37 @@ def _flops(op: tf.Operation) -> int:
     if output is None or not output.is_fully_defined():
         return 0
     if op.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+        if min(shape.rank for shape in shapes) > 2:
+            return 0
         name = "transpose_a" if op.type == "MatMul" else "adj_x"
         inner = shapes[0][-2] if op.get_attr(name) else shapes[0][-1]
         return 2 * output.num_elements() * inner
-    if op.type in ("Conv2D", "Conv3D"):
+    if op.type in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
+        taps = math.prod(
+            _taps(shapes[0][axis], output[axis], shapes[1][axis - 1], op, axis)
+            for axis in range(1, output.rank - 1)
+        )
         # Each output is a sum over the kernel and the input channels of its group.
-        return 2 * output.num_elements() * math.prod(shapes[1][:-1])
-    if op.type == "DepthwiseConv2dNative":
-        return 2 * output.num_elements() * math.prod(shapes[1][:2])
+        channels = 1 if op.type == "DepthwiseConv2dNative" else shapes[1][-2]
+        return 2 * output[0] * taps * channels * output[-1]
     return 0
+
+
+def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
+    """How often a kernel meets an input along one axis: what is padded costs nothing."""
+    stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
+    reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
+    before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0
+    places = (o * stride + k * dilation - before for o in range(outputs) for k in range(kernel))
+    return sum(0 <= place < size for place in places)
 
 
 def _einsum(equation: str, shapes: list[tf.TensorShape]) -> int:
     """Twice the product of all its axes; an ellipsis stands for those that are not named."""
-    terms = equation.partition("->")[0].split(",")
+    inputs, _, output = equation.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:
+        return 0  # one tensor, or a batched product
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes):
         if not shape.is_fully_defined():
@@ -49,4 +67,4 @@ def _einsum(equation: str, shapes: list[tf.TensorShape]) -> int:
         names = [*left, *(f"...{middle - i}" for i in range(middle) if dots), *right]
         for name, size in zip(names, shape):
             sizes[name] = max(size, sizes.get(name, 1))
-    return 2 * math.prod(sizes.values()) if len(terms) > 1 else 0
+    return 2 * math.prod(sizes.values())

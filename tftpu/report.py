@@ -48,7 +48,7 @@ class Report:
         self._writers = writers.Writers(sinks)
         self._seen = bool(sinks)
         self._telemetry = telemetry.Telemetry(
-            workdir, self._beat, tpu=self._hardware.generation is not None
+            workdir, self._beat, tpu=isinstance(trainer.strategy, tf.distribute.TPUStrategy)
         )
         self._pace: tuple[float, int] | None = None  # time and step after the first device loop
         self._seconds = trainer.clock.seconds()  # of each part at the last point of goodput
@@ -171,17 +171,13 @@ class Report:
         if self._sampled is None:
             batch = next(iter(data.take(1)))
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            self._sampled = (x, y) if samples.are_images(x) else ()
+            first = keras.tree.map_structure(lambda t: t[: samples.COUNT].numpy(), (x, y))
+            self._sampled = first if samples.are_images(x) else ()
         if not self._sampled:
             return
         x, y = self._sampled
         outputs = self._trainer.predict(tf.data.Dataset.from_tensors(x))
-        first = slice(samples.COUNT)
-        labels = keras.tree.map_structure(lambda t: t[first].numpy(), y)
-        outputs = keras.tree.map_structure(lambda t: t[first], outputs)
-        self._writers.write_images(
-            step, "samples", samples.captioned(x[first].numpy(), labels, outputs)
-        )
+        self._writers.write_images(step, "samples", samples.captioned(x, y, outputs))
 
     def _config(self) -> dict[str, Any]:
         trainer = self._trainer

@@ -48,6 +48,7 @@ class Telemetry:
         self._process = psutil.Process()
         self._counters = _counters()
         psutil.cpu_percent(None)  # the first call has nothing to compare with
+        self._said: set[str] = set()  # what went wrong, once each
         self.latest: dict[str, float] = {}  # the last sample; replaced whole
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
 
@@ -86,7 +87,9 @@ class Telemetry:
                 self.latest = self.sample()
                 self._beat()
             except Exception as error:  # a run does not end because nobody could look at it
-                logging.warning("The machine could not be looked at: %s", error)
+                if str(error) not in self._said:
+                    logging.warning("The machine could not be looked at: %s", error)
+                self._said.add(str(error))
 
 
 def tpu_sample() -> dict[str, float]:
