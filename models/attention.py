@@ -6,6 +6,7 @@ from keras import ops
 
 from tftpu.models.sizes import check_attention
 
+BLOCK = 256  # queries that are worked on together, where none sees a key behind its block
 _HIDDEN = -1e9  # a score that no softmax sees; finite, so that a row without keys stays finite
 
 
@@ -40,19 +41,87 @@ def attention(
         UserError: an unknown implementation.
     """
     check_attention(implementation)
-    batch, time, heads, head_dim = ops.shape(query)
-    key_time, key_heads = ops.shape(key)[1:3]
-    query = ops.reshape(query * head_dim**-0.5, (batch, time, key_heads, -1, head_dim))
-    scores = ops.cast(ops.einsum("btgrd,bsgd->bgrts", query, key), "float32")
-    visible = _visible(time, key_time, causal, segment_ids, mask)
-    if visible is not None:
-        scores = ops.where(visible, scores, _HIDDEN)
-    weights = ops.cast(ops.softmax(scores), value.dtype)
-    mixed = ops.einsum("bgrts,bsgd->btgrd", weights, value)
-    return ops.reshape(mixed, (batch, time, heads, head_dim))
+    head_dim, key_heads = query.shape[-1], key.shape[2]
+    shape = ops.shape(query)
+    query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
+    mixed = _plain(query, key, value, causal, segment_ids, mask)
+    return ops.reshape(mixed, shape)
 
 
-def _visible(time: Any, key_time: Any, causal: bool, segment_ids: Any, mask: Any) -> Any:
+def _plain(query, key, value, causal: bool, segment_ids, mask):
+    """Attention whose gradient keeps no matrix of scores: it computes them again, block by block.
+
+    What is kept is the output and, for each query, the logarithm of its softmax's denominator (as
+    Dao et al. 2022, https://arxiv.org/abs/2205.14135). Scores and probabilities lie in memory in
+    the compute dtype; what is done with them is done in float32.
+    """
+
+    def blocks():
+        """Slices of queries and of the keys that they can see, and which of these they do."""
+        time, key_time = ops.shape(query)[1], ops.shape(key)[1]
+        size = BLOCK if causal and isinstance(time, int) and time % BLOCK == 0 else time
+        count = time // size if isinstance(time, int) else 1
+        for index in range(count):
+            rows = slice(index * size, (index + 1) * size) if count > 1 else slice(None)
+            seen = slice(rows.stop if causal else None)
+            yield rows, seen, _visible(time, key_time, rows, seen, causal, segment_ids, mask)
+
+    def scores(query, key, rows, seen, visible):
+        found = ops.cast(ops.einsum("btgrd,bsgd->bgrts", query[:, rows], key[:, seen]), "float32")
+        return found if visible is None else ops.where(visible, found, _HIDDEN)
+
+    @ops.custom_gradient
+    def attend(query, key, value):
+        outputs, log_sums = [], []
+        for rows, seen, visible in blocks():
+            score = scores(query, key, rows, seen, visible)
+            largest = ops.max(score, axis=-1, keepdims=True)
+            weight = ops.exp(score - largest)
+            total = ops.sum(weight, axis=-1, keepdims=True)  # (batch, key_heads, shared, time, 1)
+            weight = ops.cast(weight, value.dtype)
+            mixed = ops.einsum("bgrts,bsgd->btgrd", weight, value[:, seen])
+            mixed = ops.cast(mixed, "float32") / ops.transpose(total, (0, 3, 1, 2, 4))
+            outputs.append(ops.cast(mixed, value.dtype))
+            log_sums.append(largest + ops.log(total))
+        output = _joined(outputs, 1)
+
+        def gradient(*upstream):
+            (upstream,) = upstream
+            # What the softmax's gradient takes off each row: sum(weight * its gradient).
+            shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
+            shift = ops.transpose(ops.sum(shift, axis=-1, keepdims=True), (0, 2, 3, 1, 4))
+            queries, keys, values = [], [], []
+            for (rows, seen, visible), log_sum in zip(blocks(), log_sums):
+                weight = ops.exp(scores(query, key, rows, seen, visible) - log_sum)
+                up = upstream[:, rows]
+                of_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
+                of_score = weight * (ops.cast(of_weight, "float32") - shift[:, :, :, rows])
+                of_score = ops.cast(of_score, query.dtype)
+                weight = ops.cast(weight, value.dtype)
+                values.append(ops.einsum("bgrts,btgrd->bsgd", weight, up))
+                queries.append(ops.einsum("bgrts,bsgd->btgrd", of_score, key[:, seen]))
+                keys.append(ops.einsum("bgrts,btgrd->bsgd", of_score, query[:, rows]))
+            return _joined(queries, 1), _summed(keys), _summed(values)
+
+        return output, gradient
+
+    return attend(query, key, value)
+
+
+def _joined(parts: list, axis: int):
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=axis)
+
+
+def _summed(parts: list):
+    """The sum of arrays of which each is longer than the last along the time: (batch, time, …)."""
+    total = ops.cast(parts[-1], "float32")
+    for part in parts[:-1]:
+        rest = total.shape[1] - part.shape[1]
+        total += ops.cast(ops.pad(part, ((0, 0), (0, rest), (0, 0), (0, 0))), "float32")
+    return ops.cast(total, parts[0].dtype)
+
+
+def _visible(time, key_time, rows: slice, seen: slice, causal: bool, segment_ids, mask):
     """Which keys a query sees: bool, broadcast to (batch, key_heads, shared, time, key_time)."""
     visible = None
 
@@ -60,10 +129,10 @@ def _visible(time: Any, key_time: Any, causal: bool, segment_ids: Any, mask: Any
         return condition if visible is None else ops.logical_and(visible, condition)
 
     if causal:
-        visible = ops.arange(time)[:, None] >= ops.arange(key_time)[None, :]
+        visible = ops.arange(time)[rows, None] >= ops.arange(key_time)[None, seen]
     if segment_ids is not None:
-        same = segment_ids[:, :, None] == segment_ids[:, None, :]
+        same = segment_ids[:, rows, None] == segment_ids[:, None, seen]
         visible = narrow(same[:, None, None])
     if mask is not None:
-        visible = narrow(ops.cast(mask, "bool")[:, None, None, None, :])
+        visible = narrow(ops.cast(mask, "bool")[:, None, None, None, seen])
     return visible

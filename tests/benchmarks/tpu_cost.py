@@ -1,0 +1,285 @@
+"""What the zoo's train steps cost on a TPU, beside what users would pick instead.
+
+    python -m tests.benchmarks.tpu_cost [--rows=gpt2,vit] [--generations=v3,v5e]
+
+Evidence: compiled. Each row compiles two whole train steps of one replica (forward, backward,
+update; bfloat16) in one run with the same compiler, batch, loss and optimizer, and compares:
+
+- M cycles: the compiler's own estimate, loops multiplied, and custom calls (a Pallas kernel) at
+  what `tftpu.preflight.cost` prices their declared FLOPs and bytes;
+- GB accessed, as the same module counts it, and MiB of HBM.
+
+A compile takes 1-3 minutes on 2 cores, the first time; what was compiled is kept. KerasHub comes
+with `make test`. Flax is installed into a folder of its own, without what it asks for.
+"""
+
+import argparse
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import keras
+import tensorflow as tf
+
+from tftpu import models
+from tftpu.losses import SmoothedCrossentropy
+from tftpu.preflight import compiler
+from tftpu.preflight.cost import Cost, memory_of, price
+from tftpu.preflight.lower import Program, lower
+from tftpu.preflight.slices import Slice, parse_slice
+
+GENERATIONS = ("v3", "v5e")
+FLAX = ("flax==0.12.8", "msgpack==1.1.2")
+
+
+class OneReplica(Slice):
+    """The smallest slice of a generation, of which one core works."""
+
+    @property
+    def replicas(self) -> int:
+        return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Two steps to compare, and the ratios of ours to the peer's that are to be reached."""
+
+    name: str
+    title: str
+    ours: Callable[[], Program]
+    peer_name: str
+    peer: Callable[[], Program]
+    cycles: float
+    hbm: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    cycles: float
+    bytes: float
+    hbm: float
+    cost: Cost
+
+
+def measure(program: Program, generation: str) -> Measured:
+    """Compiles and prices a program on one core of a generation."""
+    smallest = parse_slice({"v5e": "v5e-1", "v6e": "v6e-1"}.get(generation, f"{generation}-8"))
+    target = OneReplica(smallest.name, smallest.generation, smallest.shape)
+    compiled = compiler.compile_program(program.hlo, target)
+    if compiled.error:
+        raise SystemExit(compiled.error)
+    cost = price(program, compiled, target)
+    return Measured(
+        cycles_of(cost, target), cost.bytes_accessed, memory_of(compiled.memory).total, cost
+    )
+
+
+def cycles_of(cost: Cost, target: Slice) -> float:
+    """The compiler's cycles; of a custom call, for which it has none, the seconds it is priced."""
+    calls = sum(p.seconds for p in cost.instructions if p.kind == "custom call" and not p.cycles)
+    return cost.cycles + calls * target.generation.clock_ghz * 1e9
+
+
+# The steps: Keras models under the step of tftpu, so that only the models differ.
+
+
+def keras_step(model: Callable[[], keras.Model], optimizer: Callable, batch: tuple) -> Program:
+    def compiled() -> keras.Model:
+        built = model()
+        # Keras's mean over a batch without weights or padding is the same number.
+        built.compile(optimizer=optimizer(), loss=SmoothedCrossentropy())
+        return built
+
+    return lower(compiled, batch, 1, "mixed_bfloat16")
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def adamw() -> keras.optimizers.Optimizer:
+    return keras.optimizers.AdamW(1e-3, weight_decay=0.1)
+
+
+def images(count: int) -> tuple:
+    return tf.TensorSpec((count, 224, 224, 3), tf.bfloat16), tf.TensorSpec((count,), tf.int32)
+
+
+def tokens(count: int, time: int) -> tuple:
+    return tf.TensorSpec((count, time), tf.int32), tf.TensorSpec((count, time), tf.int32)
+
+
+@functools.cache
+def resnet50() -> Program:
+    return keras_step(lambda: models.build("resnet50", norm_batch=128), sgd, images(128))
+
+
+@functools.cache
+def gpt2(**fields) -> Program:
+    return keras_step(lambda: models.build("gpt2_small", **fields), adamw, tokens(8, 1024))
+
+
+@functools.cache
+def vit() -> Program:
+    return keras_step(lambda: models.build("vit_b16"), adamw, images(64))
+
+
+# The peers
+
+
+def keras_resnet50() -> Program:
+    def model() -> keras.Model:
+        return keras.applications.ResNet50(weights=None, classifier_activation=None)
+
+    return keras_step(model, sgd, images(128))
+
+
+@functools.cache
+def hub_gpt2() -> Program:
+    def model() -> keras.Model:
+        import keras_hub
+
+        backbone = keras_hub.models.GPT2Backbone(
+            vocabulary_size=50257,
+            num_layers=12,
+            num_heads=12,
+            hidden_dim=768,
+            intermediate_dim=3072,
+            dropout=0.0,
+            max_sequence_length=1024,
+        )
+        ids = keras.Input((1024,), dtype="int32")
+        inputs = {"token_ids": ids, "padding_mask": keras.ops.ones_like(ids)}
+        logits = backbone.token_embedding(backbone(inputs), reverse=True)
+        return keras.Model(ids, logits)
+
+    return keras_step(model, adamw, tokens(8, 1024))
+
+
+def hub_vit() -> Program:
+    def model() -> keras.Model:
+        import keras_hub
+
+        backbone = keras_hub.models.ViTBackbone(
+            image_shape=(224, 224, 3),
+            patch_size=16,
+            num_layers=12,
+            num_heads=12,
+            hidden_dim=768,
+            mlp_dim=3072,
+        )
+        head = keras.layers.Dense(1000, dtype="float32")
+        return keras.Model(backbone.inputs, head(backbone.output[:, 0]))
+
+    return keras_step(model, adamw, images(64))
+
+
+def flax_resnet50() -> Program:
+    """ResNet-50 in flax.linen, as Flax's ImageNet example defines it, lowered by JAX itself."""
+    _install_flax()
+    import jax
+    import jax.numpy as jnp
+
+    from tests.benchmarks import flax_resnet
+
+    state = jax.eval_shape(flax_resnet.init, jax.random.key(0))
+    batch = (
+        jax.ShapeDtypeStruct((128, 224, 224, 3), jnp.bfloat16),
+        jax.ShapeDtypeStruct((128,), jnp.int32),
+    )
+    # As TensorFlow's variables: the update takes the place of the weights.
+    lowered = jax.jit(flax_resnet.train_step, donate_argnums=0).lower(state, *batch)
+    hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    arguments = ["argument"] * len(jax.tree.leaves((state, batch)))
+    return Program(hlo, "", 1, arguments, {}, [], {}, "bfloat16")
+
+
+def _install_flax() -> None:
+    """Into a folder at the end of the path, so that it replaces nothing."""
+    folder = Path(os.environ.get("TFTPU_CACHE") or Path.home() / ".cache" / "tftpu") / "peers"
+    if not (folder / "flax").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+        subprocess.run([*pip, str(folder), *FLAX], check=True)
+    sys.path.append(str(folder))
+
+
+ROWS = (
+    Row(
+        *("resnet50", "ResNet-50, 128 x 224 px, SGD momentum", resnet50),
+        *("keras.applications", keras_resnet50, 0.72),
+    ),
+    Row(
+        *("resnet50_flax", "ResNet-50, 128 x 224 px, SGD momentum", resnet50),
+        *("Flax's example", flax_resnet50, 0.97),
+    ),
+    Row(*("gpt2", "GPT-2 small, 8 x 1024, AdamW", gpt2, "KerasHub", hub_gpt2, 0.75)),
+    Row(
+        *("gpt2_flash", "the same, flash attention", lambda: gpt2(attention="flash")),
+        *("KerasHub", hub_gpt2, 0.55, 0.60),
+    ),
+    Row(*("vit", "ViT-B/16, 64 x 224 px, AdamW", vit, "KerasHub", hub_vit, 0.80)),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", default=",".join(names), help="of " + ",".join(names))
+    parser.add_argument("--generations", default=",".join(GENERATIONS))
+    parser.add_argument("--explain", action="store_true", help="the longest instructions of ours")
+    args = parser.parse_args()
+    unknown = set(args.rows.split(",")) - set(names)
+    if unknown:
+        parser.error(f"no row {', '.join(sorted(unknown))}: choose of {', '.join(names)}")
+    print(f"libtpu {compiler.libtpu_version()}, one replica, mixed_bfloat16", flush=True)
+    header = f"{'step':<40} {'on':<4} {'':<20} {'M cycles':>9} {'GB':>7} {'HBM MiB':>8}"
+    print(header, flush=True)
+    failed = 0
+    for row in (row for row in ROWS if row.name in args.rows.split(",")):
+        start = time.monotonic()
+        ours, peer = row.ours(), row.peer()
+        for generation in args.generations.split(","):
+            a, b = measure(ours, generation), measure(peer, generation)
+            for who, m in (("ours", a), (row.peer_name, b)):
+                print(
+                    f"{row.title:<40} {generation:<4} {who:<20} {m.cycles / 1e6:9.1f} "
+                    f"{m.bytes / 1e9:7.1f} {m.hbm / 2**20:8.0f}",
+                    flush=True,
+                )
+            ratio, hbm = a.cycles / b.cycles, a.hbm / b.hbm
+            reached = ratio <= row.cycles and (row.hbm is None or hbm <= row.hbm)
+            bar = f"bar {row.cycles}" + (f", HBM {row.hbm}" if row.hbm else "")
+            print(
+                f"{'':<45} ratio {ratio:.3f}, bytes {a.bytes / b.bytes:.3f}, HBM {hbm:.3f} "
+                f"({bar}: {'reached' if reached else 'MISSED'})",
+                flush=True,
+            )
+            failed += not reached
+            if args.explain:
+                explain(a.cost)
+        print(f"{'':<45} {time.monotonic() - start:.0f} s", flush=True)
+    return min(failed, 1)
+
+
+def explain(cost: Cost, count: int = 40) -> None:
+    """Where the time of a step goes, instruction by instruction."""
+    for kind, seconds, cycles in cost.by("kind"):
+        print(f"  {kind:<14} {seconds * 1e3:8.2f} ms {cycles / 1e6:8.2f} M cycles")
+    for p in sorted(cost.instructions, key=lambda p: -(p.cycles or p.seconds * 1e9))[:count]:
+        print(
+            f"  {p.cycles / 1e6:7.3f} M {p.seconds * 1e3:7.3f} ms {p.hbm_bytes / 1e6:7.0f} MB "
+            f"{p.flops / 1e9:7.1f} GF x{p.times} {p.kind:<12} {p.name:<40} {p.op_name[-90:]}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
