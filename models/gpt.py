@@ -4,6 +4,7 @@ import keras
 from keras import layers, ops
 
 from tftpu.models.attention import attention
+from tftpu.models.heads import vocabulary_logits
 from tftpu.models.sizes import GPT
 from tftpu.models.tokens import TokenModel, token_inputs
 
@@ -119,11 +120,11 @@ class TiedHead(layers.Layer):
     """Logits by the token embedding's own matrix, in float32."""
 
     def __init__(self, embedding: layers.Embedding, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         self.embedding = embedding
 
     def call(self, x):
-        return ops.matmul(x, ops.transpose(ops.cast(self.embedding.embeddings, x.dtype)))
+        return vocabulary_logits(x, self.embedding.embeddings)
 
     def get_config(self):
         return {

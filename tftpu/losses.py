@@ -1,7 +1,16 @@
 """Losses that Keras lacks."""
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import keras
+import tensorflow as tf
 from keras import ops
+
+CHUNK = 5632  # classes, at most, whose logits are in memory at a time
+LANES = 128  # of a TPU: a chunk is a multiple of it
+_NEVER = -1e30  # a logit of no class: finite, so that no difference is NaN
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -14,6 +23,10 @@ class SmoothedCrossentropy(keras.losses.Loss):
     Szegedy et al. 2015, https://arxiv.org/abs/1512.00567: the true class gets `1 - smoothing`, and
     `smoothing` is shared by all classes. Its mean is over the weight of the examples. Keras smooths
     one-hot labels only, which for a vocabulary of 50,000 are 50,000 times as large.
+
+    Logits that remember what they are the product of (`remember_factors`, as the language models
+    of the zoo do), of more than `CHUNK` classes, are worked out chunk by chunk, and again in the
+    backward pass: nothing of (batch, time, classes) is kept, or made, if no metric needs it.
 
     Args:
         smoothing: between 0 and 1; 0 is plain cross-entropy.
@@ -30,12 +43,17 @@ class SmoothedCrossentropy(keras.losses.Loss):
         self.smoothing = smoothing
 
     def call(self, y_true, y_pred):
+        soft = len(y_true.shape) == len(y_pred.shape)
+        labels = ops.cast(y_true, y_pred.dtype if soft else "int32")
+        factors = getattr(y_pred, "tftpu_factors", None)
+        if factors and not soft and factors[1].shape[0] > CHUNK:
+            return chunked_crossentropy(*factors, labels, self.smoothing)
         log_sum = ops.logsumexp(y_pred, axis=-1)  # (batch, ...)
-        if len(y_true.shape) == len(y_pred.shape):
-            true = ops.sum(ops.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
+        if soft:
+            true = ops.sum(labels * y_pred, axis=-1)
         else:
-            labels = ops.expand_dims(ops.cast(y_true, "int32"), -1)
-            true = ops.squeeze(ops.take_along_axis(y_pred, labels, axis=-1), -1)
+            is_true = labels[..., None] == _class(0, y_pred.shape[-1])
+            true = ops.sum(ops.where(is_true, y_pred, 0.0), axis=-1)
         if not self.smoothing:
             return log_sum - true
         mean = ops.mean(y_pred, axis=-1)
@@ -43,3 +61,93 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
     def get_config(self):
         return {**super().get_config(), "smoothing": self.smoothing}
+
+
+def chunked_crossentropy(hidden: Any, matrix: Any, labels: Any, smoothing: float = 0.0) -> Any:
+    """Cross-entropy of the logits `hidden @ matrix.T`, which are never in memory as a whole.
+
+    The backward pass computes them again, a chunk of classes at a time, as the forward pass does.
+
+    Args:
+        hidden: (batch, time, width), in the compute dtype.
+        matrix: (classes, width).
+        labels: (batch, time), int32.
+        smoothing: as of `SmoothedCrossentropy`.
+
+    Returns:
+        (batch, time), float32.
+    """
+    classes, width = matrix.shape
+    count = math.ceil(classes / CHUNK)
+    size = math.ceil(classes / count / LANES) * LANES
+
+    def chunked(matrix):
+        """(count, size, width), in the compute dtype; the last chunk is filled up with zeros."""
+        matrix = ops.pad(ops.cast(matrix, hidden.dtype), ((0, count * size - classes), (0, 0)))
+        return ops.reshape(matrix, (count, size, width))
+
+    def logits(hidden, rows, start):
+        # The factors rounded to the compute dtype, multiplied and added up in float32.
+        found = ops.einsum("btw,cw->btc", ops.cast(hidden, "float32"), ops.cast(rows, "float32"))
+        return ops.where(_class(start, size) < classes, found, _NEVER)
+
+    @ops.custom_gradient
+    def loss(hidden, matrix):
+        chunks = chunked(matrix)
+
+        def forward(index, log_sum, true, total):
+            some = logits(hidden, chunks[index], index * size)
+            log_sum = ops.logaddexp(log_sum, ops.logsumexp(some, axis=-1))
+            is_true = labels[..., None] == _class(index * size, size)
+            true += ops.sum(ops.where(is_true, some, 0.0), axis=-1)
+            if smoothing:
+                total += ops.sum(ops.where(some > _NEVER, some, 0.0), axis=-1)
+            return index + 1, log_sum, true, total
+
+        zeros = tf.zeros(labels.shape)
+        log_sum, true, total = _loop(count, forward, zeros + _NEVER, zeros, zeros)
+        value = log_sum - (1.0 - smoothing) * true - smoothing / classes * total
+
+        def gradient(upstream):
+            def backward(index, of_hidden, of_chunks):
+                some = ops.exp(logits(hidden, chunks[index], index * size) - log_sum[..., None])
+                is_true = labels[..., None] == _class(index * size, size)
+                some -= ops.where(is_true, 1.0 - smoothing, 0.0) + smoothing / classes
+                some = ops.cast(some * upstream[..., None], hidden.dtype)  # (batch, time, size)
+                of_hidden += ops.cast(ops.einsum("btc,cw->btw", some, chunks[index]), "float32")
+                of_chunk = ops.einsum("btc,btw->cw", some, hidden)
+                return index + 1, of_hidden, of_chunks.write(index, of_chunk)
+
+            array = tf.TensorArray(hidden.dtype, count, element_shape=(size, width))
+            zeros = tf.zeros(hidden.shape)
+            of_hidden, of_chunks = _loop(count, backward, zeros, array)
+            of_matrix = ops.reshape(of_chunks.stack(), (count * size, width))[:classes]
+            return ops.cast(of_hidden, hidden.dtype), ops.cast(of_matrix, matrix.dtype)
+
+        return value, gradient
+
+    return loss(hidden, matrix)
+
+
+def _loop(count: int, body: Callable, *start: Any) -> tuple:
+    """What `body(index, *state)` makes of the state in `count` turns of a device loop.
+
+    A loop, because a compiler that saw all chunks at once would work on them side by side.
+    """
+    done = tf.while_loop(
+        lambda index, *_: index < count,
+        body,
+        (tf.constant(0), *start),
+        parallel_iterations=1,
+        maximum_iterations=count,
+    )
+    return done[1:]
+
+
+def _class(first, count: int):
+    """The classes that logits are of: (count,), int32.
+
+    Labels are compared with them, not gathered by: a TPU scatters the gradient of a gather row by
+    row.
+    """
+    return first + ops.arange(count, dtype="int32")

@@ -89,14 +89,23 @@ def cycles_of(cost: Cost, target: Slice) -> float:
     return cost.cycles + calls * target.generation.clock_ghz * 1e9
 
 
+# The same number, of a batch without weights: the loss of the zoo's configs, and what a user of
+# Keras takes.
+LOSSES = {
+    "tftpu": SmoothedCrossentropy,
+    "keras": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+}
+
+
 # The steps: Keras models under the step of tftpu, so that only the models differ.
 
 
-def keras_step(model: Callable[[], keras.Model], optimizer: Callable, batch: tuple) -> Program:
+def keras_step(
+    model: Callable[[], keras.Model], optimizer: Callable, batch: tuple, loss: str = "tftpu"
+) -> Program:
     def compiled() -> keras.Model:
         built = model()
-        # Keras's mean over a batch without weights or padding is the same number.
-        built.compile(optimizer=optimizer(), loss=SmoothedCrossentropy())
+        built.compile(optimizer=optimizer(), loss=LOSSES[loss]())
         return built
 
     return lower(compiled, batch, 1, "mixed_bfloat16")
@@ -140,7 +149,7 @@ def keras_resnet50() -> Program:
     def model() -> keras.Model:
         return keras.applications.ResNet50(weights=None, classifier_activation=None)
 
-    return keras_step(model, sgd, images(128))
+    return keras_step(model, sgd, images(128), "keras")
 
 
 @functools.cache
@@ -162,7 +171,7 @@ def hub_gpt2() -> Program:
         logits = backbone.token_embedding(backbone(inputs), reverse=True)
         return keras.Model(ids, logits)
 
-    return keras_step(model, adamw, tokens(8, 1024))
+    return keras_step(model, adamw, tokens(8, 1024), "keras")
 
 
 def hub_vit() -> Program:
@@ -180,7 +189,7 @@ def hub_vit() -> Program:
         head = keras.layers.Dense(1000, dtype="float32")
         return keras.Model(backbone.inputs, head(backbone.output[:, 0]))
 
-    return keras_step(model, adamw, images(64))
+    return keras_step(model, adamw, images(64), "keras")
 
 
 def flax_resnet50() -> Program:
