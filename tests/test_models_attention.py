@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tftpu import models
 from tftpu.errors import UserError
+from tftpu.models import attention as attention_module
 from tftpu.models.attention import attention
 
 BATCH, TIME, HEADS, DIM = 2, 10, 4, 8
@@ -56,6 +57,22 @@ def test_packed_texts_do_not_see_one_another():
     segments = np.array([[0] * 4 + [1] * 6, [0] * 7 + [1] * 3])
     found = attention(*qkv(), causal=True, segment_ids=segments)
     close(found, by_definition(*qkv(), lambda b, t, s: s <= t and segments[b, t] == segments[b, s]))
+
+
+def test_queries_in_blocks_are_the_queries_at_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    given = [tf.constant(rng.normal(size=(1, 512, 2, DIM)), "float32") for _ in range(3)]
+    segments = np.sort(rng.integers(0, 3, (1, 512)), axis=1)
+
+    def with_gradients(blocks):
+        monkeypatch.setattr(attention_module, "BLOCKS", blocks)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            found = attention(*given, causal=True, segment_ids=segments)
+        return [found, *tape.gradient(found, given)]
+
+    for a, b in zip(with_gradients(4), with_gradients(1024)):  # 1024 do not fit: one block
+        close(a, b)
 
 
 def test_padding_is_seen_by_no_query():

@@ -102,6 +102,8 @@ class OneReplicaOf(tf.distribute.Strategy):
 class _Extended(one_device_strategy.OneDeviceExtended):
     """Private interface of TensorFlow: tried with 2.20 and 2.21."""
 
+    compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
+
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
         super().__init__(strategy, "/cpu:0")
         self._replicas = replicas
