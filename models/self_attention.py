@@ -35,8 +35,8 @@ class SelfAttention(layers.Layer):
 
     def call(self, x, segments=None):
         batch, time, width = ops.shape(x)
-        qkv = ops.reshape(self.qkv(x), (batch, time, 3, self.heads, width // self.heads))
-        q, k, v = ops.unstack(qkv, num=3, axis=2)  # (batch, time, heads, head_dim)
+        heads = (batch, time, self.heads, width // self.heads)
+        q, k, v = (ops.reshape(part, heads) for part in ops.split(self.qkv(x), 3, axis=-1))
         y = attention(q, k, v, segment_ids=segments, implementation=self.implementation)
         return self.out(ops.reshape(y, (batch, time, width)))
 

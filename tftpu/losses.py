@@ -24,9 +24,9 @@ class SmoothedCrossentropy(keras.losses.Loss):
     `smoothing` is shared by all classes. Its mean is over the weight of the examples. Keras smooths
     one-hot labels only, which for a vocabulary of 50,000 are 50,000 times as large.
 
-    Logits that remember what they are the product of (`remember_factors`, as the language models
-    of the zoo do), of more than `CHUNK` classes, are worked out chunk by chunk, and again in the
-    backward pass: nothing of (batch, time, classes) is kept, or made, if no metric needs it.
+    Logits that know what they are the product of, by an attribute `tftpu_factors` (as those of the
+    zoo's language models), and are of more than `CHUNK` classes, are worked out chunk by chunk, and
+    again in the backward pass: nothing of (batch, time, classes) is made if no metric reads it.
 
     Args:
         smoothing: between 0 and 1; 0 is plain cross-entropy.
