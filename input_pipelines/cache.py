@@ -13,12 +13,34 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tftpu import files
 from tftpu.errors import UserError
 from tftpu.input_pipelines import storage
+from tftpu.input_pipelines.sources import Streamed
 from tftpu.input_pipelines.storage import Stored
+
+PATIENCE = 60.0  # seconds to wait for files to be let go
+
+
+def of(data: Streamed) -> "Cache | None":
+    """The cache that a data set asks for with `cache_dir`.
+
+    Raises:
+        UserError: its shards are not in a bucket.
+    """
+    if not data.cache_dir:
+        return None
+    if not files.is_remote(data.data_dir or ""):
+        raise UserError(
+            f"data.cache_dir is for shards in a bucket, and data.data_dir is {data.data_dir!r}: "
+            "leave it out."
+        )
+    return Cache(data.cache_dir, int(data.cache_gb * 2**30))
 
 
 class Cache:
@@ -33,6 +55,8 @@ class Cache:
         self.folder = Path(folder)
         self.limit = limit
         self._checked = set()  # keys whose bytes this process has compared with their checksum
+        self._held = {}  # what `hold` gave out, by its address: how to let go, and bytes
+        self._holding = threading.Lock()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
@@ -63,6 +87,24 @@ class Cache:
             os.utime(path)
             yield path
 
+    def hold(self, uri: str, expected: Stored) -> Path:
+        """A local copy of a file, as by `file`, for a reader that does not say when it is done.
+
+        Those asked for last stay, up to half of the limit. One that is open stays readable even if
+        it is removed, so a reader needs no more than the time to open it.
+        """
+        stack = contextlib.ExitStack()
+        path = stack.enter_context(self.file(uri, expected))
+        with self._holding:
+            before = self._held.pop(uri, None)
+            self._held[uri] = stack, expected.bytes
+            released = [before] if before else []
+            while len(self._held) > 1 and sum(b for _, b in self._held.values()) > self.limit / 2:
+                released.append(self._held.pop(next(iter(self._held))))
+        for old, _ in released:
+            old.close()
+        return path
+
     def size(self) -> int:
         """Bytes of all files that are there or on their way."""
         return sum(_bytes(path) for path in self._files())
@@ -79,34 +121,40 @@ class Cache:
     def _fetch(self, uri: str, path: Path, expected: Stored) -> None:
         path.unlink(missing_ok=True)  # a copy that does not match its checksum
         part = path.with_name(path.name + ".part")
-        with open(self.folder / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            part.unlink(missing_ok=True)
-            self._make_room(uri, expected.bytes)
-            part.touch()
+        end = time.monotonic() + PATIENCE
+        while not self._reserve(part, expected.bytes):
+            if time.monotonic() > end:
+                raise UserError(
+                    f"The cache in {self.folder} may hold {self.limit:,} bytes. {uri} needs "
+                    f"{expected.bytes:,}, and {self.size():,} are in use: give the cache more "
+                    "room, or read fewer files at once."
+                )
+            time.sleep(0.05)
         try:
             storage.fetch_into(uri, part, expected)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _make_room(self, uri: str, needed: int) -> None:
-        """Removes files that nobody uses until so many bytes are free."""
-        used = self.size()
-        for path in sorted(self._files(), key=_last_use):
-            if used + needed <= self.limit:
-                return
-            lock = open(self.folder / f"{path.name.partition('-')[0]}.lock", "a")  # noqa: SIM115
-            with lock, contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
-                used -= _bytes(path)
-        if used + needed > self.limit:
-            raise UserError(
-                f"The cache in {self.folder} may hold {self.limit:,} bytes. {uri} needs "
-                f"{needed:,}, and {used:,} are in use now: give the cache more room, or read fewer "
-                "files at once."
-            )
+    def _reserve(self, part: Path, needed: int) -> bool:
+        """Removes files that nobody uses until so many bytes are free, and takes these."""
+        with open(self.folder / "lock", "a") as whole:
+            fcntl.flock(whole, fcntl.LOCK_EX)
+            part.unlink(missing_ok=True)
+            used = self.size()
+            for path in sorted(self._files(), key=_last_use):
+                if used + needed <= self.limit:
+                    break
+                name = f"{path.name.partition('-')[0]}.lock"
+                lock = open(self.folder / name, "a")  # noqa: SIM115
+                with lock, contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink(missing_ok=True)
+                    used -= _bytes(path)
+            if used + needed > self.limit:
+                return False
+            part.touch()
+            return True
 
     def _files(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if "-" in path.name]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tftpu import files
 from tftpu.errors import UserError
-from tftpu.input_pipelines import manifest, records, shards, tfds_source, tfrecord
+from tftpu.input_pipelines import cache, manifest, records, shards, tfds_source, tfrecord
 from tftpu.input_pipelines.manifest import Feature, Manifest, Shard
 from tftpu.input_pipelines.pipeline import Pipeline, options_of
 from tftpu.input_pipelines.sources import Records, features_of
@@ -107,7 +107,7 @@ def _pipeline(data: Records, split: str, **options) -> Pipeline:
     features = {n: f for n, f in found.features.items() if n in (*data.features, *roles[1:])}
     parse = records.parser(features)
     return Pipeline(
-        shards.of_manifest(found, split, shuffle=data.shuffle),
+        shards.of_manifest(found, split, cache.of(data), shuffle=data.shuffle),
         data.global_batch,
         lambda r: narrowed(parse(r, tf.fill(tf.shape(r), "")), features),
         lambda values, seeds: arranged(values, *roles),

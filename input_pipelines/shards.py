@@ -1,6 +1,7 @@
 """TFRecord shards as a source of training examples: read in parallel, entered anywhere."""
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -10,7 +11,9 @@ import tensorflow as tf
 from tftpu import files
 from tftpu.errors import UserError
 from tftpu.input_pipelines import order
+from tftpu.input_pipelines.cache import Cache
 from tftpu.input_pipelines.manifest import INDEX_EVERY, Manifest
+from tftpu.input_pipelines.storage import Stored
 
 AT_MOST = 64  # lanes: as many hosts as this read nothing that another reads
 SHUFFLE = 16_384  # examples in the windows of all lanes together
@@ -47,6 +50,7 @@ class Shards:
         compression: "" or "GZIP". A compressed file is read through to get to a place in it.
         shuffle: examples that the windows of all lanes hold together; 1 keeps each file's order.
         lanes: at most so many files are read side by side.
+        local: from a file's path, as bytes, to the one to read; None: the same.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class Shards:
         compression: str = "",
         shuffle: int = SHUFFLE,
         lanes: int = AT_MOST,
+        local: Callable[[bytes], bytes] | None = None,
     ):
         self.pieces = [piece for piece in pieces if piece.examples]
         self.compression = compression
         self.shuffle = shuffle
         self.at_most = lanes
+        self.local = local
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
             raise UserError("The shards hold no example.")
@@ -199,9 +205,12 @@ class Shards:
         entry = tf.where(indexed, place // INDEX_EVERY, 0)
         found = tables.offsets[tf.where(indexed, tables.index[shard] + entry, 0)]
         offset = tf.where(indexed, found, 0)
+        path = tables.paths[shard]
+        if self.local:
+            path = tf.ensure_shape(tf.numpy_function(self.local, [path], tf.string), ())
         records = tf.data.experimental.from_variant(
             tf.raw_ops.TFRecordDatasetV2(
-                filenames=tables.paths[shard][None],
+                filenames=path[None],
                 compression_type=self.compression,
                 buffer_size=tf.constant(READ_AHEAD, tf.int64),
                 byte_offsets=offset[None],
@@ -224,8 +233,11 @@ class _Tables(NamedTuple):
     offsets: tf.Tensor
 
 
-def of_manifest(data: Manifest, split: str, **options) -> Shards:
+def of_manifest(data: Manifest, split: str, cache: Cache | None = None, **options) -> Shards:
     """The shards of a split.
+
+    Args:
+        cache: where shards of a bucket are kept once they were read; None: nowhere.
 
     Raises:
         UserError: no such split, an empty one, or a shard that is missing or of another size than
@@ -235,7 +247,19 @@ def of_manifest(data: Manifest, split: str, **options) -> Shards:
         Piece(data.path(shard), shard.examples, 0, shard.offsets, shard.bytes)
         for shard in data.shards(split)
     ]
-    return Shards(checked(pieces), data.compression, **options)
+    pieces = checked(pieces)
+    if not cache:
+        return Shards(pieces, data.compression, **options)
+    expected = {data.path(s): Stored(s.bytes, s.crc32c) for s in data.shards(split)}
+    if not all(stored.crc32c for stored in expected.values()):
+        raise UserError(
+            f"The manifest in {data.folder} has no checksums, which data.cache_dir needs."
+        )
+
+    def local(path: bytes) -> bytes:
+        return str(cache.hold(path.decode(), expected[path.decode()])).encode()
+
+    return Shards(pieces, data.compression, local=local, **options)
 
 
 def checked(pieces: list[Piece]) -> list[Piece]:

@@ -92,6 +92,8 @@ class Streamed(Data):
     on_bad_record: str = "raise"  # skip: a record that cannot be used gets the weight 0
     max_bad_records: int = 100  # a run that skips more of them stops
     service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service.py`
+    cache_dir: str = ""  # local: shards of a bucket are kept there once they were read
+    cache_gb: float = 100.0  # GiB that may lie there
 
     def validate(self) -> None:
         super().validate()
@@ -99,6 +101,13 @@ class Streamed(Data):
             if getattr(self, field) < 1:
                 raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
         _one_of("data.on_bad_record", self.on_bad_record, ON_BAD_RECORD)
+        if self.cache_gb <= 0:
+            raise UserError(f"data.cache_gb is {self.cache_gb}: it must be above 0.")
+        if self.cache_dir and self.service:
+            raise UserError(
+                "data.cache_dir is of the machine that trains, and data.service reads the data on "
+                "others: use one of the two."
+            )
         if self.service and not all(
             re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.service.split(",")
         ):
@@ -152,6 +161,8 @@ class StreamedImages(Streamed):
             raise UserError("data.name is empty: give the name of a TFDS data set, as imagenet2012")
         if self.format != "tfds" and not self.data_dir:
             raise UserError(f"data.data_dir is empty: data.format={self.format} needs a folder.")
+        if self.format != "tfrecord" and self.cache_dir:
+            raise UserError("data.cache_dir is for data.format=tfrecord only.")
         if self.format != "tfds" and self.download:
             raise UserError("data.download is for data.format=tfds only.")
 

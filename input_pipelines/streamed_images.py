@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tftpu import files
 from tftpu.errors import UserError
-from tftpu.input_pipelines import augment, manifest, mix, records, shards, tfds_source
+from tftpu.input_pipelines import augment, cache, manifest, mix, records, shards, tfds_source
 from tftpu.input_pipelines.indexed import Indexed
 from tftpu.input_pipelines.manifest import Feature
 from tftpu.input_pipelines.pipeline import Pipeline, Source, options_of
@@ -91,7 +91,7 @@ def _source(data: StreamedImages, split: str) -> tuple[Source, Callable]:
         features[label] = Feature("int32", (), "list", builder.info.features[label].num_classes)
     else:
         found = manifest.read(data.data_dir)
-        source = shards.of_manifest(found, split, shuffle=data.shuffle)
+        source = shards.of_manifest(found, split, cache.of(data), shuffle=data.shuffle)
         image, label = "image", "label"
         features = {name: f for name, f in found.features.items() if name in (image, label)}
         if set(features) != {image, label} or features[image].encoding != "image":

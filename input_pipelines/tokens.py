@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tftpu import files
 from tftpu.errors import UserError
-from tftpu.input_pipelines import manifest, records, shards, tfds_source
+from tftpu.input_pipelines import cache, manifest, records, shards, tfds_source
 from tftpu.input_pipelines.pipeline import Pipeline, options_of
 from tftpu.input_pipelines.sources import Tokens
 
@@ -70,7 +70,7 @@ def _pipeline(data: Tokens, split: str, **options) -> Pipeline:
     features = {name: found.features[name] for name in ("tokens", "segments")}
     parse = records.parser(features)
     return Pipeline(
-        shards.of_manifest(found, split, shuffle=data.shuffle),
+        shards.of_manifest(found, split, cache.of(data), shuffle=data.shuffle),
         data.global_batch,
         lambda serialized: parse(serialized, tf.fill(tf.shape(serialized), "")),
         lambda rows, seeds: packed(rows),

@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from tests import gs_proxy
 from tests.fake_storage import BUCKET, Fault
-from tftpu import files, writers
+from tftpu import files, input_pipelines, writers
 from tftpu.checkpoint import Checkpoints
-from tftpu.input_pipelines import convert, manifest, parts, storage, verify
+from tftpu.errors import UserError
+from tftpu.input_pipelines import cache, convert, manifest, parts, storage, verify
+from tftpu.input_pipelines.sources import Tokens
 from tftpu.launch import main as command_line
 
 
@@ -98,6 +100,66 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
         (tmp_path / "here" / made.shards("train")[2].name).read_bytes(),
     )
     assert convert.run(again, 1, say=lambda *_: None).examples("train") == count
+
+
+@pytest.fixture
+def rows(service, tmp_path, monkeypatch):
+    """Packed text in 6 shards in the bucket."""
+    monkeypatch.setattr(parts, "PART_BYTES", 5_000)
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * 1000)
+    options = parts.Options(context=50)
+    output = f"gs://{BUCKET}/rows"
+    conversion = convert.Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=6)
+    return convert.run(conversion, 1, staging=str(tmp_path), say=lambda *_: None)
+
+
+def batches(count: int, **changes) -> list:
+    given = {"data_dir": f"gs://{BUCKET}/rows", "context": 50, "global_batch": 16}
+    data = Tokens(**given, **changes)
+    data.validate()
+    stream = input_pipelines.training(data, seed=1).starting_at(0).take(count)
+    return [features["tokens"].tolist() for features, _, _ in stream.as_numpy_iterator()]
+
+
+def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
+    epochs = 2 * rows.examples("train") // 16
+    whole = batches(epochs)
+    folder = str(tmp_path / "cache")
+    service.requests.clear()
+    assert batches(epochs, cache_dir=folder) == whole
+    assert service.requested("GET", "download.*train-0") == 6
+    service.requests.clear()
+    assert batches(epochs, cache_dir=folder) == whole
+    assert service.requested("GET", "train-0.*alt=media|storage.googleapis.*train-0") == 0
+    # With room for some of them, they are fetched again and again.
+    sizes = [shard.bytes for shard in rows.shards("train")]
+    room = 3 * max(sizes)
+    small = str(tmp_path / "small")
+    assert batches(epochs, cache_dir=small, cache_gb=room / 2**30) == whole
+    assert sum(f.stat().st_size for f in (tmp_path / "small").iterdir()) <= room
+
+
+def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
+    shard = rows.shards("train")[3]
+    service.overwrite(f"rows/{shard.name}", bytes(shard.bytes))
+    with pytest.raises(tf.errors.OpError, match=f"{shard.name} changed since its manifest"):
+        batches(2 * rows.examples("train") // 16, cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data_dir": "/local"}, "for shards in a bucket"),
+        ({"cache_gb": 0}, "must be above 0"),
+        ({"service": "grpc://localhost:1"}, "use one of the two"),
+    ],
+)
+def test_a_cache_that_makes_no_sense_is_refused(tmp_path, changes, sentence):
+    data = Tokens(**{"data_dir": "gs://b/c", "cache_dir": str(tmp_path), **changes})
+    with pytest.raises(UserError, match=sentence):
+        data.validate()
+        cache.of(data)
 
 
 def test_checkpoints_of_a_bucket_are_whole_or_not_there(service):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent import futures
 
 import google_crc32c
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from tests import fake_storage
 from tests.fake_storage import BUCKET, Fault
 from tftpu.errors import UserError
+from tftpu.input_pipelines import cache as cache_module
 from tftpu.input_pipelines import storage
 from tftpu.input_pipelines.cache import Cache
 from tftpu.input_pipelines.storage import Stored
@@ -233,7 +235,8 @@ def test_the_least_recently_used_make_room(service, tmp_path):
     assert service.requested("GET", "download") == 1
 
 
-def test_a_file_in_use_is_not_removed(service, tmp_path):
+def test_a_file_in_use_is_not_removed(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "PATIENCE", 0.2)
     stored = storage.upload(local_files(tmp_path, 1000, 1000, 1000), FOLDER)
     cache = Cache(tmp_path / "cache", 2000)
     with cache.file(f"{FOLDER}/part-0", stored["part-0"]) as held:
@@ -242,6 +245,20 @@ def test_a_file_in_use_is_not_removed(service, tmp_path):
         assert held.stat().st_size == 1000
         with pytest.raises(UserError, match="may hold 2,000 bytes"):
             cached(cache, stored, "part-1", "part-2")
+
+
+def test_a_reader_waits_for_another_to_let_go(service, tmp_path):
+    stored = storage.upload(local_files(tmp_path, *[1000] * 6), FOLDER)
+    cache = Cache(tmp_path / "cache", 2000)
+
+    def read(name: str) -> int:
+        with cache.file(f"{FOLDER}/{name}", stored[name]) as path:
+            time.sleep(0.02)
+            return path.stat().st_size
+
+    with futures.ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(read, stored)) == [1000] * 6
+    assert cache.size() <= 2000
 
 
 def test_a_cached_file_that_rotted_or_was_cut_is_fetched_again(service, tmp_path):
