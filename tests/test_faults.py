@@ -40,7 +40,7 @@ def whole(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
     untouched = trainer(workdir, 1)
     fit(untouched)
-    return outcome(untouched, workdir)[0]
+    return outcome(untouched, workdir)
 
 
 @pytest.mark.parametrize("how", ["ENOSPC", "EROFS"])
@@ -52,7 +52,7 @@ def test_a_run_outlives_a_disk_that_fails_for_a_while(how, whole, tmp_path, monk
         fit(run, [disk.callback])
     assert "could not be saved" in caplog.text
     assert "Training goes on" in caplog.text
-    assert outcome(run, tmp_path)[0] == whole
+    assert outcome(run, tmp_path) == whole
     assert Checkpoints(str(tmp_path)).steps()[-1] == STEPS
 
 
@@ -70,7 +70,7 @@ def test_a_disk_that_stays_full_is_a_sentence_and_the_run_can_be_finished(
     assert f"goes on from step {newest}" in str(caught.value)
     again = trainer(tmp_path, 1)
     fit(again)
-    assert outcome(again, tmp_path)[0] == whole
+    assert outcome(again, tmp_path) == whole
 
 
 def test_a_preempted_run_that_cannot_save_says_where_it_goes_on(tmp_path, monkeypatch):
@@ -112,3 +112,29 @@ def test_minutes_make_checkpoints_too(tmp_path):
     run = trainer(tmp_path, 1, checkpoint_every=0, checkpoint_minutes=1e-9, keep=100)
     fit(run)
     assert len(run.checkpoints.steps()) > 10
+
+
+@pytest.mark.parametrize("step", [20, STEPS])
+def test_an_evaluation_that_a_notice_left_out_is_made_when_the_run_goes_on(
+    step, whole, tmp_path, monkeypatch
+):
+    """It may take longer than the grace period; nothing of it is lost."""
+    heard = []
+    monkeypatch.setattr("tftpu.preemption._say", heard.append)
+
+    def preempt(batch, logs):
+        if first.model.optimizer.iterations.numpy() == step:
+            signal.raise_signal(signal.SIGTERM)
+            while not heard:
+                pass
+
+    first = trainer(tmp_path, 1)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=preempt)
+    with pytest.raises(Preempted, match=f"after step {step}, saved"):
+        fit(first, [callback])
+    again = trainer(tmp_path, 1)
+    history = fit(again)
+    assert history.epoch == [0, 1, 2, 3]
+    bits, lines = outcome(again, tmp_path)
+    assert bits == whole[0]
+    assert lines == whole[1]

@@ -310,7 +310,7 @@ def _load(contents: dict[str, bytes], variables: dict[str, list], step: int) -> 
             )
         assignments += [(v, value) for v, (_, value) in zip(members, saved)]
     for variable, value in assignments:
-        variable.assign(value.astype(_dtype(variable)))
+        variable.assign(value.astype(_dtype(variable), copy=False))
 
 
 def _differences(saved: list[tuple[str, np.ndarray]], variables: list) -> list[str]:

@@ -142,10 +142,15 @@ class Run:
         self._report.log(self.step, scalars)
         self._window = 0.0
 
+    def evaluation_due(self) -> bool:
+        """Whether an epoch is over, and its sums are not used yet."""
+        over = self.step % self._epoch_steps == 0 or self.over()
+        return over and np.ndim(self._epoch) > 0
+
     def evaluate(self) -> None:
         """Evaluates and ends the epoch, if it is over."""
         trainer = self._trainer
-        if self.step % self._epoch_steps and not self.over():
+        if not self.evaluation_due():
             return
         logs = trainer.step.train_totals.read(self._epoch)
         if self._validation_data is not None:

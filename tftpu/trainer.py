@@ -319,6 +319,7 @@ class Trainer:
                 self.watchdog as watchdog,
                 self.profiler.listening(),
             ):
+                run.evaluate()  # if a run that was asked to stop left that
                 while not run.over():
                     count, compiled = run.next_stop() - run.step, self._train_loop is not None
                     began = time.monotonic()
@@ -331,12 +332,13 @@ class Trainer:
                         iterator = iterator_here()
                         continue
                     run.account(totals)
-                    self._any_asks(notice)
-                    run.log()
-                    run.evaluate()
                     asked = self._any_asks(notice)
+                    run.log()
+                    if not asked:  # an evaluation may take longer than there is time
+                        run.evaluate()
+                        asked = self._any_asks(notice)
                     run.save(now=asked)
-                    if asked and not run.over():
+                    if asked and (run.evaluation_due() or not run.over()):
                         saved = self.hosts.from_chief(run.settle())
                         raise Preempted(notice.requested or "another host", run.step, saved)
                 run.finish()
