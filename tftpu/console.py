@@ -41,6 +41,10 @@ class Console(writers.Writer):
         self._line = LiveLine(steps, start)
         if self._console.is_terminal:
             self._live = Live(self._line, console=self._console, refresh_per_second=2)
+
+    def start(self) -> None:
+        """Draws the line from now on, until `close`."""
+        if self._live:
             self._live.start()
 
     def phase(self, doing: str) -> None:

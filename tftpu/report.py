@@ -58,6 +58,8 @@ class Report:
 
     def begin(self) -> None:
         """Writes what is known before the first step."""
+        if self._console:
+            self._console.start()
         self._facts(self._start)
         self._trainer.account.write(goodput.RUNNING)
         self._writers.begin(self._config())

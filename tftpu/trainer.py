@@ -312,8 +312,8 @@ class Trainer:
             return feed.training_iterator(dataset, run.position, self.strategy, class_weight)
 
         iterator = iterator_here()
-        run.begin()
         try:
+            run.begin()
             with (
                 PreemptionNotice(self.grace, run.newest) as notice,
                 self.watchdog as watchdog,
