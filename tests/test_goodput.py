@@ -37,7 +37,7 @@ RUN = textwrap.dedent(
     )
     trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
     trainer.fit(data(), 60, validation_data=data(), callbacks=[Watch()])
-    print("done", flush=True)
+    print(time.monotonic(), flush=True)
     os._exit(0)
     """
 )
@@ -60,8 +60,7 @@ def killed_and_taken_up(tmp_path_factory):
     between = goodput.read(workdir)
     time.sleep(1.5)
     second = start(workdir, -1)
-    assert second.stdout.readline() == "done\n"
-    wall = time.monotonic() - began
+    wall = float(second.stdout.readline()) - began  # one clock for all processes
     second.wait()
     return between, goodput.read(workdir), wall
 

@@ -155,6 +155,7 @@ class Report:
         }
         if self._pace is None and step > self._start:
             self._pace = now, step
+            self._seconds = trainer.clock.seconds()  # buffers fill while the first loop compiles
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
             facts["eta_seconds"] = round(each * (self._steps - step), 1)
