@@ -164,7 +164,8 @@ class Pipeline:
         examples = tf.nest.map_structure(
             lambda part: tf.ensure_shape(part, static + part.shape[1:]), examples
         )
-        return examples, tf.ensure_shape(found, static), seeds
+        # A copy: TensorFlow complains on stderr of slices of a batch that are batched again.
+        return examples, tf.ensure_shape(found, static), tf.gather(seeds, tf.range(size))
 
     def _apart(self, records: tf.Tensor, numbers: tf.Tensor, seeds: tf.Tensor) -> tuple:
         """The examples of some records, zeros for those that are bad; and which are not."""

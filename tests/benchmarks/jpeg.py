@@ -13,7 +13,8 @@ and lets these take turns on the same cores, in one run:
 - `keras`: `keras.utils.image_dataset_from_directory`, and in its `map` Keras's layers. Keras has no
   random resized crop: RandomCrop and RandomFlip of images resized to 256 stand in, which is less.
 
-Prints medians over the turns, and the medians of the ratios turn by turn.
+A turn begins with a fresh iterator and one batch that is not timed, so that nobody works ahead
+while others are timed. Prints medians over the turns, and the medians of the ratios turn by turn.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import os
 import statistics
 import tempfile
 import threading
+import time
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -32,7 +34,6 @@ import tensorflow as tf
 from tests import photos
 from tftpu import input_pipelines
 from tftpu.input_pipelines.sources import StreamedImages
-from tftpu.launch import bench
 
 SIZE, BATCH = 224, 64
 CLASSES = 8
@@ -53,7 +54,7 @@ def make_files(folder: str, count: int) -> list[str]:
 
 
 def pipeline(folder: str):
-    """One of the project's contestants; each is a function of a `bench.Turn`."""
+    """What makes a fresh iterator of batches, as of each of the contestants."""
     data = StreamedImages(
         format="folder",
         data_dir=folder,
@@ -63,12 +64,8 @@ def pipeline(folder: str):
         global_batch=BATCH,
     )
     data.validate()
-
-    def run(turn):
-        for _ in input_pipelines.training(data).starting_at(0).prefetch(tf.data.AUTOTUNE):
-            turn(1)
-
-    return run
+    batches = input_pipelines.training(data).starting_at(0).prefetch(tf.data.AUTOTUNE)
+    return lambda: iter(batches)
 
 
 def windows(paths: list[str], count: int) -> tuple[list[str], np.ndarray]:
@@ -120,7 +117,7 @@ def bare_graph(paths: list[str]):
 def _threads(work):
     """A thread for each core does its share of a batch, again and again."""
 
-    def run(turn):
+    def batches():
         barrier = threading.Barrier(CORES + 1)
         over = threading.Event()
 
@@ -138,12 +135,12 @@ def _threads(work):
             while True:
                 barrier.wait()
                 barrier.wait()
-                turn(1)
+                yield
         finally:
             over.set()
             barrier.wait()
 
-    return run
+    return batches
 
 
 def keras_layers(folder: str):
@@ -154,24 +151,29 @@ def keras_layers(folder: str):
             images = layer(images, training=True)
         return images, labels
 
-    def run(turn):
-        data = keras.utils.image_dataset_from_directory(
-            os.path.join(folder, "train"), batch_size=BATCH, image_size=(256, 256), verbose=False
-        )
-        data = data.repeat().map(augmented, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-        for _ in data:
-            turn(1)
+    data = keras.utils.image_dataset_from_directory(
+        os.path.join(folder, "train"), batch_size=BATCH, image_size=(256, 256), verbose=False
+    )
+    data = data.repeat().map(augmented, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return lambda: iter(data)
 
-    return run
+
+def seconds(make, steps: int) -> float:
+    """How long a fresh iterator takes for so many batches after its first."""
+    batches = make()
+    next(batches)
+    start = time.perf_counter()
+    for _ in range(steps):
+        next(batches)
+    return time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--files", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=8, help="batches a turn")
+    parser.add_argument("--steps", type=int, default=32, help="batches a turn")
     given = parser.parse_args()
-    bench.TURNS = given.turns
     with tempfile.TemporaryDirectory() as folder:
         paths = make_files(folder, given.files)
         contestants = {
@@ -180,15 +182,21 @@ def main() -> None:
             "bare graph": bare_graph(paths),
             "keras": keras_layers(folder),
         }
-        times = bench.take_turns(contestants, given.steps)
+        times = {name: [] for name in contestants}
+        for turn in range(given.turns + 1):
+            names = list(contestants)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                taken = seconds(contestants[name], given.steps)
+                if turn:  # in the first, things are traced
+                    times[name].append(taken)
         kilobytes = sum(map(os.path.getsize, paths)) / len(paths) / 1000
     print(
         f"{given.files} JPEG files of {kilobytes:.0f} kB, {CORES} cores, batches of {BATCH}; "
         f"medians of {given.turns} turns of {given.steps} batches"
     )
-    for name, seconds in times.items():
-        rate = given.steps * BATCH / statistics.median(seconds)
-        ratio = statistics.median(b / a for a, b in zip(times["pipeline"], seconds))
+    for name, taken in times.items():
+        rate = given.steps * BATCH / statistics.median(taken)
+        ratio = statistics.median(b / a for a, b in zip(times["pipeline"], taken))
         print(f"  {name:11} {rate:7,.0f} images/s   pipeline / {name}: {ratio:.2f}")
 
 
