@@ -66,11 +66,13 @@ EXTRAS = {
     "beam": ["apache-beam[gcp]>=2.60"],
     "bigquery": ["google-cloud-bigquery>=3.20", "google-cloud-bigquery-storage[pyarrow]>=2.24"],
     "plot": ["matplotlib>=3.8"],
+    "text": ["tokenizers>=0.15"],
     "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
 }
 # An index that has a build of this torch for CPUs alone (2.13.0+cpu) gives that, the smaller one.
 EXTRAS["parity"] = ["torch==2.13.0", "transformers>=5.2,<6"]
 EXTRAS["dev"] = [
+    *EXTRAS["text"],
     "apache-beam>=2.60",
     *EXTRAS["bigquery"],
     *EXTRAS["gcp"],
