@@ -59,7 +59,8 @@ EXTRAS = {
     "gpu": ["tensorflow[and-cuda]~=2.20.0"],
     # tensorflow-tpu 2.20.0 asks for libtpu~=0.0.14 and crashes at import with 0.0.46 and later,
     # which removed a symbol that it needs. 0.0.14 is the one it was released against.
-    "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.14"],
+    # jax, for attention="flash": the one of that libtpu's time, whose kernels it can read.
+    "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.14", "jax==0.6.0", "jaxlib==0.6.0"],
     # The TPU compiler on a machine without a TPU. Never in one environment with `tpu`: it wants
     # a recent libtpu, `tpu` an old one.
     "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46"],
