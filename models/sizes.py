@@ -19,7 +19,9 @@ class ResNet(Model):
     width: int = 64  # channels of the first stage; doubled from stage to stage
     bottleneck: bool = True
     stride_in: str = "3x3"  # v1.5; "1x1": v1, as keras.applications' weights have it
-    stem: str = "imagenet"  # "imagenet": 7x7 stride 2 and max pooling; "small": 3x3 stride 1
+    # "imagenet": 7x7 stride 2 and max pooling; "space_to_depth": the same numbers, worked out as a
+    # 4x4 over blocks of 2x2 pixels; "small": 3x3 stride 1
+    stem: str = "imagenet"
     image_size: int = 224
     channels: int = 3
     classes: int = 1000
@@ -28,6 +30,12 @@ class ResNet(Model):
 
     def validate(self, per_step: Share) -> None:
         _check_one_of("stride_in", self.stride_in, ("3x3", "1x1"))
+        _check_one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
+        if self.stem == "space_to_depth" and self.image_size % 2:
+            raise UserError(
+                f"model.stem='space_to_depth' needs an even model.image_size, not "
+                f"{self.image_size}: use model.stem='imagenet'."
+            )
         _check_norm_batch(self.norm_batch, per_step)
 
 

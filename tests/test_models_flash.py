@@ -152,6 +152,14 @@ def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(na
 
 
 @pytest.mark.compiles
+def test_on_a_tpu_too_old_for_kernels_preflight_says_what_to_do():
+    tokens = tf.TensorSpec((8 * BATCH, TIME), tf.int32)
+    item = preflight.check(tiny_gpt(attention="flash"), (tokens, tokens), ["v3-8"]).slices[0]
+    assert not item.compiles
+    assert "v4 or later" in item.error and "model.attention='plain'" in item.error
+
+
+@pytest.mark.compiles
 def test_flash_needs_less_memory_than_the_scores():
     tokens = tf.TensorSpec((8 * 32, 1024), tf.int32)
 

@@ -120,7 +120,7 @@ class _Examiner:
             hbm_limit_bytes=target.generation.hbm_limit,
             compiles=not compiled.error or compiled.out_of_memory,
             fits=not compiled.error,
-            error=compiled.error,
+            error=_explained(compiled.error, target),
             compile_seconds=round(compiled.seconds, 1),
         )
         if compiled.out_of_memory:
@@ -183,3 +183,14 @@ class _Examiner:
                 )
             microbatches *= 2
         return "Accumulation alone does not make this batch fit."
+
+
+def _explained(error: str, target: Slice) -> str:
+    """The compiler's error, with the way out where it is one that models of ours can meet."""
+    if "Mosaic failed to compile TPU kernel" not in error:
+        return error
+    return (
+        f"A kernel inside the model, as model.attention='flash' has it, does not compile for "
+        f"{target.generation.name}: such kernels need a v4 or later. Use model.attention='plain'. "
+        f"The compiler says: {error[:300]}"
+    )
