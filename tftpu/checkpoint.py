@@ -108,6 +108,10 @@ class Checkpoints:
         text = json.dumps(state).encode()
         self._pending = step, self._writer.submit(self._write, step, groups, text, best)
 
+    def reserve(self, variables: dict[str, list]) -> None:
+        """Begins to make room for the copy, so that the first save does not wait for that."""
+        self._copy.reserve(variables)
+
     def wait(self) -> None:
         """Waits until nothing is being written."""
         if self._pending is None:
@@ -238,9 +242,31 @@ class _HostCopy:
     def __init__(self):
         self._arrays: dict[tuple[str, int], np.ndarray] = {}
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "checkpoint-copy")
+        self._reserved: Future | None = None
+
+    def reserve(self, variables: dict[str, list]) -> None:
+        """Makes room in the background: the system hands out pages when they are first written."""
+        import tensorflow as tf
+
+        wanted = {
+            (group, i): (tuple(v.shape), tf.as_dtype(v.dtype).as_numpy_dtype)
+            for group, members in variables.items()
+            for i, v in enumerate(members)
+        }
+
+        def allocate() -> None:
+            for key, (shape, dtype) in wanted.items():
+                self._arrays[key] = np.empty(shape, dtype)
+                self._arrays[key].fill(0)
+
+        if not self._arrays and self._reserved is None:
+            self._reserved = self._threads.submit(allocate)
 
     def take(self, variables: dict[str, list]) -> dict[str, dict[str, np.ndarray]]:
         """The values of variables by group and name; they are good until the next call."""
+        if self._reserved is not None:
+            self._reserved.result()
+            self._reserved = None
         copies = []
         groups = {
             group: {_key(i, v): self._array(group, i, v, copies) for i, v in enumerate(members)}

@@ -74,6 +74,8 @@ class Run:
             )
         elif self.step:
             self._report.say(f"Going on from the checkpoint of step {self.step}.")
+        if self._trainer.writes and self.step < self._steps:
+            self._trainer.checkpoints.reserve(self._trainer.step.variables)
         self._trainer.model.stop_training = False
         self._callbacks.on_train_begin()  # which empties the history's epochs
         self.history.history, self.history.epoch = self._past

@@ -5,9 +5,9 @@
 
 Both save the same variables, parameters and two slots each, to the same disk, in turns, in one
 process. The stall is the time from the call to the moment that the variables may change again. The
-first save of each kind is left out: tftpu's allocates the copy, whose place the later ones use
-again. Memory is the resident set of the process, sampled while it saves, over what it was before
-the first save, in multiples of the state.
+first save is told apart: the memory of the copy, whose place the later ones use again, is asked for
+when training begins, some seconds before. Memory is the largest resident set of the process until
+the first save is over, less what it was before, in multiples of the state.
 """
 
 import argparse
@@ -52,6 +52,9 @@ def main() -> int:
     parser.add_argument("--parameters", type=float, default=100e6)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="on the disk to be measured; a temporary one if not given")
+    parser.add_argument(
+        "--head_start", type=float, default=10.0, help="seconds of training before the first save"
+    )
     arguments = parser.parse_args()
 
     import tensorflow as tf
@@ -82,6 +85,8 @@ def main() -> int:
         ours = Checkpoints(os.path.join(folder, "ours"), keep=1)
         reference = tf.train.Checkpoint(variables=every)
         before = resident()
+        ours.reserve(variables)
+        time.sleep(arguments.head_start)
         with Peak() as peak:
             for turn in range(arguments.rounds + 1):
                 began = time.perf_counter()
