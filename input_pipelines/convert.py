@@ -39,7 +39,7 @@ class Conversion:
     Args:
         source: its address, as `parts` reads it.
         output: a folder, local or `gs://`, that holds this data set or nothing.
-        options: how the source is read; `options.split` is the name in the output as well.
+        options: how the source is read, and what split it becomes.
         seed: of the shuffle.
         shard_mb: about the size of a shard in MiB; all have as many examples as the others, or one
             more.
@@ -66,8 +66,8 @@ class Conversion:
 
     @property
     def split(self) -> str:
-        """The split's name in the output: `train` of `train[:90%]`."""
-        return self.options.split.partition("[")[0]
+        """The split's name in the output."""
+        return self.options.output_split
 
     def fingerprint(self, source: parts.Source) -> str:
         """Another for other bytes: of the options and the state of the source."""

@@ -41,7 +41,8 @@ class Options:
     """How a source is read; what does not concern it has to be left alone.
 
     Args:
-        split: of the source (tfds, tfrecord); the others have none.
+        split: of the source (tfds, tfrecord), and its name in the output; NAME=SPLIT where the two
+            differ, as validation=train[90%:].
         data_dir: of TFDS.
         features: names of those wanted; (): all.
         tokenizer, end_of_text, context: of text; see `packing`.
@@ -57,6 +58,16 @@ class Options:
     context: int = 1024
     field: str = "text"
     snapshot: str | None = None
+
+    @property
+    def source_split(self) -> str:
+        """What is read."""
+        return self.split.partition("=")[2] or self.split
+
+    @property
+    def output_split(self) -> str:
+        """What it is called in the output."""
+        return self.split.partition("=")[0].partition("[")[0]
 
 
 class Source(Protocol):
@@ -236,7 +247,9 @@ class _TfRecord(_Ordered):
         self.features = _chosen(found.features, options.features)
         self.about = {k: v for k, v in found.about.items() if k != "conversions"}
         self._all, self._compression = found.features, found.compression
-        self.parts = [[found.path(s), s.examples, s.crc32c] for s in found.shards(options.split)]
+        self.parts = [
+            [found.path(s), s.examples, s.crc32c] for s in found.shards(options.source_split)
+        ]
 
     def examples(self, part):
         import tensorflow as tf
@@ -259,7 +272,7 @@ class _Tfds(_Ordered):
         from tftpu.input_pipelines import tfds_source
 
         builder = tfds_source.prepared(name, options.data_dir)
-        tfds_source.count(builder, options.split)
+        tfds_source.count(builder, options.source_split)
         if str(builder.info.file_format) != "FileFormat.TFRECORD":
             raise UserError(f"{name} is prepared as {builder.info.file_format}, not as TFRecord.")
         self._name, self._data_dir = name, options.data_dir
@@ -270,7 +283,7 @@ class _Tfds(_Ordered):
                 self.about["classes"] = list(kind.names)
         self.parts = [
             [str(file.filename), file.skip, file.take]
-            for file in builder.info.splits[options.split].file_instructions
+            for file in builder.info.splits[options.source_split].file_instructions
         ]
 
     def examples(self, part):

@@ -198,7 +198,7 @@ def _define(values: flags.FlagValues, command: Command) -> None:
         flags.DEFINE_string("output", None, "folder of the data set, local or gs://", **define)
     flags.DEFINE_integer("examples", None, "how many; 24 images or 3 rows of text", **define)
     flags.DEFINE_integer("step", 0, "of training, which the examples belong to", **define)
-    flags.DEFINE_string("split", "train", "name of the split", **define)
+    flags.DEFINE_string("split", "train", "name of the split; of tfds also NAME=SPLIT", **define)
     flags.DEFINE_integer("seed", 0, "of the shuffle", **define)
     flags.DEFINE_float("shard_mb", 150, "about the size of a shard, in MiB", **define)
     flags.DEFINE_integer("min_shards", 1, "at least so many: one for each host", **define)

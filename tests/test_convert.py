@@ -281,6 +281,18 @@ def test_a_tfds_data_set_split_by_split_and_cut_anew(tmp_path):
         assert pixels == pytest.approx((digits.images * 255 / 16).round().sum(), rel=1e-5)
 
 
+def test_slices_of_a_split_become_splits_of_their_own(tmp_path):
+    for split in ("train[:90%]", "validation=train[90%:]"):
+        options = parts.Options(split=split)
+        convert.run(Conversion("tfds:digits", str(tmp_path), options), 1, say=silent)
+    found = manifest.read(str(tmp_path))
+    assert {s: found.examples(s) for s in found.splits} == {"train": 1293, "validation": 144}
+    images = [
+        one(e, "image") for s in found.splits for shard in examples(tmp_path, s) for e in shard
+    ]
+    assert len(set(images)) > 1400  # a few digits were drawn alike
+
+
 def test_an_index_of_images_with_class_names(pictures, tmp_path):
     files = sorted(pictures.rglob("*.png"))
     for name, suffix in (("a", "csv"), ("b", "jsonl")):
