@@ -84,7 +84,7 @@ def test_no_two_examples_of_two_epochs_draw_the_same_augmentation():
     assert abs(bits.mean() - 0.5) < 3 * 0.5 / np.sqrt(bits.size)
 
 
-@pytest.mark.parametrize("config", config_flags.names())
+@pytest.mark.parametrize("config", ["digits_resnet", "python_gpt"])
 def test_batches_are_as_the_spec_says(config):
     data = config_flags.load(config, []).data
     expected = input_pipelines.batch_spec(data, data.global_batch)

@@ -10,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tftpu.errors import UserError
 from tftpu.launch import failures, main, train
 
 
@@ -64,6 +65,15 @@ def test_a_resolver_that_is_not_told_where(monkeypatch):
     monkeypatch.delenv("TPU_NAME", raising=False)
     error = raised(tf.distribute.cluster_resolver.TPUClusterResolver)
     assert 'tpu="local"' in explained("no-tpu-name", error)
+
+
+def test_a_pipeline_that_refuses_a_record():
+    def refuse(_):
+        raise UserError("record 3 of photos.tfrecord: no image.")
+
+    refused = tf.data.Dataset.range(1).map(lambda x: tf.numpy_function(refuse, [x], tf.int64))
+    text = explained("bad-record", raised(list, refused))
+    assert text == "The data cannot be read: record 3 of photos.tfrecord: no image."
 
 
 def test_the_data_end_within_a_device_loop():
