@@ -130,12 +130,13 @@ def test_four_hosts_whose_chief_is_killed_go_on_as_two(tmp_path):
     alone = tmp_path / "alone/run"
     alone.parent.mkdir()
     assert ends(start(alone, 1)) == [0], said(alone)
-    # Sums in another order: equal up to rounding, which training then makes more of.
+    # Sums in another order, as of four replicas in one process: rounding, which from some step on
+    # turns a ReLU the other way and then grows with the training.
     found, expected = losses(workdir), losses(alone)
     assert found == pytest.approx(expected, rel=2e-2)
-    early = [key for key in expected if key[0] <= 30]
+    early = [key for key in expected if key[0] <= 20]
     assert [found[key] for key in early] == pytest.approx(
-        [expected[key] for key in early], rel=1e-4
+        [expected[key] for key in early], rel=1e-5
     )
 
 
