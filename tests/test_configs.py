@@ -25,7 +25,7 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
     said = command(
         "train",
@@ -82,6 +82,7 @@ def documents(split: str) -> list[bytes]:
     return [d["text"] for d in builder.as_dataset(split=split).as_numpy_iterator()]
 
 
+@pytest.mark.slow
 def test_python_gpt_beats_the_bigram_model(tmp_path):
     said = command("train", "--config=python_gpt", f"--workdir={tmp_path}")
     bits = float(re.search(r"  test .*bits_per_token ([0-9.]+)", said).group(1))
