@@ -14,6 +14,17 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines import indexed
 
 
+def share_of_host(global_batch: int, hosts: int) -> int:
+    """The examples of a global batch that each host holds.
+
+    Raises:
+        UserError: the hosts do not divide the global batch.
+    """
+    if global_batch % hosts:
+        raise UserError(f"A global batch of {global_batch} cannot be shared by {hosts} hosts.")
+    return global_batch // hosts
+
+
 @dataclasses.dataclass
 class Training:
     """An endless, shuffled, batched dataset that can start at any step.
@@ -49,11 +60,7 @@ class Training:
         Raises:
             UserError: the hosts do not divide the global batch.
         """
-        if self.global_batch % hosts:
-            raise UserError(
-                f"A global batch of {self.global_batch} cannot be shared by {hosts} hosts."
-            )
-        share = self.global_batch // hosts
+        share = share_of_host(self.global_batch, hosts)
         examples = tf.nest.map_structure(tf.constant, self.examples)
         places = tf.constant(np.arange(share) + host * share, tf.int64)
 

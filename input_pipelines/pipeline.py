@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines import service
+from tftpu.input_pipelines.epochs import share_of_host
 from tftpu.input_pipelines.sources import ON_BAD_RECORD, Streamed
 
 _CHUNK = 16  # examples that one call prepares; how it begins and ends costs as much as a small one
@@ -124,11 +125,7 @@ class Pipeline:
         return self._prepared(seeded, self.global_batch, drop_remainder=False)
 
     def _share(self, hosts: int) -> int:
-        if self.global_batch % hosts:
-            raise UserError(
-                f"A global batch of {self.global_batch} cannot be shared by {hosts} hosts."
-            )
-        share = self.global_batch // hosts
+        share = share_of_host(self.global_batch, hosts)
         if self.pairs and share % 2:
             raise UserError(
                 f"A host's share of the batch is {share} examples, and mixing works in pairs: make "
