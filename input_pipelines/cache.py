@@ -55,7 +55,7 @@ class Cache:
         self.folder = Path(folder)
         self.limit = limit
         self._checked = set()  # keys whose bytes this process has compared with their checksum
-        self._held = {}  # what `hold` gave out, by its address: how to let go, and bytes
+        self._held = {}  # how to let go what `hold` gave out, by its reader
         self._holding = threading.Lock()
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,22 +87,22 @@ class Cache:
             os.utime(path)
             yield path
 
-    def hold(self, uri: str, expected: Stored) -> Path:
-        """A local copy of a file, as by `file`, for a reader that does not say when it is done.
+    def hold(self, uri: str, expected: Stored, reader: int) -> Path:
+        """A local copy of a file, as by `file`, until the same reader asks for another.
 
-        Those asked for last stay, up to half of the limit. One that is open stays readable even if
-        it is removed, so a reader needs no more than the time to open it.
+        Args:
+            uri, expected: as of `file`.
+            reader: the number of one who reads a file at a time; those of other numbers may read
+                at the same time.
         """
-        stack = contextlib.ExitStack()
-        path = stack.enter_context(self.file(uri, expected))
         with self._holding:
-            before = self._held.pop(uri, None)
-            self._held[uri] = stack, expected.bytes
-            released = [before] if before else []
-            while len(self._held) > 1 and sum(b for _, b in self._held.values()) > self.limit / 2:
-                released.append(self._held.pop(next(iter(self._held))))
-        for old, _ in released:
-            old.close()
+            before = self._held.pop(reader, None)
+        if before:
+            before.close()  # before the next is waited for: readers never wait for one another
+        held = contextlib.ExitStack()
+        path = held.enter_context(self.file(uri, expected))
+        with self._holding:
+            self._held[reader] = held
         return path
 
     def size(self) -> int:

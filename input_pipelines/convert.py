@@ -380,6 +380,8 @@ def _begin(folder: Path, fingerprint: str, names: list, output: str) -> None:
         for path in (*folder.glob("part-*"), *folder.glob("*.json")):
             path.unlink()
     files.write_whole(str(note), text.encode())
+    if not files.is_remote(output):
+        os.makedirs(output, exist_ok=True)  # with --staging nothing is there yet
     for place in [folder] if files.is_remote(output) else [folder, Path(output)]:
         for path in (*place.glob(".*.tmp"), *place.glob(".*.npy")):
             path.unlink(missing_ok=True)

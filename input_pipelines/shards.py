@@ -17,6 +17,9 @@ from tftpu.input_pipelines.storage import Stored
 
 AT_MOST = 64  # lanes: as many hosts as this read nothing that another reads
 SHUFFLE = 16_384  # examples in the windows of all lanes together
+# Shards of one pass. tf.data opens at most three times as many before the first is done with, so
+# that those at once have different numbers modulo AT_MOST.
+AT_ONCE = 16
 READ_AHEAD = 1 << 20  # bytes of a file
 
 
@@ -50,7 +53,8 @@ class Shards:
         compression: "" or "GZIP". A compressed file is read through to get to a place in it.
         shuffle: examples that the windows of all lanes hold together; 1 keeps each file's order.
         lanes: at most so many files are read side by side.
-        local: from a file's path, as bytes, to the one to read; None: the same.
+        local: from a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
+            path to read until the reader asks for another; None: the same.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Shards:
         compression: str = "",
         shuffle: int = SHUFFLE,
         lanes: int = AT_MOST,
-        local: Callable[[bytes], bytes] | None = None,
+        local: Callable[[bytes, int], bytes] | None = None,
     ):
         self.pieces = [piece for piece in pieces if piece.examples]
         self.compression = compression
@@ -142,10 +146,11 @@ class Shards:
 
         def read(shard: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(firsts[shard], ends[shard])
-            return tf.data.Dataset.zip(self._read(shard, 0, ends[shard] - firsts[shard]), numbers)
+            records = self._read(shard, 0, ends[shard] - firsts[shard], shard % AT_MOST)
+            return tf.data.Dataset.zip(records, numbers)
 
         shards = tf.data.Dataset.range(len(self.pieces))
-        width = min(len(self.pieces), 16)
+        width = min(len(self.pieces), AT_ONCE)
         return shards.interleave(read, width, 16, num_parallel_calls=width, deterministic=True)
 
     def _lane(self, lanes: order.Lanes, lane: tf.Tensor, seed: int, step: int) -> tf.data.Dataset:
@@ -179,7 +184,7 @@ class Shards:
         skips = tf.maximum(start - begins[here], 0)
         takes = tf.maximum(tf.minimum(end, ends[here]) - begins[here] - skips, 0)
         parts = tf.data.Dataset.from_tensor_slices((row[here], skips, takes))
-        windows = parts.flat_map(self._read).batch(window)
+        windows = parts.flat_map(lambda *part: self._read(*part, lane)).batch(window)
         firsts = tf.gather(self._tables.firsts, row)
 
         def shuffle(number: tf.Tensor, records: tf.Tensor) -> tuple:
@@ -197,7 +202,9 @@ class Shards:
         examples = tf.data.Dataset.zip(numbers, windows).map(shuffle).unbatch()
         return examples.skip(skipped - first * window)
 
-    def _read(self, shard: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
+    def _read(
+        self, shard: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, reader: tf.Tensor
+    ) -> tf.data.Dataset:
         """So many records of a shard; an empty string for each that cannot be read."""
         tables = self._tables
         place = tables.skips[shard] + skip
@@ -207,7 +214,7 @@ class Shards:
         offset = tf.where(indexed, found, 0)
         path = tables.paths[shard]
         if self.local:
-            path = tf.ensure_shape(tf.numpy_function(self.local, [path], tf.string), ())
+            path = tf.ensure_shape(tf.numpy_function(self.local, [path, reader], tf.string), ())
         records = tf.data.experimental.from_variant(
             tf.raw_ops.TFRecordDatasetV2(
                 filenames=path[None],
@@ -219,7 +226,8 @@ class Shards:
         )
         records = records.skip(place - entry * INDEX_EVERY).take(take)
         lost = tf.data.Dataset.from_tensors("").repeat()
-        return records.ignore_errors(log_warning=False).concatenate(lost).take(take)
+        records = records.ignore_errors(log_warning=False).concatenate(lost).take(take)
+        return _readable(path).flat_map(lambda _: records)
 
 
 class _Tables(NamedTuple):
@@ -256,10 +264,27 @@ def of_manifest(data: Manifest, split: str, cache: Cache | None = None, **option
             f"The manifest in {data.folder} has no checksums, which data.cache_dir needs."
         )
 
-    def local(path: bytes) -> bytes:
-        return str(cache.hold(path.decode(), expected[path.decode()])).encode()
+    needed = sum(sorted(stored.bytes for stored in expected.values())[-AT_MOST:])
+    if cache.limit < needed:
+        raise UserError(
+            f"data.cache_gb is {cache.limit / 2**30:g}, and the {min(AT_MOST, len(pieces))} shards "
+            f"that may be read at once have {needed / 2**30:.3g} GiB: give the cache that much, "
+            "or leave data.cache_dir out."
+        )
+
+    def local(path: bytes, reader: int) -> bytes:
+        return str(cache.hold(path.decode(), expected[path.decode()], int(reader))).encode()
 
     return Shards(pieces, data.compression, local=local, **options)
+
+
+def _readable(path: tf.Tensor) -> tf.data.Dataset:
+    """One element, or the error of a file that cannot be opened.
+
+    `ignore_errors` tries a TFRecordDataset that cannot open its file again without end.
+    """
+    first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
+    return first.concatenate(tf.data.Dataset.from_tensors("")).take(1)
 
 
 def checked(pieces: list[Piece]) -> list[Piece]:

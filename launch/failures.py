@@ -148,6 +148,14 @@ FAILURES = (
         "Put data, checkpoints and logs into a bucket (gs://…), or use a TPU VM.",
     ),
     Failure(
+        "data-file-gone",
+        r"(NotFoundError|PermissionDeniedError): .*?(?P<file>/[^;\n]*); "
+        r"(No such file or directory|Permission denied)",
+        "The file {file} cannot be opened any more: it was removed, or may not be read.",
+        "Put it back, and start again with the same --workdir: the run goes on from its last "
+        "checkpoint.",
+    ),
+    Failure(
         "host-memory",
         r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>[CG]PU):",
         "The memory of the {device} is full: a tensor of shape {shape} did not fit.",

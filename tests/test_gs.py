@@ -102,21 +102,25 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
     assert convert.run(again, 1, say=lambda *_: None).examples("train") == count
 
 
+def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
+    """Packed text in so many shards."""
+    for number in range(shards):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
+    options = parts.Options(context=50)
+    conversion = convert.Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=shards)
+    return convert.run(conversion, 1, staging=str(tmp_path), say=lambda *_: None)
+
+
 @pytest.fixture
 def rows(service, tmp_path, monkeypatch):
     """Packed text in 6 shards in the bucket."""
     monkeypatch.setattr(parts, "PART_BYTES", 5_000)
-    for number in range(6):
-        (tmp_path / f"{number}.txt").write_text(f"{number} " * 1000)
-    options = parts.Options(context=50)
-    output = f"gs://{BUCKET}/rows"
-    conversion = convert.Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=6)
-    return convert.run(conversion, 1, staging=str(tmp_path), say=lambda *_: None)
+    return converted(tmp_path, f"gs://{BUCKET}/rows", 6)
 
 
 def batches(count: int, **changes) -> list:
     given = {"data_dir": f"gs://{BUCKET}/rows", "context": 50, "global_batch": 16}
-    data = Tokens(**given, **changes)
+    data = Tokens(**(given | changes))
     data.validate()
     stream = input_pipelines.training(data, seed=1).starting_at(0).take(count)
     return [features["tokens"].tolist() for features, _, _ in stream.as_numpy_iterator()]
@@ -132,12 +136,22 @@ def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
     service.requests.clear()
     assert batches(epochs, cache_dir=folder) == whole
     assert service.requested("GET", "train-0.*alt=media|storage.googleapis.*train-0") == 0
-    # With room for some of them, they are fetched again and again.
-    sizes = [shard.bytes for shard in rows.shards("train")]
-    room = 3 * max(sizes)
-    small = str(tmp_path / "small")
-    assert batches(epochs, cache_dir=small, cache_gb=room / 2**30) == whole
-    assert sum(f.stat().st_size for f in (tmp_path / "small").iterdir()) <= room
+
+
+def test_a_cache_with_room_for_what_is_read_at_once_fetches_again(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    rows = converted(tmp_path, f"gs://{BUCKET}/many", 70)
+    converted(tmp_path, str(tmp_path / "here"), 70)
+    room = sum(sorted(shard.bytes for shard in rows.shards("train"))[-64:])
+    folder = tmp_path / "cache"
+    cached = {"data_dir": rows.folder, "cache_dir": str(folder), "global_batch": 64}
+    epochs = 3 * rows.examples("train") // 64
+    here = batches(epochs, data_dir=str(tmp_path / "here"), global_batch=64)
+    assert batches(epochs, cache_gb=room / 2**30, **cached) == here
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= room
+    assert service.requested("GET", "download.*train-0") > 70
+    with pytest.raises(UserError, match="the 64 shards that may be read at once have"):
+        batches(epochs, cache_gb=0.9 * room / 2**30, **cached)
 
 
 def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):

@@ -86,6 +86,16 @@ def test_the_data_end_within_a_device_loop():
     assert "repeat()" in explained("end-of-data", error)
 
 
+def test_a_shard_that_was_removed(tmp_path):
+    path = str(tmp_path / "shard")
+    (tmp_path / "shard").write_bytes(b"1")
+    batches = tf.data.FixedLengthRecordDataset(path, record_bytes=1).repeat()
+    iterator = iter(batches)
+    next(iterator)
+    (tmp_path / "shard").unlink()
+    assert path in explained("data-file-gone", raised(next, iterator))
+
+
 def test_a_shape_that_depends_on_data():
     @compiled
     def step(image):

@@ -111,5 +111,6 @@ def test_files_opened_grow_with_the_shards_and_not_with_the_epoch(tmp_path, shar
     for _ in range(4):
         for _ in range(number // 40):
             next(batches)
-        # A shard at the border of two lanes is opened by both, and each lane reads ahead a bit.
-        assert abs(opened.count() - shards) <= 3 * lanes
+        # Once to see that it can be, which may be counted as one with the next, and once to read
+        # it. One at the border of two lanes is opened by both; each lane reads ahead a bit.
+        assert shards - 3 * lanes <= opened.count() <= 2 * shards + 6 * lanes

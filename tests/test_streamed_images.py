@@ -199,6 +199,18 @@ def test_shards_that_are_missing_or_changed_are_named(tmp_path):
         input_pipelines.training(settings(tmp_path))
 
 
+def test_a_shard_that_goes_away_while_it_is_read_ends_the_run(tmp_path):
+    """With the name of the file, instead of being tried again without end."""
+    bad_folder(tmp_path)
+    batches = iter(input_pipelines.training(settings(tmp_path)).starting_at(0))
+    next(batches)
+    path = tmp_path / "train-00001"
+    path.unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=str(path)):
+        for _ in range(100):
+            next(batches)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
