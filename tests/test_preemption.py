@@ -2,6 +2,7 @@
 
 import http.server
 import signal
+import socketserver
 import subprocess
 import sys
 import threading
@@ -144,6 +145,27 @@ def test_a_metadata_server_that_does_not_answer_is_no_notice(metadata, monkeypat
     assert preemption.maintenance_event() is None
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     assert preemption.maintenance_event() is None
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe"])
+def test_signals_are_heard_whatever_a_metadata_server_answers(answer, monkeypatch):
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1024)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(preemption, "POLL_SECONDS", 0.05)
+        with preemption.PreemptionNotice(grace=30) as notice:
+            time.sleep(0.3)
+            signal.raise_signal(signal.SIGTERM)
+            end = time.monotonic() + 5
+            while notice.requested is None and time.monotonic() < end:
+                time.sleep(0.01)
+        assert notice.requested == "SIGTERM"
+        server.shutdown()
 
 
 def test_loops_too_long_for_the_grace_period_are_told_of_once(caplog):

@@ -6,6 +6,7 @@ metadata server.
 """
 
 import contextlib
+import http.client
 import logging
 import os
 import select
@@ -164,13 +165,15 @@ def maintenance_event() -> str | None:
     """What the metadata server says is about to happen to this machine; None: nothing."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
+    # No answer, none of HTTP, or no text: the thread that asks must live, it hears the signals.
+    no_answer = (OSError, http.client.HTTPException, UnicodeDecodeError)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for key, nothing in quiet.items():
         request = urllib.request.Request(
             f"http://{host}/computeMetadata/v1/instance/{key}",
             headers={"Metadata-Flavor": "Google"},
         )
-        with contextlib.suppress(OSError), opener.open(request, timeout=_TIMEOUT) as answer:
+        with contextlib.suppress(*no_answer), opener.open(request, timeout=_TIMEOUT) as answer:
             text = answer.read().decode().strip()
             if text and text != nothing:
                 return text
