@@ -109,6 +109,20 @@ def _in_graph(function):
     )
 
 
+def _agree_on_a_version() -> None:
+    """Lets jax write no newer form of a function than this TensorFlow reads.
+
+    TensorFlow's half is private; tried with 2.19.1 (which reads 9; jax 0.10.2 writes 10), 2.20.0
+    and 2.21.0.
+    """
+    import jax
+    from tensorflow.compiler.tf2xla.python import xla
+
+    option = "jax_export_calling_convention_version"
+    newest = xla.call_module_maximum_supported_version()
+    jax.config.update(option, min(getattr(jax.config, option), newest))
+
+
 def _kernel():
     # TensorFlow holds the TPU of this process: jax may only trace.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -116,4 +130,5 @@ def _kernel():
         from tftpu.models.kernels import flash
     except ImportError as error:
         raise UserError(_INSTALL) from error
+    _agree_on_a_version()
     return flash
