@@ -172,6 +172,16 @@ def test_a_broken_checkpoint_does_not_push_out_the_whole_ones(tmp_path):
     assert value_of(check_target) == 9
 
 
+def test_a_best_checkpoint_that_is_broken_is_no_reason_to_remove_the_others(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(1, variables(1), STATE, Best("loss", 0.5))
+    checkpoints.save(2, variables(2), STATE)
+    checkpoints.wait()
+    (tmp_path / "checkpoints/1/model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"step 1 in .* there are 2. Remove .*/best to take"):
+        checkpoints.restore(variables(0), checkpoints.best())
+
+
 def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path):
     two_saves(str(tmp_path))
     for step in (1, 2):

@@ -16,6 +16,7 @@ import tftpu
 from tests.strategies import random_batches
 from tftpu.checkpoint import Checkpoints
 from tftpu.config import Data
+from tftpu.errors import Preempted
 from tftpu.input_pipelines.epochs import Training
 from tftpu.models.normalization import GhostBatchNormalization
 
@@ -123,6 +124,64 @@ def test_a_users_own_dataset_is_taken_up_where_it_was_left(tmp_path):
     again = trainer(tmp_path / "cut", 1)
     fit(again, data=batches)
     assert outcome(again, tmp_path / "cut") == outcome(whole, tmp_path / "whole")
+
+
+class PreemptAt(keras.callbacks.Callback):
+    """Asks the run to stop in the device loop that ends at a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() == self.step:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.5)  # for the thread that hears it
+
+
+def test_an_evaluation_that_was_left_to_the_next_run_can_be_the_best(tmp_path):
+    """A run that is asked to stop at the end of an epoch saves at once; the next evaluates."""
+    with pytest.raises(Preempted):
+        fit(trainer(tmp_path, 1), [PreemptAt(10)])
+    checkpoints = Checkpoints(str(tmp_path))
+    assert (checkpoints.steps()[-1], checkpoints.best()) == (10, None)
+    with pytest.raises(CutError):
+        fit(trainer(tmp_path, 1), [CutAfter(13)])
+    assert Checkpoints(str(tmp_path)).best() == 10
+
+
+def test_other_metrics_begin_where_the_run_goes_on(tmp_path, caplog):
+    with pytest.raises(Preempted):
+        fit(trainer(tmp_path, 1), [PreemptAt(6)])
+    again = trainer(tmp_path, 1)
+    again.model.compile(
+        again.model.optimizer,
+        again.model.loss,
+        metrics=["accuracy", "sparse_categorical_crossentropy"],
+    )
+    history = fit(tftpu.Trainer(again.model, tmp_path, verbose=False, ema=0.9)).history
+    assert "the means of this epoch begin at step 6" in caplog.text
+    assert len(history["loss"]) == 4
+
+
+def test_what_callbacks_put_into_the_logs_is_saved_with_the_history(tmp_path):
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs |= {"f1": np.float32(0.5), "confusion": np.eye(2), "lr": tf.constant(1.0)}
+            logs["note"] = self
+
+    fit(trainer(tmp_path, 1), [Own()])
+    history = fit(trainer(tmp_path, 1)).history
+    assert history["f1"] == [0.5] * 4 and history["confusion"][0] == [[1.0, 0.0], [0.0, 1.0]]
+    assert history["lr"] == [1.0] * 4 and "Own" in history["note"][0]
+
+
+def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
+    here = trainer(None, 1)
+    here.fit(pipeline(), 12)
+    here.fit(pipeline(), STEPS)
+    bits = [v.numpy().tobytes() for group in here.step.variables.values() for v in group]
+    assert bits == uninterrupted[1][0]
 
 
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):

@@ -179,6 +179,14 @@ def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+    (tmp_path / "plugins").write_text("in the way")
+    trainer = tftpu.Trainer(compiled(), tmp_path, profile="5:10", verbose=False)
+    trainer.fit(data(), 20)
+    assert "The profile could not be written" in caplog.text
+    assert trainer.checkpoints.steps() == [20]
+
+
 def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path):
     class Stall(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

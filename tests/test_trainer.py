@@ -80,11 +80,17 @@ def test_sample_weights_mean_what_they_mean_in_keras():
         assert relative(four, keras_own) < 1e-5
 
 
-def test_class_weights_mean_what_they_mean_in_keras():
-    ours, theirs = compiled(), compiled()
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_class_weights_mean_what_they_mean_in_keras(one_hot):
+    batches = data()
+    options = {}
+    if one_hot:
+        batches = batches.map(lambda x, y: (x, tf.one_hot(y, 4)))
+        options["loss"] = keras.losses.CategoricalCrossentropy(from_logits=True)
+    ours, theirs = compiled(**options), compiled(**options)
     weights = {0: 0.5, 1: 2.0, 3: 4.0}
-    trainer_of(ours).fit(data(), 6, class_weight=weights)
-    theirs.fit(data(), verbose=0, class_weight=weights)
+    trainer_of(ours).fit(batches, 6, class_weight=weights)
+    theirs.fit(batches, verbose=0, class_weight=weights)
     for a, e in zip(ours.get_weights(), theirs.get_weights()):
         assert relative(a, e) < 1e-5
 
@@ -458,6 +464,13 @@ def test_what_cannot_be_honoured_is_refused_before_training(case):
 def test_an_option_out_of_range_is_refused(option, value):
     with pytest.raises(UserError, match=rf"train\.{option} is {value!r}"):
         trainer_of(compiled(), **{option: value})
+
+
+def test_times_that_make_no_sense_are_refused():
+    with pytest.raises(UserError, match="watchdog is 0"):
+        trainer_of(compiled(), watchdog=0)
+    with pytest.raises(UserError, match="validation_every is -5"):
+        trainer_of(compiled()).fit(data(), 4, validation_data=data(), validation_every=-5)
 
 
 def test_evaluation_data_that_never_end_are_refused():

@@ -100,13 +100,18 @@ class Checkpoints:
         Args:
             step: its name.
             variables: lists of Keras or TensorFlow variables by group; a file each.
-            state: JSON, what the host knows.
+            state: JSON, what the host knows; arrays become lists.
             best: it is the best so far, and kept whatever its age.
         """
         self.wait()
         groups = self._copy.take(variables)
-        text = json.dumps(state).encode()
+        text = json.dumps(state, default=_plain).encode()
         self._pending = step, self._writer.submit(self._write, step, groups, text, best)
+
+    def mark_best(self, step: int, best: Best) -> None:
+        """Marks a checkpoint that was saved already as the best one so far."""
+        self.wait()
+        self._pending = step, self._writer.submit(self._mark_best, step, best)
 
     def reserve(self, variables: dict[str, list]) -> None:
         """Begins to make room for the copy, so that the first save does not wait for that."""
@@ -158,6 +163,14 @@ class Checkpoints:
             _load(contents, variables, candidate)
             self.newest = candidate
             return Restored(candidate, json.loads(contents["state.json"]))
+        if step is not None:
+            others = [other for other in self._steps() if other != step]
+            hint = f"; there are {_listed(others)}" if others else ""
+            if others and self.best() == step:
+                hint += f". Remove {files.join(self.folder, 'best')} to take the newest of them"
+            raise UserError(
+                f"The checkpoint of step {step} in {self.folder} is not whole, or gone{hint}."
+            )
         if candidates:
             raise UserError(
                 f"No checkpoint in {self.folder} is whole (there is {_listed(candidates)}). To "
@@ -187,12 +200,15 @@ class Checkpoints:
                 self._discard(step)
             raise
         if best is not None:
-            record = {"step": step, **best._asdict()}
-            files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
+            self._mark_best(step, best)
         try:
             self._prune(step)
         except OSError as error:
             logging.warning("Old checkpoints could not be removed: %s", error)
+
+    def _mark_best(self, step: int, best: Best) -> None:
+        record = {"step": step, **best._asdict()}
+        files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
 
     def _prune(self, newest: int) -> None:
         """Removes what need not be kept, and what saves that were cut off left.
@@ -314,7 +330,7 @@ def _key(index: int, variable: Any) -> str:
     return f"{index:05d} {_name(variable)}"
 
 
-def _uncounted(name: str) -> str:
+def uncounted(name: str) -> str:
     """A variable's name without what Keras counts up within a process: "dense_7" is "dense"."""
     return re.sub(r"_\d+(?=_|/|:|$)", "", name)
 
@@ -341,8 +357,8 @@ def _load(contents: dict[str, bytes], variables: dict[str, list], step: int) -> 
 
 def _differences(saved: list[tuple[str, np.ndarray]], variables: list) -> list[str]:
     """Where variables and the arrays of a checkpoint differ, a clause each."""
-    there = [(_uncounted(name), value.shape) for name, value in saved]
-    here = [(_uncounted(_name(v)), tuple(v.shape)) for v in variables]
+    there = [(uncounted(name), value.shape) for name, value in saved]
+    here = [(uncounted(_name(v)), tuple(v.shape)) for v in variables]
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, there, here, False).get_opcodes():
         if kind == "equal":
@@ -352,9 +368,15 @@ def _differences(saved: list[tuple[str, np.ndarray]], variables: list) -> list[s
             other = shapes.pop(plain, None)
             what = f"is {shape} here and {other} there" if other else "is not in the checkpoint"
             differences.append(f"{_name(variable)} {what}")
-        left = [name for name, _ in saved[a:b] if _uncounted(name) in shapes]
+        left = [name for name, _ in saved[a:b] if uncounted(name) in shapes]
         differences += [f"{name} is only in the checkpoint" for name in left]
     return differences
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, as callbacks may log it: arrays and scalars of any library."""
+    array = np.asarray(value)
+    return repr(value) if array.dtype == object else array.tolist()
 
 
 def _dtype(variable: Any) -> np.dtype:

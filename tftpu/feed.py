@@ -233,8 +233,14 @@ def _weigh(batch: tuple, class_weight: dict[int, float]) -> tuple:
             "weights into the dataset as (features, labels, sample_weight) instead."
         )
     x, y = batch
+    if y.shape.rank is not None and y.shape.rank > 2:
+        raise UserError(
+            f"class_weight needs one label an example, and the labels have the shape {y.shape}: "
+            "put the weights into the dataset as (features, labels, sample_weight) instead."
+        )
     table = np.ones(max(class_weight) + 1, np.float32)
     for label, weight in class_weight.items():
         table[label] = weight
-    labels = tf.cast(tf.reshape(y, (tf.shape(y)[0], -1))[:, 0], tf.int32)
+    one_hot = y.shape.rank == 2 and y.shape[1] != 1
+    labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
     return x, y, tf.gather(tf.constant(table), labels)

@@ -56,10 +56,13 @@ class Profiler:
             self._start(max(due))
 
     def stop(self) -> None:
-        """Ends a running profile and writes it."""
+        """Ends a running profile and writes it, if that can be: a run does not end for it."""
         if self.running:
             self.running = False
-            tf.profiler.experimental.stop()
+            try:
+                tf.profiler.experimental.stop()
+            except tf.errors.OpError as error:  # a full disk, a bucket that is away
+                logging.warning("The profile could not be written: %s", error.message)
 
     def marker(self, step: int) -> contextlib.AbstractContextManager:
         """Marks the device loop from this step on in the profile, if one runs."""

@@ -68,12 +68,16 @@ class Run:
         """Tells the user and the callbacks that training starts."""
         self._report.begin()
         if self.step >= self._steps:
+            workdir = self._trainer.workdir
             self._report.say(
-                f"The run in {self._trainer.workdir} has its {self.step} steps already: nothing is "
-                "left to train. Another workdir trains anew, more steps train on."
+                f"The run{f' in {workdir}' if workdir else ''} has its {self.step} steps already: "
+                f"nothing is left to train. Another {'workdir' if workdir else 'Trainer'} trains "
+                "anew, more steps train on."
             )
-        elif self.step:
+        elif self._saved_step is not None:
             self._report.say(f"Going on from the checkpoint of step {self.step}.")
+        elif self.step:
+            self._report.say(f"Going on from step {self.step}.")
         if self._trainer.writes and self.step < self._steps:
             self._trainer.checkpoints.reserve(self._trainer.step.variables)
         self._trainer.model.stop_training = False
@@ -177,7 +181,11 @@ class Run:
         every, minutes = trainer.checkpoint_every, trainer.checkpoint_minutes
         due = now or self.over() or (every and self.step % every == 0)
         due = due or (minutes and time.monotonic() - self._saved_at >= 60 * minutes)
-        if not due or self._saved_step == self.step:
+        if not due:
+            return
+        if self._saved_step == self.step:
+            if best is not None:  # evaluated only after a run that was asked to stop had saved it
+                trainer.checkpoints.mark_best(self.step, best)
             return
         with self._report.doing("saving", "checkpoint_wait"):
             trainer.checkpoints.save(self.step, trainer.step.variables, self.state, best)
@@ -272,6 +280,7 @@ class Run:
             "position": self.position,
             "skipped_batches": self.skipped_batches,
             "rollbacks": self._rollbacks,
+            "totals": self._trainer.step.train_totals.names,
             "window": np.asarray(self._window).tolist(),
             "epoch": np.asarray(self._epoch).tolist(),
             "best": self._best,
@@ -282,6 +291,7 @@ class Run:
     def _resume(self) -> None:
         restored = self._trainer.restore()
         if restored is None:
+            self.step = int(self._trainer.step.step.numpy())  # of an earlier call
             return
         state = restored.state
         if state["seed"] != self._trainer.seed:
@@ -294,8 +304,16 @@ class Run:
         self.step = self._saved_step = restored.step
         self.skipped_batches = state["skipped_batches"]
         self._rollbacks = state["rollbacks"]
-        self._window = np.array(state["window"])
-        self._epoch = np.array(state["epoch"])
+        if state["totals"] == self._trainer.step.train_totals.names:
+            self._window = np.array(state["window"])
+            self._epoch = np.array(state["epoch"])
+        else:
+            logging.warning(
+                "The run was saved with other losses or metrics: the means of this epoch begin at "
+                "step %s.",
+                self.step,
+            )
+            self._window = self._epoch = 0.0
         self._best = state["best"]
         self._past = state["history"], state["epochs"]
 

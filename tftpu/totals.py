@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu import keras_internals
+from tftpu.checkpoint import uncounted
 from tftpu.objective import Objective
 
 
@@ -38,6 +39,13 @@ class _Totals:
         sums = self._vector.read_value()
         self._vector.assign(tf.zeros_like(sums))
         return sums.numpy().astype(np.float64)
+
+    @property
+    def names(self) -> list[str]:
+        """Of what is summed up: sums with other names are sums of other things."""
+        paths = [variable.path for variable in self._objective.metric_variables]
+        names = [*(term.name for term in self._objective.terms), *paths]
+        return [uncounted(name) for name in names]
 
     def _add(self, values: list[tf.Tensor]) -> None:
         flat = [tf.reshape(tf.cast(value, tf.float32), (-1,)) for value in values]

@@ -45,7 +45,8 @@ class Trainer:
         clip_norm: the largest global norm of the gradient, after its sum over replicas.
         ema: decay of the average of the weights, which evaluation then uses.
         steps_per_loop: device steps between two visits to the host.
-        log_every, checkpoint_every: in steps; 0: at the end only.
+        log_every: in steps.
+        checkpoint_every: in steps; 0: at the end only.
         checkpoint_minutes: a checkpoint is also due so many minutes after the last; 0: not.
         keep: newest checkpoints kept, besides the best.
         keep_every: checkpoints of its multiples are kept as well; 0: none.
@@ -111,6 +112,8 @@ class Trainer:
             profile=profile,
             writers=tuple(w for w in writers if isinstance(w, str)),
         ).validate()
+        if watchdog is not None and not watchdog > 0:
+            raise UserError(f"watchdog is {watchdog}: it must be above 0, or None.")
         if writers and workdir is None:
             raise UserError("writers need a workdir: it says which run theirs belongs to.")
         self.model = model
@@ -176,6 +179,10 @@ class Trainer:
         """
         if steps < 1:
             raise UserError(f"steps is {steps}: it must be 1 or more.")
+        if validation_every is not None and validation_every < 1:
+            raise UserError(
+                f"validation_every is {validation_every}: it must be 1 or more, or None."
+            )
         with files.claim(self.workdir) if self.writes else contextlib.nullcontext():
             self.clock.turn_to("starting")
             self.account = self.account or goodput.Account(
@@ -289,7 +296,7 @@ class Trainer:
         batches = feed.for_evaluation(dataset, self.strategy.num_replicas_in_sync)
         if self.step is None:
             self._build_step(feed.features_spec(batches), training=False)
-        return self.restore(self.checkpoints.best())
+        return self.restore(self.checkpoints.best()) if self.checkpoints else None
 
     def export_weights(self, path: str) -> None:
         """Writes the weights alone: those that evaluation uses, so the averages where there are.
