@@ -4,10 +4,13 @@ The overrides are parsed by ml_collections, against the dataclasses of the confi
 mistake becomes one sentence.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import traceback
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
@@ -49,7 +52,9 @@ def load(name: str, overrides: list[str]) -> Experiment:
     Raises:
         UserError: no such config, an unknown field, a value of the wrong type.
     """
-    experiment = _import(name).get_config()
+    make = _import(name).get_config
+    with _failures_of(name):
+        experiment = make()
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"get_config() of {name!r} returns a {type(experiment).__name__}: it must return a "
@@ -68,17 +73,26 @@ def _import(name: str):
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
     spec = importlib.util.spec_from_file_location(f"tftpu_config_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    try:
+    with _failures_of(name):
         spec.loader.exec_module(module)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"The config {name!r} fails with {type(error).__name__}: {error}"
-        ) from error
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
     return module
+
+
+@contextlib.contextmanager
+def _failures_of(name: str) -> Iterator[None]:
+    """Makes a sentence of what a config file raises, with the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        at = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
+        line = f" in line {at[-1]}" if at else ""
+        raise UserError(
+            f"The config {name!r} fails{line} with {type(error).__name__}: {error}"
+        ) from error
 
 
 def _applied(experiment: Experiment, override: str) -> Experiment:

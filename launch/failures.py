@@ -156,6 +156,26 @@ FAILURES = (
         "checkpoint.",
     ),
     Failure(
+        "norm-batch",
+        r"norm_batch=\d+ does not divide the batch of \w+ examples that layer '[^']+' was given",
+        "A layer with batch statistics over fixed groups was given a batch that holds no whole "
+        "number of them.",
+        "Make the global batch a multiple of norm_batch x replicas x microbatches.",
+    ),
+    Failure(
+        "disk-full",
+        r"No space left on device|Disk quota exceeded",
+        "The disk is full.",
+        "Make room, or write elsewhere, and start the same command again: what was written whole "
+        "is kept.",
+    ),
+    Failure(
+        "may-not-write",
+        r"^PermissionError: |^OSError: \[Errno 30\] Read-only file system",
+        "A file or folder may not be written, or not be read.",
+        "Name another, or mend its permissions.",
+    ),
+    Failure(
         "host-memory",
         r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>[CG]PU):",
         "The memory of the {device} is full: a tensor of shape {shape} did not fit.",

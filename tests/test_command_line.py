@@ -144,6 +144,28 @@ def test_a_users_own_config_file_is_loaded(tmp_path):
     assert config_flags.load(str(path), ["--config.train.steps=8"]).train.steps == 8
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("config.train.steps = 1e4", "train.steps is 10000.0: its type must be int"),
+        ("config.train.writers = ['wandb']", r"train.writers is ['wandb']: its type must be tuple"),
+        ("config.data.shift = '1'", "data.shift is '1': its type must be int"),
+        ("config.train.ema = True", "train.ema is True: its type must be float | None"),
+        ("config.model.blocks = (1, 'x')", "its type must be tuple[int, ...]"),
+        ("config.train = type(config.train)(stepz=5)", "fails in line 4 with TypeError"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_a_sentence(line, sentence, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from tftpu.launch.configs import digits_resnet\n"
+        f"def get_config():\n    config = digits_resnet.get_config()\n    {line}\n"
+        "    return config\n"
+    )
+    assert command_line.main(["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_output_into_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m tftpu.launch.main configs | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)

@@ -1,5 +1,7 @@
 """The table of known failures: a test a row, made from the message itself wherever it can be."""
 
+import contextlib
+import errno
 import os
 import re
 import subprocess
@@ -10,8 +12,10 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.launch import failures, main, train
+from tftpu.models.normalization import GhostBatchNormalization
 
 
 def explained(name: str, message: str | BaseException) -> str:
@@ -179,6 +183,32 @@ step.trace(shape).lower(lowering_platforms=("tpu",)).compile()
     message = done.stderr[done.stderr.index("RESOURCE_EXHAUSTED") :]
     text = explained("hbm-at-compile-time-in-new-words", message)
     assert re.search(r"it needs [\d.]+G of 15\.75G", text)
+
+
+def test_a_disk_that_is_full():
+    with open("/dev/full", "w") as file:  # writes to it fail as those to a full disk
+        file.write("x")
+        error = raised(file.flush)
+        with contextlib.suppress(OSError):
+            file.close()
+    assert "what was written whole is kept" in explained("disk-full", error)
+
+
+def test_a_file_that_may_not_be_written():
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/train.tfrecord")
+    assert "permissions" in explained("may-not-write", error)
+
+
+def test_a_batch_without_whole_groups_in_preflight():
+    def model():
+        layers = [keras.Input((8,)), keras.layers.Reshape((1, 8)), GhostBatchNormalization(16)]
+        made = keras.Sequential([*layers, keras.layers.Flatten()])
+        made.compile("sgd", "mse")
+        return made
+
+    batch = (tf.TensorSpec((192, 8)), tf.TensorSpec((192, 8)))
+    error = raised(lambda: preflight.check(model, batch, ["v3-8"]))
+    assert "multiple of norm_batch x replicas" in explained("norm-batch", error)
 
 
 # What needs a TPU, or an older libtpu: the published texts.

@@ -9,6 +9,8 @@ import importlib
 import json
 import math
 import re
+import types
+import typing
 from typing import Any, NamedTuple
 
 from tftpu.errors import UserError, did_you_mean
@@ -190,6 +192,8 @@ class Experiment:
         Raises:
             UserError: the first mistake found.
         """
+        for group in dataclasses.fields(self):
+            check_types(group.name, getattr(self, group.name))
         self.cluster.validate()
         self.data.validate()
         self.optimizer.validate()
@@ -259,6 +263,36 @@ def from_json(text: str) -> Experiment:
     if not isinstance(experiment, Experiment):
         raise UserError("config.json holds no experiment.")
     return experiment
+
+
+def check_types(group: str, value: Any) -> None:
+    """Raises `UserError` for a field of a config that holds another type than it is declared with.
+
+    Args:
+        group: what to call the config, as "train".
+        value: a dataclass; fields of fields are looked at, too.
+    """
+    kinds = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        name, found = f"{group}.{field.name}", getattr(value, field.name)
+        if dataclasses.is_dataclass(found):
+            check_types(name, found)
+        elif not _is_of(found, kinds[field.name]):
+            kind = kinds[field.name]
+            expected = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise UserError(f"{name} is {found!r}: its type must be {expected}.")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a declared type; an int is a float, too, and a bool is no number."""
+    parts = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_of(item, parts[0]) for item in value)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return not isinstance(kind, type) or isinstance(value, kind)
 
 
 def _at_least(field: str, value: float, low: float) -> None:
