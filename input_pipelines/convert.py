@@ -13,7 +13,9 @@ files that are missing, and any number of processes, or a Beam job (`convert_bea
 bytes.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -187,10 +189,21 @@ def begun(conversion: Conversion, source: parts.Source) -> tuple[Manifest, int] 
     return found, generation
 
 
-def publish(
+def publish(conversion: Conversion, source: parts.Source, shards: list) -> Manifest:
+    """Writes the manifest with the new split: from now on the data set is there.
+
+    The manifest is read anew: another split may have been added to it meanwhile.
+    """
+    with _alone(conversion.output):
+        found = begun(conversion, source)
+        if found is None:  # another process has made the same
+            return manifests.read(conversion.output)
+        return _published(conversion, source, *found, shards)
+
+
+def _published(
     conversion: Conversion, source: parts.Source, before: Manifest, generation: int, shards: list
 ) -> Manifest:
-    """Writes the manifest with the new split: from now on the data set is there."""
     conversions = before.about.get("conversions", {})
     about = {
         **before.about,
@@ -232,13 +245,12 @@ def run(
     conversion.validate()
     source = parts.source(conversion.source, conversion.options)
     folder = _staging(conversion, staging)
-    found = begun(conversion, source)
-    if found is None:
+    if begun(conversion, source) is None:
         files.remove_tree(str(folder))  # it was killed after the manifest was there
         say(f"{conversion.output} holds all of it already.")
         return manifests.read(conversion.output)
     with files.claim(str(folder)):
-        _begin(folder, conversion.fingerprint(source), source.parts, conversion.output)
+        _begin(folder, conversion.fingerprint(source), source.parts, conversion)
         job = _Job(conversion, source, folder)
         numbers = range(len(source.parts))
         with processes.each(workers or os.cpu_count(), len(source.parts)) as each:
@@ -251,7 +263,7 @@ def run(
             say(f"{planned.examples:,} examples, {size / MIB:,.1f} MiB: {planned.shards} shards")
             there = _sizes(conversion.output)
             shards = each(_Make(job, planned, there), range(planned.shards))
-        after = publish(conversion, source, *found, shards)
+        after = publish(conversion, source, shards)
     files.remove_tree(str(folder))
     say(f"{conversion.output} is ready.")
     return after
@@ -355,6 +367,25 @@ def _read_manifest(folder: str) -> tuple[bytes, int]:
     return (files.read(path), 0) if files.exists(path) else (b"", 0)
 
 
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """A block in which no other process of this machine adds to a local data set.
+
+    That of a bucket has generations for it.
+    """
+    if files.is_remote(folder):
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for path in Path(folder).glob(f".{manifests.NAME}.*.tmp"):  # of one that was killed
+            path.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _sizes(folder: str) -> dict[str, int]:
     """Bytes of the files in the output."""
     if files.is_remote(folder):
@@ -372,8 +403,9 @@ def _staging(conversion: Conversion, given: str | None) -> Path:
     return Path(given or tfds_source.cache_folder()) / f"{name}-{key}"
 
 
-def _begin(folder: Path, fingerprint: str, names: list, output: str) -> None:
+def _begin(folder: Path, fingerprint: str, names: list, conversion: Conversion) -> None:
     """Removes what another conversion left in the staging folder, and halves of files."""
+    output = conversion.output
     note = folder / "conversion"
     text = f"{fingerprint} {hashlib.sha256(json.dumps(names).encode()).hexdigest()}"
     if note.exists() and note.read_text() != text:
@@ -382,9 +414,10 @@ def _begin(folder: Path, fingerprint: str, names: list, output: str) -> None:
     files.write_whole(str(note), text.encode())
     if not files.is_remote(output):
         os.makedirs(output, exist_ok=True)  # with --staging nothing is there yet
-    for place in [folder] if files.is_remote(output) else [folder, Path(output)]:
-        for path in (*place.glob(".*.tmp"), *place.glob(".*.npy")):
+        for path in Path(output).glob(f".{conversion.split}-*.tmp"):  # no other split's
             path.unlink(missing_ok=True)
+    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.npy")):
+        path.unlink(missing_ok=True)
 
 
 def _save(path: Path, array: np.ndarray) -> None:

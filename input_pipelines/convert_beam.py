@@ -43,8 +43,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             f"{conversion.source} has no order of its own, so it is converted on one machine: "
             "leave --runner out."
         )
-    found = convert.begun(conversion, source)
-    if found is None:
+    if convert.begun(conversion, source) is None:
         print(f"{conversion.output} holds all of it already.")
         return
     numbers = range(len(source.parts))
@@ -76,7 +75,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
         _ = (
             job
             | "Last" >> beam.Create([None])
-            | "Publish" >> beam.Map(_publish, beam.pvalue.AsList(shards), conversion, source, found)
+            | "Publish" >> beam.Map(_publish, beam.pvalue.AsList(shards), conversion, source)
         )
 
 
@@ -127,8 +126,8 @@ def _write(
         return shard, convert.put(conversion, name, records, Path(scratch))
 
 
-def _publish(_, shards: list[tuple[int, Shard]], conversion: Conversion, source, found) -> None:
-    convert.publish(conversion, source, *found, [shard for _, shard in sorted(shards, key=_first)])
+def _publish(_, shards: list[tuple[int, Shard]], conversion: Conversion, source) -> None:
+    convert.publish(conversion, source, [shard for _, shard in sorted(shards, key=_first)])
 
 
 def _first(pair: tuple) -> int:

@@ -1,6 +1,7 @@
 """`tftpu data convert` and `verify`: all of a source, shuffled; the same bytes come what may."""
 
 import csv
+import dataclasses
 import json
 import os
 import random
@@ -216,6 +217,24 @@ def test_half_a_conversion_of_other_options_is_not_gone_on_with(pictures, tmp_pa
     convert.run(conversion("half", 2), workers=1, say=silent)
     convert.run(conversion("whole", 2), workers=1, say=silent)
     assert content(tmp_path / "half") == content(tmp_path / "whole")
+
+
+def test_two_splits_that_are_converted_at_once_are_both_there(pictures, tmp_path):
+    """The one that begins first ends last, and neither touches what the other writes."""
+    output = tmp_path / "out"
+    test = Conversion(f"images:{pictures}", str(output), parts.Options(split="test"))
+    train = dataclasses.replace(test, options=parts.Options(split="train"))
+    half = output / ".train-00000-of-00001.tfrecord.1.tmp"
+
+    def meanwhile(said: str) -> None:
+        if "examples" in said:
+            half.write_bytes(b"")
+            convert.run(test, workers=1, say=silent)
+            assert half.exists()
+
+    convert.run(train, workers=1, say=meanwhile)
+    assert set(manifest.read(str(output)).splits) == {"test", "train"}
+    assert verify.run(str(output), workers=1)[1] == []
 
 
 def test_text_is_tokenised_once_packed_and_reads_back(tmp_path):
