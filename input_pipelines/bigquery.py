@@ -167,7 +167,12 @@ def _clients() -> _Clients:
         raise UserError(
             "The clients of BigQuery are not installed: run `pip install 'tftpu[bigquery]'`."
         ) from error
-    return _Clients(bigquery.Client(), BigQueryReadClient())
+    try:
+        return _Clients(bigquery.Client(), BigQueryReadClient())
+    except OSError as error:  # which is all that the client says
+        raise UserError(
+            "Which project of Google Cloud pays for BigQuery? Set GOOGLE_CLOUD_PROJECT."
+        ) from error
 
 
 def _session(project: str, path: str, columns: list[str], time: datetime.datetime | None):
@@ -277,3 +282,7 @@ class _refusals:  # noqa: N801 (used as a function)
             ) from None
         if isinstance(error, exceptions.GoogleAPICallError):
             raise UserError(f"BigQuery fails reading {self._what}: {error.message}") from None
+        if isinstance(error, (exceptions.RetryError, ConnectionError)):
+            raise UserError(
+                f"BigQuery does not answer about {self._what}. Is the network up?"
+            ) from None

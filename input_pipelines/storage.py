@@ -219,7 +219,7 @@ def location(bucket: str) -> str:
     Raises:
         UserError: there is no such bucket, or it may not be looked at.
     """
-    with _refusals("look at", f"gs://{bucket}"):
+    with _refusals("looking at", f"gs://{bucket}"):
         return _client().get_bucket(bucket, retry=_retry()).location
 
 

@@ -1,5 +1,6 @@
 """TFDS data sets by name: the embedded ones of tftpu, and any that TFDS knows."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.shards import Piece, Shards, checked
 
 EMBEDDED = ("digits", "python_source")
+
+# TFDS warns of a data set that is not prepared, where an error of ours says it.
+logging.getLogger("absl").addFilter(lambda r: not r.getMessage().startswith("Variant folder"))
 
 
 def cache_folder() -> str:

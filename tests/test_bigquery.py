@@ -1,6 +1,7 @@
 """BigQuery: the real clients against services on loopback; streams that break; what is exact."""
 
 import datetime
+import json
 
 import grpc
 import numpy as np
@@ -166,3 +167,14 @@ def test_a_service_that_refuses_for_good_is_a_sentence(service):
         bigquery.Table("p.d.t", ("id",), "yesterday")
     with pytest.raises(UserError, match="for a table"):
         bigquery.Table("SELECT 1", (), "2026-11-20")
+
+
+def test_a_project_that_nobody_named_is_a_sentence(tmp_path, monkeypatch):
+    key = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    with pytest.raises(UserError, match="Set GOOGLE_CLOUD_PROJECT"):
+        bigquery.Table("p.d.t")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import keras
@@ -194,6 +195,43 @@ def test_a_writer_that_is_not_there_is_a_sentence(tmp_path, monkeypatch):
     trainer = tftpu.Trainer(compiled(), tmp_path, writers=["mlflow"], verbose=False)
     with pytest.raises(UserError, match="pip install mlflow-skinny"):
         trainer.fit(data(), 1)
+
+
+def test_a_writer_that_fails_as_it_said_it_may_does_not_end_the_run(tmp_path, caplog):
+    class Away(writers.Writer):
+        failures = (ConnectionResetError, LookupError)
+
+        def write(self, step, split, scalars):
+            raise LookupError("the server is away")
+
+    trainer = tftpu.Trainer(compiled(), tmp_path, writers=[Away()], log_every=5, verbose=False)
+    trainer.fit(data(), 10)
+    assert caplog.text.count("Away cannot write (the server is away)") == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_later(
+    tmp_path, monkeypatch, caplog
+):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri("http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"mlflow, which cannot begin: .*Set MLFLOW_TRACKING_URI"):
+        writers.MLflow(str(tmp_path))
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    sink = writers.Writers([writers.MLflow(str(tmp_path))])
+    for run in (tmp_path / "store").glob("*/*/meta.yaml"):
+        shutil.rmtree(run.parent)
+    sink.write(1, "train", {"loss": 1.0})
+    assert "MLflow cannot write" in caplog.text
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"wandb, which cannot begin: .*Set WANDB_API_KEY"):
+        writers.WandB(str(tmp_path))
 
 
 def fit_with(name: str, workdir, steps: int) -> None:

@@ -1,10 +1,12 @@
 """Where a run's numbers go: one narrow interface, many sinks. The console's is `console.py`."""
 
+import contextlib
 import json
 import logging
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leave
 
 class Writer:
     """A sink. A kind that it cannot hold it leaves aside. Steps never go back within one run."""
+
+    # What it raises when it cannot write, besides OSError: no reason to end a run.
+    failures: tuple[type[Exception], ...] = ()
 
     def begin(self, config: dict[str, Any]) -> None:
         """What the run was set to: flat, of plain numbers, booleans and strings."""
@@ -40,7 +45,7 @@ class Writer:
 
 
 class Writers(Writer):
-    """All the writers of a run, as one. A disk or a bucket that fails one is no reason to end."""
+    """All the writers of a run, as one. What is away or full for one is no reason to end."""
 
     def __init__(self, writers: list[Writer]):
         self._writers = writers
@@ -70,7 +75,7 @@ class Writers(Writer):
         for index, writer in enumerate(self._writers):
             try:
                 getattr(writer, method)(*args)
-            except (OSError, OpError) as error:
+            except (OSError, OpError, *writer.failures) as error:
                 if index not in self._failed:  # once a run
                     name = type(writer).__name__
                     logging.warning("%s cannot write (%s): lines will be missing.", name, error)
@@ -169,20 +174,23 @@ class MLflow(Writer):
 
     def __init__(self, workdir: str):
         mlflow = _required("mlflow", "mlflow-skinny")
+        self.failures = (mlflow.exceptions.MlflowException,)
         path = files.join(workdir, "mlflow_run")
         known = files.read(path).decode() if files.exists(path) else None
         self._client = mlflow.MlflowClient()
         if known is None:
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
-            experiment = self._client.get_experiment_by_name(name)
-            number = experiment.experiment_id if experiment else None
-            run = self._client.create_run(
-                number or self._client.create_experiment(name), run_name=os.path.basename(workdir)
-            )
-            known = run.info.run_id
+            with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
+                known = self._created(os.path.basename(workdir))
             files.write_whole(path, known.encode())
         self._run = known
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
+
+    def _created(self, name: str) -> str:
+        """The number of a new run in the experiment, which is made if it is not there."""
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
+        return self._client.create_run(number, run_name=name).info.run_id
 
     def begin(self, config: dict[str, Any]) -> None:
         # A parameter of MLflow never changes: what a restart sets anew keeps its first value.
@@ -214,17 +222,19 @@ class WandB(Writer):
 
     def __init__(self, workdir: str):
         self._wandb = _required("wandb", "wandb")
+        self.failures = (self._wandb.Error,)
         path = files.join(workdir, "wandb_run")
         if not files.exists(path):
             files.write_whole(path, uuid.uuid4().hex[:16].encode())
-        self._run = self._wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "tftpu"),
-            id=files.read(path).decode(),
-            resume="allow",
-            name=os.path.basename(workdir),
-            dir=None if files.is_remote(workdir) else workdir,
-            settings=self._wandb.Settings(console="off"),
-        )
+        with _refusals("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
+            self._run = self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "tftpu"),
+                id=files.read(path).decode(),
+                resume="allow",
+                name=os.path.basename(workdir),
+                dir=None if files.is_remote(workdir) else workdir,
+                settings=self._wandb.Settings(console="off"),
+            )
 
     def begin(self, config: dict[str, Any]) -> None:
         self._run.config.update(config, allow_val_change=True)
@@ -269,6 +279,19 @@ def _append(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "ab") as file:
         file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Makes a sentence of what a sink raises that cannot begin."""
+    try:
+        yield
+    except failures as error:
+        first = str(error).strip().splitlines()[0][:200]
+        raise UserError(
+            f"train.writers asks for {module}, which cannot begin: {first} Set {variable}, or take "
+            "it out of train.writers."
+        ) from error
 
 
 def _required(module: str, package: str) -> Any:
