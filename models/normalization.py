@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from tftpu.models import pointwise
+
 
 class GhostBatchNormalization(keras.layers.Layer):
     """Batch normalisation over fixed groups of consecutive examples (Hoffer et al. 2017).
@@ -71,6 +73,8 @@ class GhostBatchNormalization(keras.layers.Layer):
                 "global batch that is a multiple of norm_batch x replicas x accumulate."
             )
         groups = shape[0] // self.norm_batch
+        if hasattr(x, "tftpu_product"):
+            return self._normalize_product(x, groups)
         x = ops.reshape(x, (groups, self.norm_batch, *shape[1:]))  # (groups, examples, ..., ch)
         axes = tuple(range(1, len(x.shape) - 1))
         mean = ops.mean(ops.cast(x, "float32"), axis=axes)  # (groups, channels)
@@ -80,6 +84,12 @@ class GhostBatchNormalization(keras.layers.Layer):
         broadcast = (groups, *([1] * len(axes)), shape[-1])
         x = self._normalize(x, ops.reshape(mean, broadcast), ops.reshape(variance, broadcast))
         return ops.reshape(x, shape)
+
+    def _normalize_product(self, x, groups: int):
+        """The same from the factors of x, the output of a `PointwiseConv`."""
+        mean, variance = pointwise.statistics(*x.tftpu_product, groups)
+        self._update(mean, variance)
+        return pointwise.scale_and_shift(x, *x.tftpu_product, *self._line(mean, variance))
 
     def _reduced_axes(self, x):
         return tuple(range(len(x.shape) - 1))
@@ -91,10 +101,13 @@ class GhostBatchNormalization(keras.layers.Layer):
             moving.assign(moving * self.momentum + seen * (1.0 - self.momentum))
 
     def _normalize(self, x, mean, variance):
-        # One multiply and one add an element, in the compute dtype.
-        scale = self.gamma * ops.rsqrt(variance + self.epsilon)
-        shift = self.beta - mean * scale
+        scale, shift = self._line(mean, variance)
         return x * ops.cast(scale, x.dtype) + ops.cast(shift, x.dtype)
+
+    def _line(self, mean, variance):
+        """What normalises: one multiply and one add an element, in the compute dtype."""
+        scale = self.gamma * ops.rsqrt(variance + self.epsilon)
+        return scale, self.beta - mean * scale
 
     def compute_output_shape(self, input_shape):
         return input_shape
