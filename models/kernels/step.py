@@ -109,18 +109,17 @@ def _in_graph(function):
     )
 
 
-def _agree_on_a_version() -> None:
-    """Lets jax write no newer form of a function than this TensorFlow reads.
+def readable() -> bool:
+    """Whether this TensorFlow reads what this jax writes.
 
-    TensorFlow's half is private; tried with 2.19.1 (which reads 9; jax 0.10.2 writes 10), 2.20.0
-    and 2.21.0.
+    TensorFlow's half is private; tried with 2.19.1 (which jax 0.6.0 fits, and 0.10.2 does not),
+    2.20.0 and 2.21.0 (both do).
     """
-    import jax
+    from jax import export
     from tensorflow.compiler.tf2xla.python import xla
 
-    option = "jax_export_calling_convention_version"
     newest = xla.call_module_maximum_supported_version()
-    jax.config.update(option, min(getattr(jax.config, option), newest))
+    return export.maximum_supported_calling_convention_version <= newest
 
 
 def _kernel():
@@ -130,5 +129,9 @@ def _kernel():
         from tftpu.models.kernels import flash
     except ImportError as error:
         raise UserError(_INSTALL) from error
-    _agree_on_a_version()
+    if not readable():
+        raise UserError(
+            f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "
+            "writes: run `pip install jax==0.6.0 jaxlib==0.6.0`, or use model.attention='plain'."
+        )
     return flash
