@@ -199,6 +199,12 @@ def _tool(traces: list[str], tool: str) -> Any:
 
     with _quiet():
         data, _ = raw_to_tool_data.xspace_to_tool_data(traces, tool, {})
+    if data is None:  # no trace, or none that can be read
+        names = ", ".join(os.path.basename(trace) for trace in traces) or "no trace"
+        raise UserError(
+            f"The newest profile cannot be read (it holds {names}): was the run killed while it "
+            "wrote it? Remove its folder, or profile again."
+        )
     return json.loads(data)
 
 

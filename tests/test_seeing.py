@@ -14,6 +14,7 @@ import tftpu
 from tests.test_goodput import slowly
 from tests.test_trainer import compiled, data
 from tftpu import files, goodput
+from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch import plot, profile, status
 from tftpu.launch.status import lines
@@ -177,6 +178,16 @@ def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
     trainer.fit(data(), 60, callbacks=[Signal()])
     assert profile.read(str(tmp_path)).steps == 10
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize("trace", [None, b"cut off"])
+def test_a_profile_that_was_cut_off_is_a_sentence(trace, tmp_path):
+    folder = tmp_path / "plugins" / "profile" / "2026_01_01"
+    folder.mkdir(parents=True)
+    if trace:
+        (folder / "host.xplane.pb").write_bytes(trace)
+    with pytest.raises(UserError, match="The newest profile cannot be read"):
+        profile.read(str(tmp_path))
 
 
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
