@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -249,7 +250,9 @@ def run(
         files.remove_tree(str(folder))  # it was killed after the manifest was there
         say(f"{conversion.output} holds all of it already.")
         return manifests.read(conversion.output)
-    with files.claim(str(folder)):
+    with _claimed(str(folder), say):
+        if begun(conversion, source) is None:  # by the process that was waited for
+            return manifests.read(conversion.output)
         _begin(folder, conversion.fingerprint(source), source.parts, conversion)
         job = _Job(conversion, source, folder)
         numbers = range(len(source.parts))
@@ -365,6 +368,23 @@ def _read_manifest(folder: str) -> tuple[bytes, int]:
         return storage.read(f"{folder}/{manifests.NAME}")
     path = files.join(folder, manifests.NAME)
     return (files.read(path), 0) if files.exists(path) else (b"", 0)
+
+
+@contextlib.contextmanager
+def _claimed(folder: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds a staging folder; if another process converts the same, waits for its end."""
+    said = False
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(files.claim(folder))
+                break
+            except files.HeldError:
+                if not said:
+                    say(f"Another process converts the same, in {folder}: waiting for its end.")
+                said = True
+                time.sleep(0.2)
+        yield
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ class _Images(_Ordered):
 class _Index(_Ordered):
     def __init__(self, path: str, options: Options):
         with tfrecord.opened(path) as file:
-            lines = _utf8(file.read(), path).splitlines()
+            lines = _utf8(file.read(), path).removeprefix("\ufeff").splitlines()  # as Excel writes
         if path.endswith(".csv"):
             rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
         else:

@@ -74,7 +74,7 @@ class _Child:
 
 
 def _described(code: int) -> str:
-    if code > 128:
+    if code - 128 in signal.valid_signals():
         return f"signal {signal.Signals(code - 128).name}"
     return f"exit code {code}"
 

@@ -1,12 +1,17 @@
 """`tftpu train`: from a config to a trained model, and the closing block."""
 
 import contextlib
+import dataclasses
 import sys
+from typing import Any
 
 from tftpu import files, goodput, hosts
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
 from tftpu.preemption import exit_on_notice
+
+# Of the data: how they are read, not which.
+_HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
 
 def run(
@@ -77,11 +82,17 @@ def _check_same_run(experiment: Experiment, workdir: str) -> None:
         return
     before = from_json(files.read(path).decode())
     for group in ("model", "data", "optimizer"):
-        if getattr(before, group) != getattr(experiment, group):
+        if _what(getattr(before, group)) != _what(getattr(experiment, group)):
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
                 "this one a workdir of its own with --workdir=DIR, or remove that one."
             )
+
+
+def _what(config: Any) -> tuple:
+    """A group of an experiment, without the fields that change no number of the run."""
+    fields = dataclasses.asdict(config)
+    return type(config), {name: value for name, value in fields.items() if name not in _HOW}
 
 
 def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str) -> None:

@@ -10,6 +10,9 @@ import pytest
 
 from tests.fake_google_cloud import SECRET, SECRETS
 from tftpu import files
+from tftpu.config import to_json
+from tftpu.errors import UserError
+from tftpu.launch import config_flags
 from tftpu.launch import main as command_line
 
 TRAIN = ("train", "--config=digits_resnet")
@@ -120,18 +123,30 @@ def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
 
 
 def test_a_workdir_of_another_model_is_refused(tmp_path, capsys):
-    from tftpu.config import to_json
-    from tftpu.launch import config_flags
-
     other = config_flags.load("digits_resnet", ["--config.model.width=16"])
     files.write_whole(tmp_path / "config.json", to_json(other).encode())
     assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
     assert "another model configuration" in capsys.readouterr().err
 
 
-def test_a_users_own_config_file_is_loaded(tmp_path):
-    from tftpu.launch import config_flags
+def test_the_data_of_a_run_may_come_another_way(tmp_path):
+    from tftpu.input_pipelines.sources import Records
+    from tftpu.launch import train
 
+    def experiment(**data):
+        made = config_flags.load("digits_resnet", [])
+        made.data = Records(data_dir="x", **data)
+        return made
+
+    files.write_whole(tmp_path / "config.json", to_json(experiment()).encode())
+    for same in ({"service": "grpc://a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
+        train._check_same_run(experiment(**same), str(tmp_path))
+    for other in ({"shuffle": 5}, {"global_batch": 8}):
+        with pytest.raises(UserError, match="another data configuration"):
+            train._check_same_run(experiment(**other), str(tmp_path))
+
+
+def test_a_users_own_config_file_is_loaded(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "from tftpu.launch.configs import digits_resnet\n"

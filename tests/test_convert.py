@@ -237,6 +237,32 @@ def test_two_splits_that_are_converted_at_once_are_both_there(pictures, tmp_path
     assert verify.run(str(output), workers=1)[1] == []
 
 
+def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tmp_path):
+    conversion = Conversion(f"images:{pictures}", str(tmp_path))
+    code = (
+        "import sys, time\nfrom tftpu import files\n"
+        "with files.claim(sys.argv[1]):\n"
+        "    print('held', flush=True)\n    sys.stdin.readline()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / ".converting-train")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    said = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "waiting" in text:
+            holder.communicate("go\n")
+
+    convert.run(conversion, workers=1, say=say)
+    assert "Another process converts the same" in said[0]
+    assert manifest.read(str(tmp_path)).examples("train") == 60
+
+
 def test_text_is_tokenised_once_packed_and_reads_back(tmp_path):
     rows = [{"text": f"Zeile {n}: ä{'x' * (n % 50)}"} for n in range(200)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -318,7 +344,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
         path = pictures / f"{name}.{suffix}"
         rows = [{"image": str(p.relative_to(pictures)), "label": p.parent.name} for p in files]
         if suffix == "csv":
-            with open(path, "w", newline="") as file:
+            with open(path, "w", newline="", encoding="utf-8-sig") as file:  # as Excel does
                 writer = csv.DictWriter(file, ["image", "label"])
                 writer.writeheader()
                 writer.writerows(rows)

@@ -54,12 +54,12 @@ def lives_left(workdir: Path) -> int:
 
 
 def test_a_run_that_gains_steps_is_restarted_until_it_is_done(tmp_path):
-    lives = ["exit:1", "save:10 kill", "save:20 exit:124", "save:30 exit:0"]
+    lives = ["exit:255", "save:10 kill", "save:20 exit:124", "save:30 exit:0"]
     process = start(tmp_path, lives, 5)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert lives_left(tmp_path) == 0
-    assert "exit code 1; its newest checkpoint is of step 0. Restart 1 of 5" in said
+    assert "exit code 255; its newest checkpoint is of step 0. Restart 1 of 5" in said
     assert "signal SIGKILL; its newest checkpoint is of step 10. Restart 2 of 5" in said
     assert "exit code 124; its newest checkpoint is of step 20. Restart 3 of 5" in said
 

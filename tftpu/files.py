@@ -26,6 +26,10 @@ _LONGEST_WAIT = 20.0
 _HELD: set[Path] = set()  # the locks that this process holds
 
 
+class HeldError(UserError):
+    """Another process works in a folder."""
+
+
 def is_remote(path: str) -> bool:
     """Whether TensorFlow's file systems are needed for the path."""
     return "://" in str(path)
@@ -80,7 +84,9 @@ def exists(path: str) -> bool:
 def size(path: str) -> int | None:
     """Bytes of a file; None if there is none."""
     if is_remote(path):
-        return _gfile().stat(path).length if _gfile().exists(path) else None
+        with contextlib.suppress(FileNotFoundError):
+            return _remote(path, _gfile().stat, path).length
+        return None
     return os.path.getsize(path) if os.path.isfile(path) else None
 
 
@@ -125,7 +131,8 @@ def claim(workdir: str) -> Iterator[None]:
     runs on one workdir are not kept apart.
 
     Raises:
-        UserError: the workdir cannot be written, or another run holds it.
+        HeldError: another run holds it.
+        UserError: the workdir cannot be written.
     """
     if is_remote(workdir):
         try:
@@ -149,7 +156,7 @@ def claim(workdir: str) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise UserError(
+            raise HeldError(
                 f"The workdir {workdir!r} is held by {holder}: wait for that run, or choose "
                 "another with --workdir=DIR."
             ) from error

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from tftpu.trainer import Trainer
 
 # Metrics for which less is better, by a part of their name.
-_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "bits", "entropy", "mse", "mae")
+_SMALLER_IS_BETTER = (
+    *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
+    *("divergence", "hinge", "poisson", "logcosh", "false_"),
+)
 
 
 class Run:

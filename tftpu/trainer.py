@@ -318,9 +318,9 @@ class Trainer:
         def iterator_here():
             return feed.training_iterator(dataset, run.position, self.strategy, class_weight)
 
-        iterator = iterator_here()
         try:
             run.begin()
+            iterator = iterator_here()
             with (
                 PreemptionNotice(self.grace, run.newest) as notice,
                 self.watchdog as watchdog,
@@ -355,7 +355,7 @@ class Trainer:
                 raise HostLost(
                     f"Another host of the run was lost after step {run.step}, or failed: see what "
                     "it said. Started again on all hosts, the same command goes on from the last "
-                    f"checkpoint. ({str(error).strip().splitlines()[-1][:200]})"
+                    f"checkpoint. ({str(error).strip().rpartition(chr(10))[2][:200]})"
                 ) from error
             raise
         finally:
