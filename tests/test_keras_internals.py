@@ -103,3 +103,19 @@ def test_the_layer_of_an_op():
 def test_the_history_of_a_callback_list():
     callbacks = keras_internals.callback_list([], mlp(), 1, 1)
     assert isinstance(keras_internals.history_of(callbacks), keras.callbacks.History)
+
+
+def test_a_strategy_of_one_device_is_what_preflight_builds_on():
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    assert type(strategy.extended) is keras_internals.OneDeviceExtended
+    for name in ("_num_replicas_in_sync", "_use_merge_call", "_replica_ctx_all_reduce"):
+        assert hasattr(keras_internals.OneDeviceExtended, name)
+
+
+def test_a_sum_over_replicas_lowers_to_that_of_xla():
+    group = np.arange(4, dtype=np.int32)[None]
+    function = tf.function(lambda x: keras_internals.xla_sum(x, group), jit_compile=True)
+    concrete = function.get_concrete_function(tf.TensorSpec((3,)))
+    text = keras_internals.compiler_ir(concrete, "hlo")
+    assert "f32[3]{0} all-reduce(" in text and "replica_groups={{0,1,2,3}}" in text
+    assert isinstance(keras_internals.compiler_ir(concrete, "hlo_serialized"), bytes)

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_system_metadata
 
 from tftpu import hosts, keras_internals
 from tftpu.errors import UserError
@@ -157,7 +156,7 @@ class _SimulatedResolver:
         prefix = "/job:localhost/replica:0/task:0/device:"
         devices = [_Device(f"{prefix}CPU:0", "CPU")]
         devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._replicas)]
-        return tpu_system_metadata.TPUSystemMetadata(
+        return tf.tpu.experimental.TPUSystemMetadata(
             num_cores=self._replicas,
             num_hosts=1,
             num_of_cores_per_host=self._replicas,

@@ -10,11 +10,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
 from tensorflow.python.framework import kernels
+
+# What a strategy of one device does; preflight's says that there are more.
+OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
 # What XLA compiles without a kernel: arguments, and calls whose bodies are looked at themselves.
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
@@ -206,6 +213,26 @@ def layer_of(op: tf.Operation) -> str:
     """The Keras layer that made a graph op, by the name scopes in the op's name; "" if none."""
     scopes = [re.sub(r"_\d+$", "", scope) for scope in op.name.split("/")[:-1]]
     return scopes[-1] if scopes else ""
+
+
+def xla_sum(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
+    """XLA's all-reduce over replicas, a sum; it compiles, and runs nowhere here.
+
+    Args:
+        group: (groups, replicas), int32: who adds up with whom.
+    """
+    return gen_xla_ops.xla_all_reduce(
+        tensor, group_assignment=group, reduce_op="Add", mode="CrossReplica"
+    )
+
+
+def compiler_ir(concrete: Any, stage: str) -> Any:
+    """A concrete function, traced with `jit_compile`, as XLA takes it.
+
+    Args:
+        stage: "hlo" gives text, "hlo_serialized" an HloModuleProto.
+    """
+    return _compiler_ir.from_concrete_function(concrete)(stage=stage)
 
 
 def callback_list(callbacks: list, model: keras.Model, epochs: int, steps: int) -> Any:

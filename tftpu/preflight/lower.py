@@ -12,9 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-from tensorflow.python.distribute import one_device_strategy, reduce_util
-from tensorflow.python.eager.polymorphic_function import compiler_ir
 
 from tftpu import checks, keras_internals
 from tftpu.errors import UserError
@@ -99,7 +96,7 @@ class OneReplicaOf(tf.distribute.Strategy):
         super().__init__(_Extended(self, replicas))
 
 
-class _Extended(one_device_strategy.OneDeviceExtended):
+class _Extended(keras_internals.OneDeviceExtended):
     """Private interface of TensorFlow: tried with 2.20 and 2.21."""
 
     compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
@@ -121,10 +118,8 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         group = np.arange(self._replicas, dtype=np.int32)[None]
 
         def reduce(x):
-            x = gen_xla_ops.xla_all_reduce(
-                x, group_assignment=group, reduce_op="Add", mode="CrossReplica"
-            )
-            if reduce_op == reduce_util.ReduceOp.MEAN:
+            x = keras_internals.xla_sum(x, group)
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
                 x /= tf.cast(self._replicas, x.dtype)
             return x
 
@@ -144,7 +139,7 @@ def _trace(function: Callable, batch: tuple) -> tuple[Any, list[str]]:
 
 def _to_hlo(concrete: Any, stage: str, layers: Collection[str]) -> Any:
     try:
-        return compiler_ir.from_concrete_function(concrete)(stage=stage)
+        return keras_internals.compiler_ir(concrete, stage)
     except (tf.errors.OpError, ValueError) as error:
         raise UserError(_explain_failure(str(error), layers)) from error
 
