@@ -11,10 +11,16 @@ it is back, the same command goes on from the checkpoint.
 """
 
 import argparse
+import socket
+import time
 import uuid
 from collections.abc import Callable
 
 import tensorflow as tf
+
+from tftpu.errors import UserError
+
+PATIENCE = 30.0  # seconds for machines that start at the same time as this one
 
 _service = tf.data.experimental.service
 
@@ -29,7 +35,12 @@ def distributed(
         prepare: from such a dataset to one of as many elements, in order.
         addresses: of the services, as grpc://10.0.0.2:5000.
         step: the number of the first.
+
+    Raises:
+        UserError: an address at which nothing listens.
     """
+    for address in addresses:
+        _reach(address)
     numbers = tf.data.Dataset.range(step, tf.int64.max)
     made = []
     for machine, address in enumerate(addresses):
@@ -47,6 +58,24 @@ def distributed(
 
     in_turn = tf.data.Dataset.choose_from_datasets(made, turns, stop_on_empty_dataset=True)
     return tf.data.Dataset.zip(numbers, in_turn).map(lambda *parts: checked(*parts))
+
+
+def _reach(address: str) -> None:
+    """Raises `UserError` if nothing listens there: TensorFlow would wait for it without end."""
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"There is no tf.data service at {address} ({error}): start it there with "
+                    f"`python -m tftpu.input_pipelines.service --port={port} --host={host}`, or "
+                    "mend data.service."
+                ) from error
+        time.sleep(0.5)
 
 
 def serve(port: int = 0, host: str = "localhost") -> tuple:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests import data_sets
 from tftpu import input_pipelines
 from tftpu.errors import UserError
+from tftpu.input_pipelines import service
 from tftpu.input_pipelines.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 
@@ -58,6 +59,14 @@ def test_a_bad_record_is_named_across_the_service(tmp_path, machines):
     served = input_pipelines.training(data(tmp_path, service=machines))
     with pytest.raises(tf.errors.OpError, match=f"record 3 of {tmp_path}/train-00001"):
         list(served.starting_at(0).take(8))
+
+
+def test_an_address_at_which_nothing_listens_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "PATIENCE", 0.6)
+    write(tmp_path)
+    alone = input_pipelines.training(data(tmp_path, service="grpc://127.0.0.1:9"))
+    with pytest.raises(UserError, match=r"no tf.data service at grpc://127.0.0.1:9 .*refused"):
+        alone.starting_at(0)
 
 
 @pytest.mark.parametrize("address", ["localhost:5000", "grpc://a", "grpc://a:1, grpc://b:1"])
