@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines import convert, parts, tfrecord
-from tftpu.input_pipelines.convert import Conversion, Plan
+from tftpu.input_pipelines.convert import Conversion
 from tftpu.input_pipelines.manifest import Shard
+from tftpu.input_pipelines.plan import Plan
 
 
 def run(conversion: Conversion, arguments: list[str]) -> None:
