@@ -466,6 +466,13 @@ def test_an_option_out_of_range_is_refused(option, value):
         trainer_of(compiled(), **{option: value})
 
 
+def test_a_run_that_a_callback_ends_logs_its_last_steps(tmp_path):
+    stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=100)
+    trainer_of(compiled(), tmp_path).fit(data(), 24, validation_every=6, callbacks=[stop])
+    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").open())
+    assert (line["step"], line["split"]) == (12, "train")
+
+
 def test_times_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="watchdog is 0"):
         trainer_of(compiled(), watchdog=0)

@@ -344,6 +344,7 @@ class Trainer:
                     if not asked:  # an evaluation may take longer than there is time
                         run.evaluate()
                         asked = self._any_asks(notice)
+                        run.log()  # where a callback has just ended the run
                     run.save(now=asked)
                     if asked and (run.evaluation_due() or not run.over()):
                         saved = self.hosts.from_chief(run.settle())
