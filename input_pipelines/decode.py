@@ -99,7 +99,9 @@ def cropped(
                 lambda: tf.cond(shorter < 8 * size, lambda: at(4), lambda: at(8)),
             )
 
-        return resized(tf.cond(shorter < 2 * size, lambda: at(1), smaller), size)
+        pixels = tf.cond(shorter < 2 * size, lambda: at(1), smaller)
+        # The same bits come out of float32, sooner than out of uint8; the crop is not large here.
+        return resized(tf.cast(pixels, tf.float32), size)
 
     def whole() -> tf.Tensor:
         return resized(_part(decoded(image, channels), window), size)
@@ -130,11 +132,12 @@ def of_channels(image: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def resized(image: tf.Tensor, size: int) -> tf.Tensor:
-    """(height, width, channels), uint8 -> (size, size, channels), uint8."""
+    """(height, width, channels), uint8 or as float32 -> (size, size, channels), uint8."""
     pixels = tf.raw_ops.ResizeBilinear(
         images=image[None], size=(size, size), half_pixel_centers=True
     )
-    return tf.cast(pixels[0] + 0.5, tf.uint8)
+    # The sum takes the place of its first term, which a slice of it could not.
+    return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
 def _is_jpeg(image: tf.Tensor) -> tf.Tensor:
