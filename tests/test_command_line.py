@@ -1,5 +1,6 @@
 """`tftpu COMMAND`: quick answers, and every mistake one sentence."""
 
+import errno
 import json
 import os
 import subprocess
@@ -120,6 +121,15 @@ def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
         holder.wait()
     with files.claim(str(tmp_path)):  # the lock went with its holder
         pass
+
+
+def test_a_disk_without_locks_is_no_reason_not_to_train(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", refused)
+    with files.claim(str(tmp_path)):
+        assert "two runs on it would not be kept apart" in caplog.text
 
 
 def test_a_workdir_of_another_model_is_refused(tmp_path, capsys):

@@ -1,9 +1,12 @@
 """Where a run's numbers go: TensorBoard, metrics.jsonl, the console; and profiles."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
+import time
 
 import keras
 import numpy as np
@@ -215,23 +218,34 @@ def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_l
     tmp_path, monkeypatch, caplog
 ):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri("http://127.0.0.1:9")
+    began = time.monotonic()
     with pytest.raises(UserError, match=r"mlflow, which cannot begin: .*Set MLFLOW_TRACKING_URI"):
         writers.MLflow(str(tmp_path))
+    assert time.monotonic() - began < 30  # not the minutes that MLflow would try
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     sink = writers.Writers([writers.MLflow(str(tmp_path))])
     for run in (tmp_path / "store").glob("*/*/meta.yaml"):
         shutil.rmtree(run.parent)
     sink.write(1, "train", {"loss": 1.0})
     assert "MLflow cannot write" in caplog.text
+
+
+@pytest.mark.slow
+def test_weights_and_biases_without_a_key_is_a_sentence(tmp_path):
     pytest.importorskip("wandb")
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"wandb, which cannot begin: .*Set WANDB_API_KEY"):
-        writers.WandB(str(tmp_path))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
+    code = "import sys; from tftpu import writers; writers.WandB(sys.argv[1])"
+    done = subprocess.run(  # in a process of its own: the package remembers how it was set up
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**environment, "NETRC": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+    )
+    assert "UserError: train.writers asks for wandb, which cannot begin:" in done.stderr
+    assert "Set WANDB_API_KEY, or WANDB_MODE=offline" in done.stderr
 
 
 def fit_with(name: str, workdir, steps: int) -> None:

@@ -160,6 +160,10 @@ def claim(workdir: str) -> Iterator[None]:
                 f"The workdir {workdir!r} is held by {holder}: wait for that run, or choose "
                 "another with --workdir=DIR."
             ) from error
+        except OSError as error:  # some network disks
+            logging.warning(
+                "%s cannot be locked (%s): two runs on it would not be kept apart.", workdir, error
+            )
         # A full disk: the lock holds without its text.
         with contextlib.suppress(OSError):
             file.truncate(0)

@@ -177,8 +177,8 @@ class Trainer:
             UserError: the data or the model cannot be used, or the loss is not finite any more.
             Preempted: the run was asked to stop, after a checkpoint was saved.
         """
-        if steps < 1:
-            raise UserError(f"steps is {steps}: it must be 1 or more.")
+        if steps < 1 or steps != int(steps):
+            raise UserError(f"steps is {steps}: it must be a whole number, 1 or more.")
         if validation_every is not None and validation_every < 1:
             raise UserError(
                 f"validation_every is {validation_every}: it must be 1 or more, or None."
@@ -189,7 +189,7 @@ class Trainer:
                 self.workdir if self.writes else None, self.clock
             )
             self._prepare(feed.for_training(dataset, 0, class_weight))
-            run = Run(self, steps, validation_data, validation_every, callbacks)
+            run = Run(self, int(steps), validation_data, validation_every, callbacks)
             self._fit(run, dataset, class_weight)
             return run.history
 

@@ -175,6 +175,9 @@ class MLflow(Writer):
     def __init__(self, workdir: str):
         mlflow = _required("mlflow", "mlflow-skinny")
         self.failures = (mlflow.exceptions.MlflowException,)
+        # Its own patience is minutes, which a run would stand still for at every line.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         path = files.join(workdir, "mlflow_run")
         known = files.read(path).decode() if files.exists(path) else None
         self._client = mlflow.MlflowClient()
