@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import threading
 
 import keras
 import numpy as np
@@ -480,6 +481,25 @@ def test_times_that_make_no_sense_are_refused():
         trainer_of(compiled(), watchdog=0)
     with pytest.raises(UserError, match="validation_every is -5"):
         trainer_of(compiled()).fit(data(), 4, validation_data=data(), validation_every=-5)
+
+
+def test_validation_data_that_cannot_be_used_are_refused_before_a_step_is_trained():
+    for wrong, sentence in ((examples(), "The data is a tuple"), (data().repeat(), "never end")):
+        trainer = trainer_of(compiled())
+        with pytest.raises(UserError, match=sentence):
+            trainer.fit(data(), 4, validation_data=wrong)
+        assert trainer.step is None
+
+
+def test_a_callback_that_fails_at_the_end_leaves_nothing_running(tmp_path):
+    class Failing(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        trainer_of(compiled(), tmp_path).fit(data(), 4, callbacks=[Failing()])
+    assert "telemetry" not in {thread.name for thread in threading.enumerate()}
+    assert json.loads((tmp_path / "goodput.json").read_text())["state"] == "finished"
 
 
 def test_evaluation_data_that_never_end_are_refused():

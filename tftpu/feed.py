@@ -82,13 +82,23 @@ def for_evaluation(dataset: Any, replicas: int):
     Raises:
         UserError: not a dataset, or one that never ends.
     """
+    dataset = finite(dataset)
+    size = -(-batch_size(dataset) // replicas) * replicas
+    return _narrow(dataset).map(lambda *batch: _pad(batch, size))
+
+
+def finite(dataset: Any) -> tf.data.Dataset:
+    """What can be evaluated on.
+
+    Raises:
+        UserError: not a dataset, or one that never ends.
+    """
     dataset = _checked(dataset)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError(
             "The evaluation data never end: take out .repeat(), or cut them with .take(batches)."
         )
-    size = -(-batch_size(dataset) // replicas) * replicas
-    return _narrow(dataset).map(lambda *batch: _pad(batch, size))
+    return dataset
 
 
 def share_spec(dataset: tf.data.Dataset, replicas: int, accumulate: int) -> Any:

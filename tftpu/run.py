@@ -1,5 +1,6 @@
 """The books of one `fit`: where it stands, what it has seen, and what falls due next."""
 
+import contextlib
 import json
 import logging
 import math
@@ -267,12 +268,13 @@ class Run:
         logging.warning("%s Going back to step %s and skipping those batches.", where, self.step)
 
     def end(self) -> None:
-        """Closes everything that is open; also after an error."""
-        self.settle()
-        self._trainer.profiler.stop()
-        self._callbacks.on_train_end()
-        self._report.end(self.state_at_end)
-        self._trainer.clock.turn_to(None)
+        """Closes everything that is open; also after an error, and where one of these fails."""
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self._trainer.clock.turn_to, None)
+            last_first.callback(self._report.end, self.state_at_end)
+            last_first.callback(self._callbacks.on_train_end)
+            last_first.callback(self._trainer.profiler.stop)
+            self.settle()
 
     @property
     def state(self) -> dict[str, Any]:

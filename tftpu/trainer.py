@@ -183,6 +183,8 @@ class Trainer:
             raise UserError(
                 f"validation_every is {validation_every}: it must be 1 or more, or None."
             )
+        if validation_data is not None:
+            feed.finite(validation_data)  # a mistake is found before the first epoch is trained
         with files.claim(self.workdir) if self.writes else contextlib.nullcontext():
             self.clock.turn_to("starting")
             self.account = self.account or goodput.Account(
