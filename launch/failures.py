@@ -156,6 +156,12 @@ FAILURES = (
         "checkpoint.",
     ),
     Failure(
+        "worker-killed",
+        r"^BrokenProcessPool: ",
+        "A process that works on the data was killed, as systems do when memory is short.",
+        "Start the same command again, which goes on, with fewer --workers.",
+    ),
+    Failure(
         "norm-batch",
         r"norm_batch=\d+ does not divide the batch of \w+ examples that layer '[^']+' was given",
         "A layer with batch statistics over fixed groups was given a batch that holds no whole "

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tftpu import preflight
 from tftpu.errors import UserError
+from tftpu.input_pipelines import processes
 from tftpu.launch import failures, main, train
 from tftpu.models.normalization import GhostBatchNormalization
 
@@ -185,6 +186,12 @@ step.trace(shape).lower(lowering_platforms=("tpu",)).compile()
     message = done.stderr[done.stderr.index("RESOURCE_EXHAUSTED") :]
     text = explained("hbm-at-compile-time-in-new-words", message)
     assert re.search(r"it needs [\d.]+G of 15\.75G", text)
+
+
+def test_a_process_of_a_conversion_that_is_killed():
+    with processes.each(2, 2) as each:
+        text = explained("worker-killed", raised(each, os._exit, [1, 1]))
+    assert "fewer --workers" in text
 
 
 def test_a_disk_that_is_full():
