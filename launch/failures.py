@@ -27,7 +27,7 @@ class Failure(NamedTuple):
 _STEP_TOO_BIG = "The step does not fit into the memory of the TPU: it needs {used} of {limit}."
 _MAKE_IT_SMALLER = (
     "Halve config.data.global_batch, or keep it and double config.train.accumulate; mixed_bfloat16 "
-    "halves the activations."
+    "halves the activations, and in a model of the zoo config.model.remat=block keeps few of them."
 )
 FAILURES = (
     Failure(

@@ -26,8 +26,10 @@ def build(config: BERT) -> keras.Model:
     x = _norm(x, name="embed_norm")
     if config.dropout:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
+    borders = [x]
     for block in range(config.layers):
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
+        borders.append(x)
     if config.head == "masked_lm":
         x = _dense(x, config.width, activation="gelu", name="head_transform")
         x = _norm(x, name="head_norm")
@@ -37,7 +39,8 @@ def build(config: BERT) -> keras.Model:
         if config.dropout:
             x = layers.Dropout(config.dropout, name="head_dropout")(x)
         logits = _dense(x, config.classes, dtype="float32", name="head")
-    return TokenModel(inputs, logits, name=config.name)
+    model = TokenModel(inputs, logits, name=config.name)
+    return model.with_remat(config.remat, borders, inputs["segments"])
 
 
 def _block(x, segments, config: BERT, name: str):

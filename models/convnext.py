@@ -3,6 +3,7 @@
 import keras
 from keras import layers
 
+from tftpu.models.remat import BlockModel
 from tftpu.models.sizes import ConvNeXt
 from tftpu.models.stochastic_depth import StochasticDepth
 
@@ -13,6 +14,7 @@ def build(config: ConvNeXt) -> keras.Model:
     x = _conv(images, config.widths[0], 4, name="stem_conv")  # a quarter of the size
     x = _norm(x, name="stem_norm")
     done, last = 0, sum(config.blocks) - 1
+    borders = [x]
     for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths), 1):
         if stage > 1:
             x = _norm(x, name=f"stage{stage}_norm")
@@ -21,12 +23,14 @@ def build(config: ConvNeXt) -> keras.Model:
             # The deeper the block, the more often it is dropped.
             drop = config.stochastic_depth * done / last if last else 0.0
             x = _block(x, width, drop, config, name=f"stage{stage}_block{block}")
+            borders.append(x)
             done += 1
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     x = _norm(x, name="head_norm")
     # float32 logits: the softmax of a bfloat16 one loses too much.
     head = layers.Dense(config.classes, kernel_initializer=_init(), dtype="float32", name="head")
-    return keras.Model(images, head(x), name=config.name)
+    model = BlockModel(images, head(x), name=config.name)
+    return model.with_remat(config.remat, borders)
 
 
 def _block(x, width: int, drop: float, config: ConvNeXt, name: str):

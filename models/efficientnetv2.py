@@ -4,6 +4,7 @@ import keras
 from keras import layers, ops
 
 from tftpu.models.normalization import GhostBatchNormalization
+from tftpu.models.remat import BlockModel
 from tftpu.models.sizes import EfficientNetV2
 from tftpu.models.stochastic_depth import StochasticDepth
 
@@ -13,6 +14,7 @@ def build(config: EfficientNetV2) -> keras.Model:
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
     x = _conv_norm(images, config.stem_width, 3, 2, config, name="stem")
     done, total = 0, sum(config.blocks)
+    borders = [x]
     for stage, blocks in enumerate(config.blocks):
         kind = _fused if stage < config.fused_stages else _inverted
         for block in range(blocks):
@@ -26,6 +28,7 @@ def build(config: EfficientNetV2) -> keras.Model:
                 config=config,
                 name=f"stage{stage + 1}_block{block + 1}",
             )
+            borders.append(x)
             done += 1
     x = _conv_norm(x, config.head_width, 1, 1, config, name="top")
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
@@ -38,7 +41,8 @@ def build(config: EfficientNetV2) -> keras.Model:
         dtype="float32",
         name="head",
     )
-    return keras.Model(images, head(x), name=config.name)
+    model = BlockModel(images, head(x), name=config.name)
+    return model.with_remat(config.remat, borders)
 
 
 def _residual(kind, x, width, stride, expand, drop, config: EfficientNetV2, name: str):

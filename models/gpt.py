@@ -20,10 +20,14 @@ def build(config: GPT) -> keras.Model:
     x = Positions(config.context, name="positions_embed")(x, inputs["positions"])
     if config.dropout:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
+    borders = [x]
     for block in range(config.layers):
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
+        borders.append(x)
     x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
-    return TokenModel(inputs, TiedHead(embed, dtype="float32", name="head")(x), name=config.name)
+    logits = TiedHead(embed, dtype="float32", name="head")(x)
+    model = TokenModel(inputs, logits, name=config.name)
+    return model.with_remat(config.remat, borders, inputs["segments"])
 
 
 def _block(x, segments, config: GPT, name: str):

@@ -23,14 +23,17 @@ def build(config: Llama) -> keras.Model:
         config.vocabulary, config.width, embeddings_initializer=_normal(), name="tokens_embed"
     )
     x = embed(inputs["tokens"])  # (batch, time, width)
+    borders = [x]
     for block in range(config.layers):
         x = _block(x, inputs["segments"], inputs["positions"], config, name=f"block{block + 1}")
+        borders.append(x)
     x = _norm(x, config, name="final_norm")
     if config.tied:
         logits = TiedHead(embed, dtype="float32", name="head")(x)
     else:
         logits = _dense(config.vocabulary, dtype="float32", name="head")(x)
-    return TokenModel(inputs, logits, name=config.name)
+    model = TokenModel(inputs, logits, name=config.name)
+    return model.with_remat(config.remat, borders, inputs["segments"], inputs["positions"])
 
 
 def _block(x, segments, positions, config: Llama, name: str):

@@ -5,6 +5,7 @@ from keras import layers, ops
 
 from tftpu.models.normalization import GhostBatchNormalization
 from tftpu.models.pointwise import PointwiseConv
+from tftpu.models.remat import BlockModel
 from tftpu.models.sizes import ResNet
 
 # Examples that share batch statistics, from which on a TPU gains by `PointwiseConv`: 32 of 128 on a
@@ -17,17 +18,20 @@ def build(config: ResNet) -> keras.Model:
     """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
     x = _stem(images, config)
+    borders = [x]
     for stage, blocks in enumerate(config.blocks):
         width = config.width * 2**stage
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
             x = _residual(x, width, stride, config, name=f"stage{stage + 1}_block{block + 1}")
+            borders.append(x)
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: the softmax of a bfloat16 one loses too much.
     logits = layers.Dense(config.classes, dtype="float32", name="head")(x)
-    return keras.Model(images, logits, name=config.name)
+    model = BlockModel(images, logits, name=config.name)
+    return model.with_remat(config.remat, borders)
 
 
 def _stem(x, config: ResNet):

@@ -9,6 +9,7 @@ from tftpu.config import Model, Share
 from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
+REMATS = ("none", "block")
 
 
 @dataclasses.dataclass
@@ -27,8 +28,10 @@ class ResNet(Model):
     classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share batch statistics, or "global"
     dropout: float = 0.0
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         _check_one_of("stride_in", self.stride_in, ("3x3", "1x1"))
         _check_one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
         if self.stem == "space_to_depth" and self.image_size % 2:
@@ -50,8 +53,10 @@ class GPT(Model):
     heads: int = 12
     dropout: float = 0.0
     attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         check_attention(self.attention)
         if self.width % self.heads:
             raise UserError(
@@ -70,8 +75,10 @@ class ConvNeXt(Model):
     classes: int = 1000
     layer_scale: float = 1e-6  # the factor of a branch at first; 0: no factor
     stochastic_depth: float = 0.0  # of the last block; falls to 0 at the first
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         _check_stages(self, "widths")
         _check_rate("stochastic_depth", self.stochastic_depth)
 
@@ -94,8 +101,10 @@ class EfficientNetV2(Model):
     norm_batch: int | str = 32  # consecutive examples that share batch statistics, or "global"
     dropout: float = 0.2
     stochastic_depth: float = 0.2  # beyond the last block; falls to 0 at the first
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         _check_stages(self, "widths", "strides", "expand")
         _check_rate("dropout", self.dropout)
         _check_rate("stochastic_depth", self.stochastic_depth)
@@ -119,8 +128,10 @@ class ViT(Model):
     dropout: float = 0.0
     stochastic_depth: float = 0.0  # of the last block; falls to 0 at the first
     attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         check_attention(self.attention)
         _check_heads(self)
         _check_one_of("pooling", self.pooling, ("token", "mean"))
@@ -151,8 +162,10 @@ class BERT(Model):
     classes: int = 2  # of the head "classes"
     dropout: float = 0.1
     attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         check_attention(self.attention)
         _check_heads(self)
         _check_one_of("head", self.head, ("masked_lm", "classes"))
@@ -175,8 +188,10 @@ class Llama(Model):
     rope_scaling: float = 1.0  # Llama 3.1 and later: stretches the long waves of the positions
     epsilon: float = 1e-5
     attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
+        check_remat(self.remat)
         check_attention(self.attention)
         _check_heads(self)
         if not 1 <= self.kv_heads <= self.heads or self.heads % self.kv_heads:
@@ -272,6 +287,11 @@ def check_attention(attention: str) -> None:
         raise UserError(
             f"There is no model.attention {attention!r}.{did_you_mean(attention, ATTENTIONS)}"
         )
+
+
+def check_remat(remat: str) -> None:
+    """Raises `UserError` for what `tftpu.models.remat` does not know."""
+    _check_one_of("remat", remat, REMATS)
 
 
 def _check_one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

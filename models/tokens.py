@@ -3,9 +3,10 @@
 import keras
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.models.remat import BlockModel
 
 
-class TokenModel(keras.Model):
+class TokenModel(BlockModel):
     """A functional model of tokens that also takes rows packed from several documents.
 
     Its features are token ids (batch, time), int32, or a dict: "tokens", and as many as there are

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from tftpu.models.remat import BlockModel
 from tftpu.models.self_attention import SelfAttention
 from tftpu.models.sizes import ViT
 from tftpu.models.stochastic_depth import StochasticDepth
@@ -32,10 +33,12 @@ def build(config: ViT) -> keras.Model:
         x = FixedPositions(side, name="positions")(x)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
+    borders = [x]
     for block in range(config.layers):
         # The deeper the block, the more often it is dropped.
         drop = config.stochastic_depth * block / max(config.layers - 1, 1)
         x = _block(x, drop, config, name=f"block{block + 1}")
+        borders.append(x)
     x = layers.LayerNormalization(epsilon=1e-6, name="final_norm")(x)
     if config.pooling == "token":
         x = x[:, 0]
@@ -43,7 +46,8 @@ def build(config: ViT) -> keras.Model:
         x = layers.GlobalAveragePooling1D(name="pool")(x)
     # Logits that start at zero, as the paper has them; float32, or the softmax loses too much.
     head = layers.Dense(config.classes, kernel_initializer="zeros", dtype="float32", name="head")
-    return keras.Model(images, head(x), name=config.name)
+    model = BlockModel(images, head(x), name=config.name)
+    return model.with_remat(config.remat, borders)
 
 
 def _block(x, drop: float, config: ViT, name: str):
