@@ -1,5 +1,7 @@
 """`tftpu preflight`: does a config compile for these slices, does it fit, and what does it cost?"""
 
+import dataclasses
+import functools
 import json
 import os
 import sys
@@ -65,6 +67,11 @@ def check(experiment: Experiment, slices: list[str], **options):
         )
     train, data = experiment.train, experiment.data
     norm_batch = getattr(experiment.model, "norm_batch", None)
+    recomputing = None
+    if getattr(experiment.model, "remat", None) == "none":
+        model = dataclasses.replace(experiment.model, remat="block")
+        again = dataclasses.replace(experiment, model=model)
+        recomputing = functools.partial(build_model, again)
     return preflight.check(
         lambda: build_model(experiment),
         input_pipelines.batch_spec(data, data.global_batch),
@@ -75,6 +82,7 @@ def check(experiment: Experiment, slices: list[str], **options):
         ema=train.ema,
         steps=train.steps,
         validate=experiment.validate,
+        recomputing=recomputing,
         # Batch statistics need whole groups of examples.
         **({"batch_unit": norm_batch} if isinstance(norm_batch, int) else {}),
         **options,

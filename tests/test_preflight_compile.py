@@ -5,6 +5,7 @@ Evidence: compiled. Nothing here ran on a TPU.
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tftpu import models, preflight
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 from tftpu.preflight import compiler
+from tftpu.preflight.examine import Run, _Examiner
 from tftpu.preflight.slices import parse_slice
 
 pytestmark = pytest.mark.compiles
@@ -334,3 +336,18 @@ def test_on_another_kind_of_machine_it_says_so(monkeypatch):
     monkeypatch.setattr(compiler.platform, "machine", lambda: "arm64")
     with pytest.raises(UserError, match="x86-64 Linux only"):
         compiler.check_machine()
+
+
+def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
+    sizes = {"vocabulary": 256, "context": 128, "layers": 8, "width": 128, "heads": 4}
+
+    def model(remat):
+        return lambda: compiled(models.build(GPT(name="gpt", remat=remat, **sizes)))
+
+    spec = tuple(tf.TensorSpec((8 * 4096, 128), tf.int32) for _ in range(2))
+    run = Run(recomputing=model("block"))
+    examiner = _Examiner(model("none"), spec, "mixed_bfloat16", 1, {}, run)
+    target = parse_slice("v2-8")
+    assert examiner._compile(examiner.program(8, 4096, 1), target).out_of_memory
+    said = examiner._recomputing(target, 4096)
+    assert re.fullmatch(r"model\.remat=block fits this batch: .* GiB, .* ms a step, the.*", said)

@@ -30,6 +30,8 @@ class Run:
         validate: called with the replicas of a slice; raises `UserError` if the run cannot be
             shared by so many.
         batch_unit: the per-core batch is a multiple of this, in the search for one that fits.
+        recomputing: makes the same model with `remat="block"`; None: there is none, or it has
+            that already.
         time_limit: seconds for one compile.
         verbose: show what the compiler writes to standard error.
     """
@@ -39,6 +41,7 @@ class Run:
     prices: dict[str, float] = dataclasses.field(default_factory=dict)
     validate: Callable[[int], None] = lambda replicas: None
     batch_unit: int = advise.SUBLANES
+    recomputing: Callable[[], keras.Model] | None = None
     time_limit: float = TIME_LIMIT
     verbose: bool = False
 
@@ -131,12 +134,12 @@ class _Examiner:
             report.lints = [str(item) for item in advise.lint(program, cost, share)]
         return report
 
-    def _lower(self, replicas: int, per_core: int, accumulate: int) -> Program:
+    def _lower(self, replicas: int, per_core: int, accumulate: int, model_fn=None) -> Program:
         batch = keras.tree.map_structure(
             lambda s: tf.TensorSpec((per_core, *s.shape[1:]), s.dtype), self.batch_spec
         )
         return lower(
-            self.model_fn,
+            model_fn or self.model_fn,
             batch,
             replicas,
             self.precision,
@@ -169,6 +172,8 @@ class _Examiner:
             need, per_core, needs, limit, unit
         )
         report.advice = [self._accumulating(target, per_core)]
+        if self.run.recomputing:
+            report.advice.append(self._recomputing(target, per_core))
 
     def _accumulating(self, target: Slice, per_core: int) -> str:
         """The fewest microbatches, by powers of two, with which the batch fits."""
@@ -183,6 +188,19 @@ class _Examiner:
                 )
             microbatches *= 2
         return "Accumulation alone does not make this batch fit."
+
+    def _recomputing(self, target: Slice, per_core: int) -> str:
+        """Whether the batch fits if the blocks keep nothing for the backward pass."""
+        program = self._lower(target.replicas, per_core, self.accumulate, self.run.recomputing)
+        compiled = self._compile(program, target)
+        if compiled.error:
+            return "model.remat=block alone does not make this batch fit."
+        used = memory_of(compiled.memory).total / 2**30
+        milliseconds = price(program, compiled, target).seconds * 1e3
+        return (
+            f"model.remat=block fits this batch: {used:.2f} GiB, {milliseconds:.3g} ms a step, "
+            "the same update."
+        )
 
 
 def _explained(error: str, target: Slice) -> str:
