@@ -14,7 +14,7 @@ import tensorflow as tf
 from tftpu import models, preflight
 from tftpu.errors import UserError
 from tftpu.models.attention import attention
-from tftpu.models.kernels import flash, step
+from tftpu.models.kernels import flash, internals, step
 from tftpu.preflight import compiler, cost
 from tftpu.preflight.lower import lower
 from tftpu.preflight.slices import parse_slice
@@ -25,7 +25,7 @@ def interpreted(monkeypatch):
     """`attention="flash"` runs the kernels by Pallas's interpreter, in small blocks."""
     from jax.experimental import jax2tf
 
-    if not step.readable():
+    if not internals.reads_what_jax_writes():
         pytest.skip("this TensorFlow reads kernels of older versions of jax only")
 
     def in_graph(function):
@@ -39,7 +39,7 @@ def interpreted(monkeypatch):
 def test_a_jax_that_is_too_new_for_tensorflow_is_a_sentence(monkeypatch):
     monkeypatch.setattr(step, "on_tpu", lambda: True)
     query = tf.zeros((1, 128, 1, 128))
-    if step.readable():  # as TensorFlow 2.19 with jax 0.10
+    if internals.reads_what_jax_writes():  # as TensorFlow 2.19 with jax 0.10
         from jax import export
 
         monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 99)

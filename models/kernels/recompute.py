@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from tftpu.models.kernels import internals
 from tftpu.models.kernels.step import on_tpu
 
 
@@ -59,6 +59,6 @@ def _after(x: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
     Else a compiler would see that the same is computed twice, and keep the first.
     """
     if on_tpu():
-        return gen_xla_ops.xla_optimization_barrier([x, upstream])
+        return internals.optimization_barrier(x, upstream)
     with tf.control_dependencies([upstream]):
         return [tf.identity(x), upstream]

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import ops
 
 from tftpu.errors import UserError
+from tftpu.models.kernels import internals
 
 _INSTALL = (
     "model.attention='flash' needs jax beside TensorFlow, and it is not installed: run "
@@ -109,19 +110,6 @@ def _in_graph(function):
     )
 
 
-def readable() -> bool:
-    """Whether this TensorFlow reads what this jax writes.
-
-    TensorFlow's half is private; tried with 2.19.1 (which jax 0.6.0 fits, and 0.10.2 does not),
-    2.20.0 and 2.21.0 (both do).
-    """
-    from jax import export
-    from tensorflow.compiler.tf2xla.python import xla
-
-    newest = xla.call_module_maximum_supported_version()
-    return export.maximum_supported_calling_convention_version <= newest
-
-
 def _kernel():
     # TensorFlow holds the TPU of this process: jax may only trace.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -129,7 +117,7 @@ def _kernel():
         from tftpu.models.kernels import flash
     except ImportError as error:
         raise UserError(_INSTALL) from error
-    if not readable():
+    if not internals.reads_what_jax_writes():
         raise UserError(
             f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "
             "writes: run `pip install jax==0.6.0 jaxlib==0.6.0`, or use model.attention='plain'."
