@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -104,9 +105,11 @@ def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path
 
     monkeypatch.setattr(files, "_operate", busy)
     checkpoints = Checkpoints(f"ram://{tmp_path.name}")
+    drawn = random.getstate()
     with caplog.at_level(logging.WARNING):
         checkpoints.save(1, variables(1), STATE)
         checkpoints.wait()
+    assert random.getstate() == drawn  # Keras seeds the weights of a model from this generator
     assert checkpoints.take_failure() is None
     assert checkpoints.restore(variables(0)).step == 1
     assert caplog.text.count("trying again") == 6

@@ -24,18 +24,18 @@ RANDOM = {
 }
 
 
-def after_a_step(family: str, remat: str, policy: str) -> dict[str, np.ndarray]:
+def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[str, np.ndarray]:
     keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(1)
     with keras_internals.fresh_names():
         model = compiled(family, remat=remat, **RANDOM.get(family, {}))
+    model.set_weights(weights)
     # Plain descent: a weight moves by its gradient.
     model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(True))
     x, y = zoo.batch(family)
     specs = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
     step = Step(model, specs, accumulate=2, seed=3)
     tf.function(step.train)((x, y))
-    return {v.path: v.numpy() for v in model.variables}
+    return {v.path: v.numpy() for v in model.weights}
 
 
 def cases() -> list:
@@ -45,10 +45,15 @@ def cases() -> list:
 
 @pytest.mark.parametrize(("family", "policy"), cases())
 def test_gradients_and_statistics_are_those_of_the_model_that_keeps_all(family, policy):
-    kept, again = (after_a_step(family, remat, policy) for remat in ("none", "block"))
+    weights = compiled(family).get_weights()
+    for weight in weights:  # a branch that begins at zero would send no gradient
+        weight += 0.1 * np.random.default_rng(0).normal(size=weight.shape)
+    kept, again = (after_a_step(family, remat, policy, weights) for remat in ("none", "block"))
     assert list(again) == list(kept)  # the paths, in their order
+    # TensorFlow may fuse, and so round, one of the two in another way.
+    bound = 1e-5 if policy == "float32" else 1e-3
     for path, value in kept.items():
-        assert relative(again[path], value) < 1e-6, path
+        assert relative(again[path], value) < bound, path
 
 
 @pytest.mark.parametrize("family", ["gpt", "resnet", "vit"])

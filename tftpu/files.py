@@ -22,6 +22,9 @@ from tftpu.errors import UserError
 RETRY_SECONDS = 300.0  # how long an operation on a bucket is tried again
 _FIRST_WAIT = 0.5  # seconds, doubled after each try up to
 _LONGEST_WAIT = 20.0
+# Apart from Python's generator: Keras draws the seeds of initial weights from that one, and a
+# thread that waits for a bucket meanwhile would change them.
+_RANDOM = random.Random()
 
 _HELD: set[Path] = set()  # the locks that this process holds
 
@@ -219,7 +222,7 @@ def _remote(path: str, function: Callable, *args) -> Any:
             if not isinstance(error, busy) or time.monotonic() + wait > end:
                 raise OSError(f"{path}: {str(error).splitlines()[0][:200]}") from error
             logging.warning("%s does not answer (%s): trying again.", path, type(error).__name__)
-        time.sleep(wait * random.uniform(0.5, 1.0))  # not all hosts at once
+        time.sleep(wait * _RANDOM.uniform(0.5, 1.0))  # not all hosts at once
         wait = min(2 * wait, _LONGEST_WAIT)
 
 
