@@ -47,6 +47,7 @@ def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
         assert f"accuracy {best['value']:.4f}" in evaluated
 
 
+@pytest.mark.slow
 def test_digits_resnet_trains_on_eight_replicas(tmp_path):
     said = command(
         "train",
@@ -93,6 +94,7 @@ def test_python_gpt_beats_the_bigram_model(tmp_path):
     assert sample.startswith("def ") and len(sample) > 100
 
 
+@pytest.mark.slow
 def test_python_gpt_trains_on_eight_replicas():
     settings = config_flags.load("python_gpt", ["--config.model.layers=1"])
     with tftpu.connect(replicas=8).scope():

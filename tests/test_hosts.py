@@ -82,6 +82,7 @@ def losses(workdir: Path) -> dict[tuple, float]:
     return {(line["step"], line["split"]): line["loss"] for line in lines}
 
 
+@pytest.mark.slow
 def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
     workdir = tmp_path / "hosts/run"
     workdir.parent.mkdir()

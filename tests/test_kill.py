@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_killed_and_stopped_runs_end_as_if_nothing_had_happened():
     """In a process of its own: it forks, which one that uses TensorFlow may not."""
     command = [sys.executable, "-m", "tests.benchmarks.kill", "--kills=5", "--terms=5"]

@@ -118,6 +118,7 @@ def test_the_model_still_gives_logits():
     assert model(x).shape == (8, 8, 50)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
     vocabulary, time, batch = 32_768, 512, 8

@@ -173,6 +173,7 @@ def test_on_a_tpu_too_old_for_kernels_preflight_says_what_to_do():
     assert "v4 or later" in item.error and "model.attention='plain'" in item.error
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_flash_needs_less_memory_than_the_scores():
     tokens = tf.TensorSpec((8 * 32, 1024), tf.int32)

@@ -92,6 +92,7 @@ def test_both_examples_on_two_slices_in_90_seconds_from_a_cold_cache(tmp_path):
     assert min(time.monotonic() - start, cpu_seconds() - busy) < 90
 
 
+@pytest.mark.slow
 def test_a_loop_of_microbatches_costs_what_the_whole_batch_does():
     def gpt():
         sizes = GPT("tiny", vocabulary=512, context=256, layers=1, width=256, heads=2)
@@ -120,6 +121,7 @@ def test_eight_microbatches_of_a_real_model_cost_eight_steps():
     assert loop.step_ms == pytest.approx(8 * step.step_ms, rel=0.10)
 
 
+@pytest.mark.slow
 def test_doubling_the_depth_adds_the_flops_and_the_time_of_the_added_layers():
     width, batch = 1024, 1024
     spec = classified(8 * batch, width)
@@ -186,11 +188,12 @@ WORDS = tf.TensorSpec((8 * 24_576, 256), tf.int32), tf.TensorSpec((8 * 24_576,),
 @pytest.mark.parametrize(
     ("model_fn", "spec", "unit"),
     [
-        (edge_mlp, classified(8 * 384 * 1024, 1024), 16 * 1024),
-        (edge_cnn, classified(8 * 96 * 1024, 64, 64, 3), 4096),
-        (edge_text, WORDS, 1024),
+        pytest.param(
+            edge_mlp, classified(8 * 384 * 1024, 1024), 16 * 1024, id="mlp", marks=pytest.mark.slow
+        ),
+        pytest.param(edge_cnn, classified(8 * 96 * 1024, 64, 64, 3), 4096, id="cnn"),
+        pytest.param(edge_text, WORDS, 1024, id="text", marks=pytest.mark.slow),
     ],
-    ids=["mlp", "cnn", "text"],
 )
 def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn, spec, unit):
     verdict = examine(model_fn, spec, "v2-8", batch_unit=unit)
@@ -338,6 +341,7 @@ def test_on_another_kind_of_machine_it_says_so(monkeypatch):
         compiler.check_machine()
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     sizes = {"vocabulary": 256, "context": 128, "layers": 8, "width": 128, "heads": 4}
 

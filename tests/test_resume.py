@@ -209,6 +209,7 @@ def weights(workdir) -> bytes:
     return (workdir / "checkpoints/120/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_a_kill(tmp_path):
     killed = tmp_path / "killed"
     victim = run_command(*SHORT, f"--workdir={killed}")
