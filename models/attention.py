@@ -1,5 +1,6 @@
 """Attention by its plain definition, or by a kernel that never writes the scores down."""
 
+from collections.abc import Callable
 from typing import Any
 
 from keras import ops
@@ -57,6 +58,26 @@ def attention(
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
     mixed = _plain(query, key, value, causal, segment_ids, mask)
     return ops.reshape(mixed, shape)
+
+
+def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
+    """The kernel for self-attention over short sequences, where it can be used.
+
+    Args:
+        implementation: of `attention`; only "flash" has such a kernel, and only on a TPU.
+        x: the tokens, (batch, time, width); every one attends to all, or to its own segment.
+        heads: of the width.
+
+    Returns:
+        `tftpu.models.kernels.step.whole_attention`, or None: `attention` it is.
+    """
+    check_attention(implementation)
+    if implementation == "flash":
+        from tftpu.models.kernels import step
+
+        if step.takes_whole(x, heads):
+            return step.whole_attention
+    return None
 
 
 def _plain(query, key, value, causal: bool, segment_ids, mask):

@@ -3,6 +3,7 @@
 import keras
 from keras import layers, ops
 
+from tftpu.models.gelu import gelu
 from tftpu.models.self_attention import SelfAttention
 from tftpu.models.sizes import BERT
 from tftpu.models.tokens import TokenModel, token_inputs
@@ -31,7 +32,7 @@ def build(config: BERT) -> keras.Model:
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
     if config.head == "masked_lm":
-        x = _dense(x, config.width, activation="gelu", name="head_transform")
+        x = _dense(x, config.width, activation=gelu, name="head_transform")
         x = _norm(x, name="head_norm")
         logits = TiedHeadWithBias(embed, dtype="float32", name="head")(x)
     else:
@@ -46,7 +47,7 @@ def build(config: BERT) -> keras.Model:
 def _block(x, segments, config: BERT, name: str):
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(x, segments)
     x = _add_norm(x, y, config, name=f"{name}_norm1")
-    y = _dense(x, 4 * config.width, activation="gelu", name=f"{name}_expand")
+    y = _dense(x, 4 * config.width, activation=gelu, name=f"{name}_expand")
     y = _dense(y, config.width, name=f"{name}_contract")
     return _add_norm(x, y, config, name=f"{name}_norm2")
 

@@ -3,6 +3,7 @@
 import keras
 from keras import layers
 
+from tftpu.models.gelu import gelu
 from tftpu.models.remat import BlockModel
 from tftpu.models.sizes import ConvNeXt
 from tftpu.models.stochastic_depth import StochasticDepth
@@ -39,7 +40,7 @@ def _block(x, width: int, drop: float, config: ConvNeXt, name: str):
     )(x)
     y = _norm(y, name=f"{name}_norm")
     y = layers.Dense(4 * width, kernel_initializer=_init(), name=f"{name}_expand")(y)
-    y = layers.Activation("gelu", name=f"{name}_gelu")(y)
+    y = layers.Activation(gelu, name=f"{name}_gelu")(y)
     y = layers.Dense(width, kernel_initializer=_init(), name=f"{name}_contract")(y)
     if config.layer_scale:
         y = LayerScale(config.layer_scale, name=f"{name}_layer_scale")(y)

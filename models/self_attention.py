@@ -3,7 +3,7 @@
 import keras
 from keras import layers, ops
 
-from tftpu.models.attention import attention
+from tftpu.models.attention import attention, whole_sequences
 
 
 class SelfAttention(layers.Layer):
@@ -35,6 +35,10 @@ class SelfAttention(layers.Layer):
 
     def call(self, x, segments=None):
         batch, time, width = ops.shape(x)
+        whole = whole_sequences(self.implementation, x, self.heads)
+        if whole:
+            product = ops.matmul(x, self.qkv.kernel)
+            return self.out(whole(product, self.qkv.bias, self.heads, segments))
         heads = (batch, time, self.heads, width // self.heads)
         q, k, v = (ops.reshape(part, heads) for part in ops.split(self.qkv(x), 3, axis=-1))
         y = attention(q, k, v, segment_ids=segments, implementation=self.implementation)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from tftpu.models.gelu import gelu
 from tftpu.models.remat import BlockModel
 from tftpu.models.self_attention import SelfAttention
 from tftpu.models.sizes import ViT
@@ -55,7 +56,7 @@ def _block(x, drop: float, config: ViT, name: str):
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(y)
     x = _add(x, y, drop, config, name=f"{name}_add1")
     y = layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x)
-    y = layers.Dense(4 * config.width, activation="gelu", name=f"{name}_expand")(y)
+    y = layers.Dense(4 * config.width, activation=gelu, name=f"{name}_expand")(y)
     y = layers.Dense(config.width, name=f"{name}_contract")(y)
     return _add(x, y, drop, config, name=f"{name}_add2")
 

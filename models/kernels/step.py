@@ -64,6 +64,53 @@ def flash_attention(
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
+def takes_whole(x: Any, heads: int) -> bool:
+    """Whether `whole_attention` can be used here for tokens, (batch, time, width).
+
+    Raises:
+        UserError: on a TPU, jax is missing.
+    """
+    if not on_tpu() or not all(isinstance(size, int) for size in x.shape):
+        return False
+    _kernel()
+    from tftpu.models.kernels import whole
+
+    return whole.takes(*x.shape[1:], heads, tf.as_dtype(x.dtype).size)
+
+
+def whole_attention(product: Any, bias: Any, heads: int, segment_ids: Any = None) -> Any:
+    """Self-attention of short sequences, from the projection of queries, keys and values.
+
+    Args:
+        product: (batch, time, 3 x width): what the projection gives, without its bias.
+        bias: (3 x width,). Its gradient is summed up where that of `product` is at hand.
+        heads: of each third.
+        segment_ids: as of `tftpu.models.attention.attention`.
+
+    Returns:
+        (batch, time, width), of `product`'s dtype.
+    """
+    from tftpu.models.kernels import whole
+
+    batch, time, width = product.shape
+    segments = _segments(batch, time, segment_ids, None, 0) or None
+    head_dim = width // 3 // heads
+    forward = _in_graph(functools.partial(whole.forward, head_dim=head_dim))
+    backward = _in_graph(functools.partial(whole.backward, head_dim=head_dim))
+
+    @tf.custom_gradient
+    def attend(product, bias):
+        qkv = product + bias
+
+        def gradient(upstream):
+            of_qkv, sums = backward(qkv, segments, upstream)
+            return of_qkv, tf.cast(tf.reduce_sum(sums, (0, 1)), bias.dtype)
+
+        return forward(qkv, segments), gradient
+
+    return attend(product, tf.convert_to_tensor(bias))
+
+
 def _segments(batch: int, time: int, segment_ids: Any, mask: Any, padding: int) -> list:
     """Segments of queries and of keys, (batch, time), int32; [] if every key is seen."""
     if segment_ids is None and mask is None and not padding:

@@ -146,8 +146,8 @@ def gpt2(**fields) -> Program:
 
 
 @functools.cache
-def vit() -> Program:
-    return keras_step(lambda: models.build("vit_b16"), adamw, images(64))
+def vit(**fields) -> Program:
+    return keras_step(lambda: models.build("vit_b16", **fields), adamw, images(64))
 
 
 # The peers
@@ -182,6 +182,7 @@ def hub_gpt2() -> Program:
     return keras_step(model, adamw, tokens(8, 1024), "keras")
 
 
+@functools.cache
 def hub_vit() -> Program:
     def model() -> keras.Model:
         import keras_hub
@@ -244,6 +245,10 @@ ROWS = (
         *("KerasHub", hub_gpt2, 0.55, 0.60),
     ),
     Row(*("vit", "ViT-B/16, 64 x 224 px, AdamW", vit, "KerasHub", hub_vit, 0.80)),
+    Row(
+        *("vit_flash", "the same, flash attention", lambda: vit(attention="flash")),
+        *("KerasHub", hub_vit, 0.80),
+    ),
 )
 
 

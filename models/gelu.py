@@ -1,0 +1,29 @@
+"""The activation of ViT, BERT and ConvNeXt, with its gradient written out."""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("tftpu")
+def gelu(x: Any) -> Any:
+    """x times the share of a normal distribution below x (https://arxiv.org/abs/1606.08415).
+
+    The exact form, as `keras.activations.gelu`. Value and slope are worked out in float32 and
+    rounded once; a gradient put together of rounded pieces takes a TPU a third longer.
+    """
+
+    @ops.custom_gradient
+    def activation(x):
+        wide = ops.cast(x, "float32")
+        share = 0.5 * (1.0 + ops.erf(wide * math.sqrt(0.5)))
+        slope = share + wide * ops.exp(-0.5 * wide * wide) / math.sqrt(2.0 * math.pi)
+
+        def gradient(upstream):
+            return upstream * ops.cast(slope, upstream.dtype)
+
+        return ops.cast(wide * share, x.dtype), gradient
+
+    return activation(x)

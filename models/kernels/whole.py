@@ -1,0 +1,188 @@
+"""Self-attention over sequences that a TPU core holds whole, in Pallas: images, sentences.
+
+Follows Dao et al. 2022, https://arxiv.org/abs/2205.14135, without their blocks: queries, keys and
+values of an example lie in VMEM together, so the softmax is taken in one go and nothing is kept
+for the backward pass. They are read as one projection writes them, side by side, and their gradient
+is written so, with the bias's beside it: no array is split, joined, padded or laid out anew between
+the matrix products. Sequences are of any length; 197 tokens need no padding.
+
+Columns of 128 lanes and scores as in `tftpu.models.kernels.flash`.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, LANES, _lanes_of, _Parameters, _product
+
+LONGEST = 512  # tokens
+LARGEST = 512 * 768 * 2  # bytes of an example's tokens: 14 times as many lie in VMEM, of 16 MiB
+
+
+def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
+    """Whether sequences are short enough, and their heads fill columns of 128 lanes."""
+    head_dim = width // heads
+    lanes = max(LANES, head_dim)
+    fits = time <= LONGEST and time * width * itemsize <= LARGEST
+    return fits and lanes % head_dim == 0 and lanes % LANES == 0 and width % lanes == 0
+
+
+def forward(qkv, segments, *, head_dim, interpret=False):
+    """Attention of each token to all of its segment.
+
+    Args:
+        qkv: (batch, time, 3 x width): queries, keys and values, each head after head.
+        segments: those of the queries and those of the keys, each (batch, time), int32: a query
+            sees the keys of its own segment; None: all.
+        head_dim: a divisor of 128, or a multiple.
+        interpret: run it on a CPU, by Pallas's interpreter.
+
+    Returns:
+        (batch, time, width).
+    """
+    batch, time, width = _sizes(qkv)
+    call = _call(_forward_body, qkv, segments, head_dim, products=2, arrays=4)
+    return call(
+        in_specs=[_rows(time, 3 * width), *_segment_specs(segments, time)],
+        out_specs=_rows(time, width),
+        out_shape=jax.ShapeDtypeStruct((batch, time, width), qkv.dtype),
+        interpret=interpret,
+    )(qkv, *_segment_arguments(segments))
+
+
+def backward(qkv, segments, upstream, *, head_dim, interpret=False):
+    """The gradient of `qkv`, and its sum over the tokens.
+
+    Args:
+        upstream: the gradient of the output, (batch, time, width).
+        The others are as for `forward`.
+
+    Returns:
+        As `qkv`; and (batch, 1, 3 x width), float32.
+    """
+    batch, time, width = _sizes(qkv)
+    call = _call(_backward_body, qkv, segments, head_dim, products=5, arrays=7)
+    return call(
+        in_specs=[
+            *(_rows(time, 3 * width), _rows(time, width)),
+            *_segment_specs(segments, time),
+        ],
+        out_specs=[_rows(time, 3 * width), _rows(1, 3 * width)],
+        out_shape=[
+            jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
+            jax.ShapeDtypeStruct((batch, 1, 3 * width), jnp.float32),
+        ],
+        interpret=interpret,
+    )(qkv, upstream, *_segment_arguments(segments))
+
+
+def _forward_body(qkv_ref, *refs, head_dim, columns, lanes):
+    segments, out_ref = refs[:-1], refs[-1]
+
+    def column(index, _):
+        query, key, value = _column(qkv_ref, index, head_dim, columns, lanes)
+        mixed = jnp.zeros(query.shape, jnp.float32)
+        for head in range(lanes // head_dim):
+            mine = _lanes_of(head, head_dim, query.shape)
+            weight, total = _softmax(key, jnp.where(mine, query, 0), segments)
+            found = _product(value, weight.astype(value.dtype), 0, 0) / total  # (lanes, queries)
+            mixed = jnp.where(mine, found.T, mixed)
+        out_ref[0, :, _at(index, lanes)] = mixed.astype(out_ref.dtype)
+
+    jax.lax.fori_loop(0, columns, column, None)
+
+
+def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes):
+    segments, (of_qkv_ref, sums_ref) = refs[:-2], refs[-2:]
+
+    def column(index, _):
+        query, key, value = _column(qkv_ref, index, head_dim, columns, lanes)
+        upstream = up_ref[0, :, _at(index, lanes)]
+        of_query = of_key = of_value = jnp.zeros(query.shape, jnp.float32)
+        for head in range(lanes // head_dim):
+            mine = _lanes_of(head, head_dim, query.shape)
+            # In a product with one factor's other heads hidden, so are those of the result.
+            own_query, own_key, up = (jnp.where(mine, x, 0) for x in (query, key, upstream))
+            weight, total = _softmax(key, own_query, segments)
+            weight /= total
+            of_weight = _product(value, up, 1, 1)  # (keys, queries)
+            shift = jnp.sum(weight * of_weight, axis=0, keepdims=True)
+            of_score = (weight * (of_weight - shift)).astype(query.dtype)
+            of_query += _product(of_score, own_key, 0, 0)
+            of_key += _product(of_score, own_query, 1, 0)
+            of_value += _product(weight.astype(up.dtype), up, 1, 0)
+        for part, found in enumerate((of_query * head_dim**-0.5, of_key, of_value)):
+            at = _at(part * columns + index, lanes)
+            of_qkv_ref[0, :, at] = found.astype(of_qkv_ref.dtype)
+            sums_ref[0, :, at] = jnp.sum(found, axis=0, keepdims=True)
+
+    jax.lax.fori_loop(0, columns, column, None)
+
+
+def _column(qkv_ref, index, head_dim: int, columns: int, lanes: int):
+    """The heads of a column: scaled queries, keys and values, each (time, lanes)."""
+    query, key, value = (qkv_ref[0, :, _at(p * columns + index, lanes)] for p in range(3))
+    query = (query.astype(jnp.float32) * head_dim**-0.5).astype(key.dtype)
+    return query, key, value
+
+
+def _at(index, lanes: int):
+    return pl.ds(pl.multiple_of(index * lanes, lanes), lanes)
+
+
+def _softmax(key, query, segments):
+    """Weights, (keys, queries), and what to divide them by, (1, queries); float32."""
+    scores = _product(key, query, 1, 1)
+    if segments:
+        of_queries, of_keys = segments
+        scores = jnp.where(of_keys[0] == of_queries[0], scores, _HIDDEN)
+    weight = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
+    return weight, jnp.sum(weight, axis=0, keepdims=True)
+
+
+def _sizes(qkv) -> tuple[int, int, int]:
+    batch, time, three_widths = qkv.shape
+    return batch, time, three_widths // 3
+
+
+def _call(body, qkv, segments, head_dim: int, products: int, arrays: int):
+    """A kernel over the examples, that is said to cost what it does.
+
+    Args:
+        products: over all scores; their rows are counted in whole sublanes, the rest in lanes.
+        arrays: of (batch, time, width) that are read and written.
+    """
+    batch, time, width = _sizes(qkv)
+    lanes = max(LANES, head_dim)
+    scores = batch * (width // head_dim) * _up(time, 16) * _up(time, LANES)
+    return functools.partial(
+        pl.pallas_call,
+        functools.partial(body, head_dim=head_dim, columns=width // lanes, lanes=lanes),
+        grid=(batch,),
+        compiler_params=_Parameters(dimension_semantics=("parallel",), vmem_limit_bytes=_MEMORY),
+        cost_estimate=pl.CostEstimate(
+            flops=products * 2 * scores * lanes,
+            transcendentals=scores,
+            bytes_accessed=arrays * batch * time * width * qkv.dtype.itemsize,
+        ),
+    )
+
+
+def _up(size: int, multiple: int) -> int:
+    return math.ceil(size / multiple) * multiple
+
+
+def _rows(time: int, width: int) -> pl.BlockSpec:
+    return pl.BlockSpec((1, time, width), lambda example: (example, 0, 0))
+
+
+def _segment_specs(segments, time: int) -> list:
+    """Of the segments along the lanes, for queries, and along the sublanes, for keys."""
+    return [] if segments is None else [_rows(1, time), _rows(time, 1)]
+
+
+def _segment_arguments(segments) -> list:
+    return [] if segments is None else [segments[0][:, None, :], segments[1][:, :, None]]
