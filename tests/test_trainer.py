@@ -491,6 +491,13 @@ def test_validation_data_that_cannot_be_used_are_refused_before_a_step_is_traine
         assert trainer.step is None
 
 
+def test_a_best_metric_that_no_evaluation_has_is_refused_before_a_step_is_trained():
+    trainer = trainer_of(compiled(), best_metric="acuracy")
+    with pytest.raises(UserError, match=r"no 'acuracy' for best_metric\. Did you mean 'accuracy'"):
+        trainer.fit(data(), 4, validation_data=data())
+    assert int(trainer.step.step) == 0
+
+
 def test_a_callback_that_fails_at_the_end_leaves_nothing_running(tmp_path):
     class Failing(keras.callbacks.Callback):
         def on_train_end(self, logs=None):
@@ -505,6 +512,19 @@ def test_a_callback_that_fails_at_the_end_leaves_nothing_running(tmp_path):
 def test_evaluation_data_that_never_end_are_refused():
     with pytest.raises(UserError, match="never end"):
         trainer_of(compiled()).evaluate(data().repeat())
+
+
+def test_evaluation_batches_that_grow_are_said():
+    x, y = examples()
+
+    def growing():
+        yield x[:4], y[:4]
+        yield x[:8], y[:8]
+
+    spec = tuple(tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, y))
+    batches = tf.data.Dataset.from_generator(growing, output_signature=spec)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"larger than the first one.*rebatch"):
+        trainer_of(compiled()).evaluate(batches)
 
 
 def test_a_batch_that_the_replicas_do_not_divide_is_refused():

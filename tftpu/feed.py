@@ -226,6 +226,14 @@ def _narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _pad(batch: tuple, size: int) -> tuple:
     batch = batch if len(batch) > 1 else batch[0]
     count = tf.shape(keras.tree.flatten(batch)[0])[0]
+    fits = tf.debugging.assert_less_equal(
+        count,
+        size,
+        f"A batch is larger than the first one, of at most {size} examples: batch the evaluation "
+        "data anew, as by .rebatch(size).",
+    )
+    with tf.control_dependencies([fits]):
+        count = tf.identity(count)
 
     def pad(tensor):
         # The first example again: zeros could be a class or a token that does not exist.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tftpu import files, goodput, keras_internals, writers
 from tftpu.checkpoint import Best, Failure
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 from tftpu.report import Report
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Run:
         self._config = _config_of(trainer.workdir)
         self._repeats_until = trainer.account.reached  # steps below were done once already
         self.state_at_end = goodput.FINISHED
+        if validation_data is not None:
+            self._refuse_best_metric()
         self._resume()
         self._report = Report(trainer, steps, self.step)
 
@@ -322,13 +324,19 @@ class Run:
         self._best = state["best"]
         self._past = state["history"], state["epochs"]
 
+    def _refuse_best_metric(self) -> None:
+        """A name that no evaluation will have is found before the first epoch is trained."""
+        totals, metric = self._trainer.step.eval_totals, self._trainer.best_metric
+        evaluated = totals.read(totals.drain())
+        if metric not in evaluated:
+            raise UserError(
+                f"The evaluation has no {metric!r} for best_metric."
+                f"{did_you_mean(metric, evaluated)}"
+            )
+
     def _mark_best(self, results: dict[str, float]) -> None:
         trainer = self._trainer
         metric = trainer.best_metric
-        if metric not in results:
-            raise UserError(
-                f"best_metric is {metric!r}, and the evaluation has {', '.join(results)}."
-            )
         value = results[metric]
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
         better = self._best is None or sign * value > sign * self._best
