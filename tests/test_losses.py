@@ -64,6 +64,37 @@ def test_in_bfloat16_the_loss_is_summed_in_float32(monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("factor", [1.0, 300.0, -300.0])
+@pytest.mark.parametrize("jit", [False, True])
+def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    hidden *= factor
+    chunked = tf.function(losses.chunked_crossentropy, jit_compile=jit)
+    logits = hidden @ tf.transpose(matrix)
+    assert abs(factor) == 1 or tf.reduce_max(logits) - tf.reduce_min(logits) > 1000
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    np.testing.assert_allclose(chunked(hidden, matrix, labels), expected, rtol=1e-5)
+
+
+def test_a_label_that_is_no_class_takes_no_logit_off(monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    found = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
+    expected = tf.reduce_logsumexp(hidden @ tf.transpose(matrix), -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_loss_that_is_no_number_ends_the_loop(monkeypatch, wrong):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    broken = tf.tensor_scatter_nd_update(hidden, [[0, 0, 0]], [wrong])
+    found = losses.chunked_crossentropy(broken, matrix, labels).numpy()
+    assert not np.isfinite(found[0, 0])
+    assert np.isfinite(found[1]).all()
+
+
 def tiny_gpt(metrics=(), loss=None):
     model = models.build("gpt2_small", layers=1, width=16, heads=2, vocabulary=50, context=8)
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 CHUNK = 5632  # classes, at most, whose logits are in memory at a time
+FAR = 60.0  # above the base of a sum of exponentials: e^60 times a million is a float32
 LANES = 128  # of a TPU: a chunk is a multiple of it
 _NEVER = -1e30  # a logit of no class: finite, so that no difference is NaN
 
@@ -81,32 +82,47 @@ def chunked_crossentropy(hidden: Any, matrix: Any, labels: Any, smoothing: float
     count = math.ceil(classes / CHUNK)
     size = math.ceil(classes / count / LANES) * LANES
 
+    def rounded(factor):
+        """To the compute dtype; products and sums of it are taken in float32."""
+        return ops.cast(ops.cast(factor, hidden.dtype), "float32")
+
     def chunked(matrix):
         """(count, size, width), in the compute dtype; the last chunk is filled up with zeros."""
         matrix = ops.pad(ops.cast(matrix, hidden.dtype), ((0, count * size - classes), (0, 0)))
         return ops.reshape(matrix, (count, size, width))
 
     def logits(hidden, rows, start):
-        # The factors rounded to the compute dtype, multiplied and added up in float32.
-        found = ops.einsum("btw,cw->btc", ops.cast(hidden, "float32"), ops.cast(rows, "float32"))
+        found = ops.einsum("btw,cw->btc", rounded(hidden), rounded(rows))
         return ops.where(_class(start, size) < classes, found, _NEVER)
 
     @ops.custom_gradient
     def loss(hidden, matrix):
         chunks = chunked(matrix)
 
-        def forward(index, log_sum, true, total):
+        def forward(index, base, total, true, everything):
             some = logits(hidden, chunks[index], index * size)
-            log_sum = ops.logaddexp(log_sum, ops.logsumexp(some, axis=-1))
             is_true = labels[..., None] == _class(index * size, size)
-            true += ops.sum(ops.where(is_true, some, 0.0), axis=-1)
+            found = [ops.exp(some - base[..., None]), ops.where(is_true, some, 0.0)]
             if smoothing:
-                total += ops.sum(ops.where(some > _NEVER, some, 0.0), axis=-1)
-            return index + 1, log_sum, true, total
+                found.append(ops.where(some > _NEVER, some, 0.0))
+            sums = [ops.sum(part, axis=-1) for part in found]
+            # NaN is not far above, so that no chunk is worked out for ever.
+            largest = ops.max(some, axis=-1)
+            far = ops.any(largest - base > FAR)
+            raised = ops.where(far, ops.maximum(base, largest), base)
+            total *= ops.exp(base - raised)
+            state = [total, true, everything]
+            state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
+            return index + ops.where(far, 0, 1), raised, *state
 
+        # Known beforehand, the largest logit would be the base of the exponentials; now it is the
+        # true one. A chunk with logits far above that is worked out again, from those.
+        near = ops.take(matrix, ops.clip(labels, 0, classes - 1), axis=0)  # (batch, time, width)
+        base = ops.sum(rounded(hidden) * rounded(near), axis=-1)
         zeros = tf.zeros(labels.shape)
-        log_sum, true, total = _loop(count, forward, zeros + _NEVER, zeros, zeros)
-        value = log_sum - (1.0 - smoothing) * true - smoothing / classes * total
+        base, total, true, everything = _loop(count, forward, base, zeros, zeros, zeros)
+        log_sum = base + ops.log(total)
+        value = log_sum - (1.0 - smoothing) * true - smoothing / classes * everything
 
         def gradient(upstream):
             def backward(index, of_hidden, of_chunks):
@@ -130,7 +146,7 @@ def chunked_crossentropy(hidden: Any, matrix: Any, labels: Any, smoothing: float
 
 
 def _loop(count: int, body: Callable, *start: Any) -> tuple:
-    """What `body(index, *state)` makes of the state in `count` turns of a device loop.
+    """What `body(index, *state)` makes of the state in a device loop, until the index is `count`.
 
     A loop, because a compiler that saw all chunks at once would work on them side by side.
     """
@@ -139,7 +155,6 @@ def _loop(count: int, body: Callable, *start: Any) -> tuple:
         body,
         (tf.constant(0), *start),
         parallel_iterations=1,
-        maximum_iterations=count,
     )
     return done[1:]
 
