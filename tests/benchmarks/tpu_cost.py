@@ -80,8 +80,7 @@ def measure(program: Program, generation: str) -> Measured:
     Raises:
         CompileError: as flash attention on a v3, which takes no Pallas kernels.
     """
-    smallest = parse_slice({"v5e": "v5e-1", "v6e": "v6e-1"}.get(generation, f"{generation}-8"))
-    target = OneReplica(smallest.name, smallest.generation, smallest.shape)
+    target = one_replica_of(generation)
     compiled = compiler.compile_program(program.hlo, target)
     if compiled.error:
         raise CompileError(compiled.error[:200])
@@ -89,6 +88,11 @@ def measure(program: Program, generation: str) -> Measured:
     return Measured(
         cycles_of(cost, target), cost.bytes_accessed, memory_of(compiled.memory).total, cost
     )
+
+
+def one_replica_of(generation: str) -> Slice:
+    smallest = parse_slice({"v5e": "v5e-1", "v6e": "v6e-1"}.get(generation, f"{generation}-8"))
+    return OneReplica(smallest.name, smallest.generation, smallest.shape)
 
 
 def cycles_of(cost: Cost, target: Slice) -> float:
