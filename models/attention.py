@@ -61,7 +61,7 @@ def attention(
 
 
 def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
-    """The kernel for self-attention over short sequences, where it can be used.
+    """The kernel for self-attention over short sequences, where it can be used: on v2 and v3, too.
 
     Args:
         implementation: of `attention`; only "flash" has such a kernel, and only on a TPU.

@@ -6,7 +6,9 @@ for the backward pass. They are read as one projection writes them, side by side
 is written so, with the bias's beside it: no array is split, joined, padded or laid out anew between
 the matrix products. Sequences are of any length; 197 tokens need no padding.
 
-Columns of 128 lanes and scores as in `tftpu.models.kernels.flash`.
+Columns of 128 lanes and scores as in `tftpu.models.kernels.flash`. All is float32 between reading
+and writing, and the matrix unit rounds its factors to bfloat16 itself: so v2 and v3 take it too,
+whose kernels have no bfloat16 products.
 """
 
 import functools
@@ -16,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, LANES, _lanes_of, _Parameters, _product
+from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, LANES, _Parameters
 
 LONGEST = 512  # tokens
 LARGEST = 512 * 768 * 2  # bytes of an example's tokens: 14 times as many lie in VMEM, of 16 MiB
@@ -79,41 +81,38 @@ def backward(qkv, segments, upstream, *, head_dim, interpret=False):
     )(qkv, upstream, *_segment_arguments(segments))
 
 
-def _forward_body(qkv_ref, *refs, head_dim, columns, lanes):
+def _forward_body(qkv_ref, *refs, head_dim, columns, lanes, product):
     segments, out_ref = refs[:-1], refs[-1]
 
     def column(index, _):
         query, key, value = _column(qkv_ref, index, head_dim, columns, lanes)
-        mixed = jnp.zeros(query.shape, jnp.float32)
+        mixed = jnp.zeros(query.shape[::-1], jnp.float32)  # (lanes, queries)
         for head in range(lanes // head_dim):
-            mine = _lanes_of(head, head_dim, query.shape)
-            weight, total = _softmax(key, jnp.where(mine, query, 0), segments)
-            found = _product(value, weight.astype(value.dtype), 0, 0) / total  # (lanes, queries)
-            mixed = jnp.where(mine, found.T, mixed)
-        out_ref[0, :, _at(index, lanes)] = mixed.astype(out_ref.dtype)
+            own = _own(query, 1, head, head_dim)
+            weight, total = _softmax(product(key, own, 1, 1), segments)
+            mixed += _own(product(value, weight, 0, 0) / total, 0, head, head_dim)
+        out_ref[0, :, _at(index, lanes)] = mixed.T.astype(out_ref.dtype)
 
     jax.lax.fori_loop(0, columns, column, None)
 
 
-def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes):
+def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes, product):
     segments, (of_qkv_ref, sums_ref) = refs[:-2], refs[-2:]
 
     def column(index, _):
         query, key, value = _column(qkv_ref, index, head_dim, columns, lanes)
-        upstream = up_ref[0, :, _at(index, lanes)]
+        upstream = up_ref[0, :, _at(index, lanes)].astype(jnp.float32)
         of_query = of_key = of_value = jnp.zeros(query.shape, jnp.float32)
         for head in range(lanes // head_dim):
-            mine = _lanes_of(head, head_dim, query.shape)
-            # In a product with one factor's other heads hidden, so are those of the result.
-            own_query, own_key, up = (jnp.where(mine, x, 0) for x in (query, key, upstream))
-            weight, total = _softmax(key, own_query, segments)
+            # Where a factor is zero for other heads, so is its product with all of them.
+            own_query, own_key, up = (_own(x, 1, head, head_dim) for x in (query, key, upstream))
+            weight, total = _softmax(product(key, own_query, 1, 1), segments)
             weight /= total
-            of_weight = _product(value, up, 1, 1)  # (keys, queries)
-            shift = jnp.sum(weight * of_weight, axis=0, keepdims=True)
-            of_score = (weight * (of_weight - shift)).astype(query.dtype)
-            of_query += _product(of_score, own_key, 0, 0)
-            of_key += _product(of_score, own_query, 1, 0)
-            of_value += _product(weight.astype(up.dtype), up, 1, 0)
+            of_weight = product(value, up, 1, 1)  # (keys, queries)
+            of_score = weight * (of_weight - jnp.sum(weight * of_weight, axis=0, keepdims=True))
+            of_query += product(of_score, own_key, 0, 0)
+            of_key += product(of_score, own_query, 1, 0)
+            of_value += product(weight, up, 1, 0)
         for part, found in enumerate((of_query * head_dim**-0.5, of_key, of_value)):
             at = _at(part * columns + index, lanes)
             of_qkv_ref[0, :, at] = found.astype(of_qkv_ref.dtype)
@@ -123,24 +122,37 @@ def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes):
 
 
 def _column(qkv_ref, index, head_dim: int, columns: int, lanes: int):
-    """The heads of a column: scaled queries, keys and values, each (time, lanes)."""
-    query, key, value = (qkv_ref[0, :, _at(p * columns + index, lanes)] for p in range(3))
-    query = (query.astype(jnp.float32) * head_dim**-0.5).astype(key.dtype)
-    return query, key, value
+    """The heads of a column: scaled queries, keys and values, each (time, lanes), float32."""
+    parts = (qkv_ref[0, :, _at(part * columns + index, lanes)] for part in range(3))
+    query, key, value = (x.astype(jnp.float32) for x in parts)
+    return query * head_dim**-0.5, key, value
 
 
 def _at(index, lanes: int):
     return pl.ds(pl.multiple_of(index * lanes, lanes), lanes)
 
 
-def _softmax(key, query, segments):
-    """Weights, (keys, queries), and what to divide them by, (1, queries); float32."""
-    scores = _product(key, query, 1, 1)
+def _own(x, axis: int, head: int, head_dim: int):
+    """Zeros but in one head's lanes, which lie along `axis`."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    return jnp.where((lane >= head * head_dim) & (lane < (head + 1) * head_dim), x, 0.0)
+
+
+def _softmax(scores, segments):
+    """Weights, (keys, queries), and what to divide them by, (1, queries)."""
     if segments:
         of_queries, of_keys = segments
         scores = jnp.where(of_keys[0] == of_queries[0], scores, _HIDDEN)
     weight = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
     return weight, jnp.sum(weight, axis=0, keepdims=True)
+
+
+def _product(left, right, left_axis: int, right_axis: int, precision):
+    """A matrix product over one axis of each."""
+    over = ((left_axis,), (right_axis,)), ((), ())
+    return jax.lax.dot_general(
+        left, right, over, precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def _sizes(qkv) -> tuple[int, int, int]:
@@ -158,9 +170,15 @@ def _call(body, qkv, segments, head_dim: int, products: int, arrays: int):
     batch, time, width = _sizes(qkv)
     lanes = max(LANES, head_dim)
     scores = batch * (width // head_dim) * _up(time, 16) * _up(time, LANES)
+    # One pass of the matrix unit, which rounds to bfloat16; as many as it takes for float32.
+    precision = jax.lax.Precision.HIGHEST if qkv.dtype == jnp.float32 else None
+    product = functools.partial(_product, precision=precision)
+    body = functools.partial(
+        body, head_dim=head_dim, columns=width // lanes, lanes=lanes, product=product
+    )
     return functools.partial(
         pl.pallas_call,
-        functools.partial(body, head_dim=head_dim, columns=width // lanes, lanes=lanes),
+        body,
         grid=(batch,),
         compiler_params=_Parameters(dimension_semantics=("parallel",), vmem_limit_bytes=_MEMORY),
         cost_estimate=pl.CostEstimate(
