@@ -105,16 +105,18 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
 
     @ops.custom_gradient
     def attend(query, key, value):
+        # With a column of ones the values' product with the weights gives the weights' sum too.
+        wide = ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1)
+        wide = ops.cast(wide, "float32")
         outputs, log_sums = [], []
         for rows, seen, visible in blocks():
             score = scores(query, key, rows, seen, visible)
             largest = ops.max(score, axis=-1, keepdims=True)
             weight = ops.exp(score - largest)
-            total = ops.sum(weight, axis=-1, keepdims=True)  # (batch, key_heads, shared, time, 1)
-            weight = ops.cast(weight, value.dtype)
-            mixed = ops.einsum("bgrts,bsgd->btgrd", weight, value[:, seen])
-            mixed = ops.cast(mixed, "float32") / ops.transpose(total, (0, 3, 1, 2, 4))
-            outputs.append(ops.cast(mixed, value.dtype))
+            mixed = ops.einsum("bgrts,bsgd->btgrd", weight, wide[:, seen])
+            mixed, total = mixed[..., :-1], mixed[..., -1:]
+            outputs.append(ops.cast(mixed / total, value.dtype))
+            total = ops.transpose(total, (0, 2, 3, 1, 4))  # (batch, key_heads, shared, time, 1)
             log_sums.append(largest + ops.log(total))
         output = _joined(outputs, 1)
 

@@ -105,12 +105,22 @@ class CausalSelfAttention(layers.Layer):
 
     def call(self, x, segments=None):
         batch, time, width = ops.shape(x)
-        heads = (batch, time, self.heads, width // self.heads)
-        q, k, v = (ops.reshape(part, heads) for part in ops.split(self.qkv(x), 3, axis=-1))
+        q, k, v = self._projections(x, (batch, time, self.heads, width // self.heads))
         y = attention(
             q, k, v, causal=True, segment_ids=segments, implementation=self.implementation
         )
         return self.out(ops.reshape(y, (batch, time, width)))
+
+    def _projections(self, x, shape):
+        """Queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
+        if self.implementation == "flash":  # reads them in the order that one product writes
+            return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
+        # Three products, each written in the order that attention reads; what cuts one in three,
+        # and joins its gradients, copies activations.
+        kernel, bias = (ops.cast(weight, x.dtype) for weight in (self.qkv.kernel, self.qkv.bias))
+        kernel = ops.reshape(kernel, (-1, 3, *shape[2:]))
+        bias = ops.reshape(bias, (3, *shape[2:]))
+        return [ops.einsum("btc,chd->bthd", x, kernel[:, i]) + bias[i] for i in range(3)]
 
     def compute_output_shape(self, x_shape, segments_shape=None):
         return x_shape
