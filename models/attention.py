@@ -36,7 +36,7 @@ def attention(
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
             which writes no scores to memory, and the plain way elsewhere, where there is no such
             kernel. It needs jax beside TensorFlow (on a TPU VM: `tftpu[tpu]` brings the one
-            that fits), a TPU from v4 on, and at most 8,192 tokens.
+            that fits), and at most 8,192 tokens.
 
     Returns:
         (batch, time, heads, head_dim), in `query`'s dtype. The softmax is taken in float32 whatever

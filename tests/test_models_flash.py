@@ -147,7 +147,7 @@ def tiny_gpt(**fields):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", ["v4-8", "v5e-8", "v5p-8", "v6e-8"])
+@pytest.mark.parametrize("name", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
 def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(name):
     target = parse_slice(name)
     tokens = tf.TensorSpec((BATCH, TIME), tf.int32)
@@ -166,11 +166,12 @@ def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(na
 
 
 @pytest.mark.compiles
-def test_on_a_tpu_too_old_for_kernels_preflight_says_what_to_do():
-    tokens = tf.TensorSpec((8 * BATCH, TIME), tf.int32)
-    item = preflight.check(tiny_gpt(attention="flash"), (tokens, tokens), ["v3-8"]).slices[0]
+def test_where_a_kernel_needs_more_than_a_cores_memory_preflight_says_what_to_do():
+    tokens = tf.TensorSpec((8, 8192), tf.int32)
+    wide = tiny_gpt(attention="flash", width=256, heads=1, context=8192)  # a head of 256
+    item = preflight.check(wide, (tokens, tokens), ["v3-8"]).slices[0]
     assert not item.compiles
-    assert "v4 or later" in item.error and "model.attention='plain'" in item.error
+    assert "VMEM" in item.error and "model.attention='plain'" in item.error
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@ Layout: (batch, time, heads x head_dim) as the projections write it, cut into co
 lanes of a TPU. With head_dim 64 two heads share a column; each is masked in one factor of a
 product, which costs the matrix unit nothing, for it works on 128 lanes anyway. Scores are held
 transposed, (keys, queries), so that the maxima and sums of a query lie along the lanes.
+
+All is float32 between reading and writing, and the matrix unit rounds its factors to bfloat16
+itself: v2 and v3 take no bfloat16 product in a kernel.
 """
 
 import functools
@@ -114,8 +117,8 @@ def backward(
 
 def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
     segments, (out_ref, log_sum_ref) = refs[:-2], refs[-2:]
-    block = pl.program_id(2)
-    query = q_ref[0]  # (BLOCK, lanes)
+    block, product = pl.program_id(2), _product(q_ref.dtype)
+    query = q_ref[0].astype(jnp.float32)  # (BLOCK, lanes)
     output = jnp.zeros(query.shape, jnp.float32)
     for head in range(heads):
         mine = _lanes_of(head, head_dim, query.shape)
@@ -124,15 +127,14 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
         def step(index, state, own=own, diagonal=False):
             largest, total, mixed = state
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
-            scores = _product(k_ref[0, at, :], own, 1, 1)  # (keys, queries)
+            scores = product(k_ref[0, at, :].astype(jnp.float32), own, 1, 1)  # (keys, queries)
             visible = _visible(segments, at, slice(None), segmented, diagonal)
             scores = scores if visible is None else jnp.where(visible, scores, _HIDDEN)
             new = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weight = jnp.exp(scores - new)
             kept = jnp.exp(largest - new)  # (1, queries)
             total = total * kept + jnp.sum(weight, axis=0, keepdims=True)
-            value = v_ref[0, at, :]
-            mixed = mixed * kept + _product(value, weight.astype(value.dtype), 0, 0)
+            mixed = mixed * kept + product(v_ref[0, at, :].astype(jnp.float32), weight, 0, 0)
             return new, total, mixed
 
         start = (
@@ -154,13 +156,13 @@ def _backward_body(
     q_ref, k_ref, v_ref, up_ref, log_sum_ref, shift_ref, *refs, heads, head_dim, causal, segmented
 ):
     segments, (dq_ref, dk_ref, dv_ref) = refs[:-3], refs[-3:]
-    block = pl.program_id(2)
+    block, product = pl.program_id(2), _product(q_ref.dtype)
 
     @pl.when(block == 0)
     def _():
         dq_ref[0] = jnp.zeros(dq_ref.shape[1:], jnp.float32)
 
-    key, value = k_ref[0], v_ref[0]  # (BLOCK, lanes)
+    key, value = (ref[0].astype(jnp.float32) for ref in (k_ref, v_ref))  # (BLOCK, lanes)
     zeros = jnp.zeros(key.shape, jnp.float32)
     of_key, of_value = zeros, zeros
     for head in range(heads):
@@ -172,17 +174,16 @@ def _backward_body(
         ):
             of_key, of_value = state
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
-            query, up = q_ref[0, at, :], up_ref[0, at, :]
-            scores = _product(own_key, query, 1, 1)  # (keys, queries)
+            query, up = (ref[0, at, :].astype(jnp.float32) for ref in (q_ref, up_ref))
+            scores = product(own_key, query, 1, 1)  # (keys, queries)
             visible = _visible(segments, slice(None), at, segmented, diagonal)
             scores = scores if visible is None else jnp.where(visible, scores, _HIDDEN)
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
-            of_value += _product(weight.astype(up.dtype), up, 1, 0)
-            of_score = _product(own_value, up, 1, 1)
+            of_value += product(weight, up, 1, 0)
+            of_score = product(own_value, up, 1, 1)
             of_score = weight * (of_score - shift_ref[0, 0, pl.ds(head, 1), at])
-            of_score = of_score.astype(query.dtype)
-            of_key += _product(of_score, query, 1, 0)
-            dq_ref[0, at, :] += _product(of_score, own_key, 0, 0)
+            of_key += product(of_score, query, 1, 0)
+            dq_ref[0, at, :] += product(of_score, own_key, 0, 0)
             return of_key, of_value
 
         state, first = (zeros, zeros), 0
@@ -195,16 +196,21 @@ def _backward_body(
     dv_ref[0] = of_value.astype(dv_ref.dtype)
 
 
-def _product(left, right, left_axis: int, right_axis: int):
-    """A matrix product over one axis of each, accumulated in float32."""
-    return jax.lax.dot_general(
-        left,
-        right,
-        (((left_axis,), (right_axis,)), ((), ())),
-        preferred_element_type=jnp.float32,
-        # The matrix unit's own bfloat16 for bfloat16; exact for float32.
-        precision=jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None,
-    )
+def _product(dtype):
+    """A matrix product of float32 arrays over one axis of each, exact to what `dtype` holds."""
+    # One pass of the matrix unit, which rounds to bfloat16; as many as it takes for float32.
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+    def product(left, right, left_axis: int, right_axis: int):
+        return jax.lax.dot_general(
+            left,
+            right,
+            (((left_axis,), (right_axis,)), ((), ())),
+            preferred_element_type=jnp.float32,
+            precision=precision,
+        )
+
+    return product
 
 
 def _lanes_of(head: int, head_dim: int, shape: tuple):

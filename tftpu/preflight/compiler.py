@@ -29,6 +29,7 @@ TIME_LIMIT = 1800  # seconds; the largest models take minutes
 _TRIED = {"jax": "0.10.2", "libtpu": "0.0.51"}
 _INSTALL = "Run `pip install 'tftpu[preflight]'` in an environment without tensorflow-tpu."
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+KERNEL_MEMORY = "memory space vmem"  # of a core, not HBM: a smaller batch does not help
 
 
 class Compiled(NamedTuple):
@@ -237,7 +238,7 @@ def _read(folder: Path, cached: bool) -> Compiled:
     text = "" if error else gzip.decompress((folder / "program.txt.gz").read_bytes()).decode()
     return Compiled(
         error=error,
-        out_of_memory=_OUT_OF_MEMORY in error,
+        out_of_memory=_OUT_OF_MEMORY in error and KERNEL_MEMORY not in error,
         text=text,
         memory=result["memory"],
         bytes_accessed=result["bytes_accessed"],

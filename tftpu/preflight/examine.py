@@ -12,7 +12,13 @@ from tftpu import checks
 from tftpu.config import PRECISIONS, Share
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise
-from tftpu.preflight.compiler import TIME_LIMIT, Compiled, check_machine, compile_program
+from tftpu.preflight.compiler import (
+    KERNEL_MEMORY,
+    TIME_LIMIT,
+    Compiled,
+    check_machine,
+    compile_program,
+)
 from tftpu.preflight.cost import memory_of, price
 from tftpu.preflight.lower import Program, lower
 from tftpu.preflight.report import Report, SliceReport, fill
@@ -205,10 +211,16 @@ class _Examiner:
 
 def _explained(error: str, target: Slice) -> str:
     """The compiler's error, with the way out where it is one that models of ours can meet."""
-    if "Mosaic failed to compile TPU kernel" not in error:
-        return error
-    return (
-        f"A kernel inside the model, as model.attention='flash' has it, does not compile for "
-        f"{target.generation.name}: such kernels need a v4 or later. Use model.attention='plain'. "
-        f"The compiler says: {error[:300]}"
-    )
+    kernel = "A kernel inside the model, as model.attention='flash' has it,"
+    if KERNEL_MEMORY in error:
+        return (
+            f"{kernel} needs more of a core's own memory (VMEM) than {target.generation.name} has: "
+            "use fewer tokens, smaller heads, or model.attention='plain'. "
+            f"The compiler says: {error[:300]}"
+        )
+    if "Mosaic failed to compile TPU kernel" in error:
+        return (
+            f"{kernel} does not compile for {target.generation.name}. Use a later generation, or "
+            f"model.attention='plain'. The compiler says: {error[:300]}"
+        )
+    return error
