@@ -60,6 +60,65 @@ def attention(
     return ops.reshape(mixed, shape)
 
 
+def attention_by_heads(
+    query: Any, key: Any, value: Any, *, segment_ids: Any = None, implementation: str = "plain"
+) -> Any:
+    """`attention` of every token to all, or to all of its segment, laid out head after head.
+
+    Args:
+        query, key, value: (batch, heads, time, head_dim), float.
+        segment_ids, implementation: as of `attention`.
+
+    Returns:
+        As `query`.
+    """
+    check_attention(implementation)
+    if implementation == "flash":
+        by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+        found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
+        return ops.transpose(found, (0, 2, 1, 3))
+    visible = None
+    if segment_ids is not None:
+        visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    return _plain_by_heads(query * query.shape[-1] ** -0.5, key, value, visible)
+
+
+def _plain_by_heads(query, key, value, visible):
+    """As `_plain`, of queries that may see any key: at once, and without its grouped keys."""
+
+    def scores(query, key):
+        found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")
+        return found if visible is None else ops.where(visible, found, _HIDDEN)
+
+    @ops.custom_gradient
+    def attend(query, key, value):
+        score = scores(query, key)
+        largest = ops.max(score, axis=-1, keepdims=True)
+        weight = ops.exp(score - largest)
+        total = ops.sum(weight, axis=-1, keepdims=True)
+        mixed = ops.einsum("bhts,bhsd->bhtd", ops.cast(weight, value.dtype), value)
+        output = ops.cast(ops.cast(mixed, "float32") / total, value.dtype)
+        log_sum = largest + ops.log(total)
+
+        def gradient(upstream):
+            shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
+            shift = ops.sum(shift, axis=-1, keepdims=True)
+            weight = ops.exp(scores(query, key) - log_sum)
+            of_weight = ops.einsum("bhtd,bhsd->bhts", upstream, value)
+            of_score = weight * (ops.cast(of_weight, "float32") - shift)
+            of_score = ops.cast(of_score, query.dtype)
+            weight = ops.cast(weight, value.dtype)
+            return (
+                ops.einsum("bhts,bhsd->bhtd", of_score, key),
+                ops.einsum("bhts,bhtd->bhsd", of_score, query),
+                ops.einsum("bhts,bhtd->bhsd", weight, upstream),
+            )
+
+        return output, gradient
+
+    return attend(query, key, value)
+
+
 def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
     """The kernel for self-attention over short sequences, where it can be used: on v2 and v3, too.
 

@@ -3,7 +3,7 @@
 import keras
 from keras import layers, ops
 
-from tftpu.models.attention import attention, whole_sequences
+from tftpu.models.attention import attention_by_heads, whole_sequences
 
 
 class SelfAttention(layers.Layer):
@@ -34,15 +34,20 @@ class SelfAttention(layers.Layer):
         self.out = dense(width, "out")
 
     def call(self, x, segments=None):
-        batch, time, width = ops.shape(x)
         whole = whole_sequences(self.implementation, x, self.heads)
         if whole:
             product = ops.matmul(x, self.qkv.kernel)
             return self.out(whole(product, self.qkv.bias, self.heads, segments))
-        heads = (batch, time, self.heads, width // self.heads)
-        q, k, v = (ops.reshape(part, heads) for part in ops.split(self.qkv(x), 3, axis=-1))
-        y = attention(q, k, v, segment_ids=segments, implementation=self.implementation)
-        return self.out(ops.reshape(y, (batch, time, width)))
+        # Products write and read head after head: cutting a width into heads would cost a TPU a
+        # copy of each array, and so would cutting one product into three.
+        width = x.shape[-1]
+        head = (self.heads, width // self.heads)
+        kernel = ops.reshape(self.qkv.kernel, (width, 3, *head))
+        bias = ops.reshape(self.qkv.bias, (3, head[0], 1, head[1]))
+        parts = (ops.einsum("btc,chd->bhtd", x, kernel[:, i]) + bias[i] for i in range(3))
+        y = attention_by_heads(*parts, segment_ids=segments, implementation=self.implementation)
+        kernel = ops.reshape(self.out.kernel, (*head, width))
+        return ops.einsum("bhtd,hdc->btc", y, kernel) + self.out.bias
 
     def compute_output_shape(self, x_shape, segments_shape=None):
         return x_shape

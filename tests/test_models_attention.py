@@ -8,7 +8,7 @@ import tensorflow as tf
 from tftpu import models
 from tftpu.errors import UserError
 from tftpu.models import attention as attention_module
-from tftpu.models.attention import attention
+from tftpu.models.attention import attention, attention_by_heads
 
 BATCH, TIME, HEADS, DIM = 2, 10, 4, 8
 
@@ -72,6 +72,28 @@ def test_queries_in_blocks_are_the_queries_at_once(monkeypatch):
         return [found, *tape.gradient(found, given)]
 
     for a, b in zip(with_gradients(4), with_gradients(1024)):  # 1024 do not fit: one block
+        close(a, b)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_head_after_head_it_is_the_same_forward_and_backward(packed):
+    segments = np.array([[0] * 4 + [1] * 6, [0] * 7 + [1] * 3]) if packed else None
+    weight = draw(seed=3)
+
+    def with_gradients(function):
+        given = [tf.constant(x) for x in qkv()]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            found = function(*given)
+            loss = tf.reduce_sum(found * weight)
+        return [found, *tape.gradient(loss, given)]
+
+    def by_heads(*given):
+        turned = (tf.transpose(x, (0, 2, 1, 3)) for x in given)
+        return tf.transpose(attention_by_heads(*turned, segment_ids=segments), (0, 2, 1, 3))
+
+    expected = with_gradients(lambda *given: attention(*given, segment_ids=segments))
+    for a, b in zip(with_gradients(by_heads), expected):
         close(a, b)
 
 
