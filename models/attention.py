@@ -164,16 +164,12 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
 
     @ops.custom_gradient
     def attend(query, key, value):
-        # With a column of ones the values' product with the weights gives the weights' sum too.
-        wide = ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1)
-        wide = ops.cast(wide, "float32")
         outputs, log_sums = [], []
         for rows, seen, visible in blocks():
             score = scores(query, key, rows, seen, visible)
             largest = ops.max(score, axis=-1, keepdims=True)
             weight = ops.exp(score - largest)
-            mixed = ops.einsum("bgrts,bsgd->btgrd", weight, wide[:, seen])
-            mixed, total = mixed[..., :-1], mixed[..., -1:]
+            mixed, total = _mixed(weight, value[:, seen], in_blocks=rows.stop is not None)
             outputs.append(ops.cast(mixed / total, value.dtype))
             total = ops.transpose(total, (0, 2, 3, 1, 4))  # (batch, key_heads, shared, time, 1)
             log_sums.append(largest + ops.log(total))
@@ -200,6 +196,28 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
         return output, gradient
 
     return attend(query, key, value)
+
+
+def _mixed(weight, value, in_blocks: bool):
+    """The values by their weights, and the sums of the weights, in float32.
+
+    Args:
+        weight: (batch, key_heads, shared, time, key_time), float32.
+        value: (batch, key_time, key_heads, head_dim).
+        in_blocks: whether the times are multiples of `LANES`.
+
+    Returns:
+        (batch, time, key_heads, shared, head_dim), and the same with 1 for head_dim.
+    """
+    if in_blocks and value.shape[-1] % LANES:
+        # A column of ones beside the values fills a lane that would be empty, and saves a pass
+        # over the weights. Times that are no multiple would have to be laid out anew.
+        value = ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1)
+        mixed = ops.einsum("bgrts,bsgd->btgrd", weight, ops.cast(value, "float32"))
+        return mixed[..., :-1], mixed[..., -1:]
+    total = ops.sum(weight, axis=-1, keepdims=True)
+    mixed = ops.einsum("bgrts,bsgd->btgrd", ops.cast(weight, value.dtype), value)
+    return ops.cast(mixed, "float32"), ops.transpose(total, (0, 3, 1, 2, 4))
 
 
 def _joined(parts: list, axis: int):
