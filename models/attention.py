@@ -164,12 +164,15 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
 
     @ops.custom_gradient
     def attend(query, key, value):
+        values, time = value, ops.shape(query)[1]
+        if causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0:
+            values = _with_ones(value)
         outputs, log_sums = [], []
         for rows, seen, visible in blocks():
             score = scores(query, key, rows, seen, visible)
             largest = ops.max(score, axis=-1, keepdims=True)
             weight = ops.exp(score - largest)
-            mixed, total = _mixed(weight, value[:, seen], in_blocks=rows.stop is not None)
+            mixed, total = _mixed(weight, values[:, seen], value.shape[-1])
             outputs.append(ops.cast(mixed / total, value.dtype))
             total = ops.transpose(total, (0, 2, 3, 1, 4))  # (batch, key_heads, shared, time, 1)
             log_sums.append(largest + ops.log(total))
@@ -198,22 +201,29 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
     return attend(query, key, value)
 
 
-def _mixed(weight, value, in_blocks: bool):
+def _with_ones(value):
+    """The values with a one beside them, in float32, if that fills a lane that would be empty.
+
+    Their product with the weights gives the weights' sum too, and saves a pass over the weights.
+    Times that are no multiple of the lanes would have to be laid out anew: it is not for those.
+    """
+    if value.shape[-1] % LANES == 0:
+        return value
+    return ops.cast(ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1), "float32")
+
+
+def _mixed(weight, value, head_dim: int):
     """The values by their weights, and the sums of the weights, in float32.
 
     Args:
         weight: (batch, key_heads, shared, time, key_time), float32.
-        value: (batch, key_time, key_heads, head_dim).
-        in_blocks: whether the times are multiples of `LANES`.
+        value: (batch, key_time, key_heads, head_dim), or as `_with_ones` gives it.
 
     Returns:
         (batch, time, key_heads, shared, head_dim), and the same with 1 for head_dim.
     """
-    if in_blocks and value.shape[-1] % LANES:
-        # A column of ones beside the values fills a lane that would be empty, and saves a pass
-        # over the weights. Times that are no multiple would have to be laid out anew.
-        value = ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1)
-        mixed = ops.einsum("bgrts,bsgd->btgrd", weight, ops.cast(value, "float32"))
+    if value.shape[-1] > head_dim:
+        mixed = ops.einsum("bgrts,bsgd->btgrd", weight, value)
         return mixed[..., :-1], mixed[..., -1:]
     total = ops.sum(weight, axis=-1, keepdims=True)
     mixed = ops.einsum("bgrts,bsgd->btgrd", ops.cast(weight, value.dtype), value)
