@@ -18,18 +18,22 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, LANES, _Parameters
+from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, BLOCK, LANES, _Parameters
 
 LONGEST = 512  # tokens
 LARGEST = 512 * 768 * 2  # bytes of an example's tokens: 14 times as many lie in VMEM, of 16 MiB
 
 
 def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
-    """Whether sequences are short enough, and their heads fill columns of 128 lanes."""
+    """Whether sequences are short enough, and their heads fill columns of 128 lanes.
+
+    Whole blocks are left to `tftpu.models.kernels.flash`: it need not pad them, and a BERT of 512
+    tokens with dropout costs less so.
+    """
     head_dim = width // heads
     lanes = max(LANES, head_dim)
-    fits = time <= LONGEST and time * width * itemsize <= LARGEST
-    return fits and lanes % head_dim == 0 and lanes % LANES == 0 and width % lanes == 0
+    fits = time <= LONGEST and time % BLOCK and time * width * itemsize <= LARGEST
+    return bool(fits) and lanes % head_dim == 0 and lanes % LANES == 0 and width % lanes == 0
 
 
 def forward(qkv, segments, *, head_dim, interpret=False):
