@@ -147,14 +147,14 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
     the compute dtype; what is done with them is done in float32.
     """
 
+    time, key_time = ops.shape(query)[1], ops.shape(key)[1]
+    cut = causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
+
     def blocks():
         """Slices of queries and of the keys that they can see, and which of these they do."""
-        time, key_time = ops.shape(query)[1], ops.shape(key)[1]
-        count, size = 1, None
-        if causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0:
-            count, size = BLOCKS, time // BLOCKS
-        for index in range(count):
-            rows = slice(index * size, (index + 1) * size) if size else slice(None)
+        size = time // BLOCKS if cut else None
+        for index in range(BLOCKS if cut else 1):
+            rows = slice(index * size, (index + 1) * size) if cut else slice(None)
             seen = slice(rows.stop if causal else None)
             yield rows, seen, _visible(time, key_time, rows, seen, causal, segment_ids, mask)
 
@@ -164,9 +164,7 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
 
     @ops.custom_gradient
     def attend(query, key, value):
-        values, time = value, ops.shape(query)[1]
-        if causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0:
-            values = _with_ones(value)
+        values = _with_ones(value) if cut else value
         outputs, log_sums = [], []
         for rows, seen, visible in blocks():
             score = scores(query, key, rows, seen, visible)

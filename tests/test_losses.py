@@ -164,5 +164,9 @@ def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
     program = lower(model, (tokens, tokens), target.replicas, "mixed_bfloat16")
     compiled = compiler.compile_program(program.hlo, target)
     logits = 4 * batch * time * vocabulary
+    priced = cost.price(program, compiled, target)
     assert compiled.memory["temp_size_in_bytes"] < logits / 2
-    assert max(t.bytes for t in cost.price(program, compiled, target).large) < logits / 4
+    assert max(t.bytes for t in priced.large) < logits / 4
+    # Each chunk is counted, though how often the loop turns depends on the logits: the logits
+    # twice, and two gradients. The rest of this model is small.
+    assert 1 < priced.flops / (4 * 2 * batch * time * vocabulary * 128) < 1.1
