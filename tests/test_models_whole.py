@@ -3,34 +3,20 @@
 Evidence: executed (interpreted on a CPU) and compiled. Nothing here ran on a TPU.
 """
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.test_models_flash import interpreted
 from tftpu.models.attention import whole_sequences
-from tftpu.models.kernels import internals, step, whole
+from tftpu.models.kernels import step, whole
 from tftpu.models.self_attention import SelfAttention
 from tftpu.preflight import compiler, cost
 from tftpu.preflight.lower import lower
 from tftpu.preflight.slices import parse_slice
 
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """`attention="flash"` runs the kernels by Pallas's interpreter."""
-    from jax.experimental import jax2tf
-
-    if not internals.reads_what_jax_writes():
-        pytest.skip("this TensorFlow reads kernels of older versions of jax only")
-
-    def in_graph(function):
-        return jax2tf.convert(functools.partial(function, interpret=True), with_gradient=False)
-
-    monkeypatch.setattr(step, "_in_graph", in_graph)
-    monkeypatch.setattr(step, "on_tpu", lambda: True)
+__all__ = ["interpreted"]  # a fixture
 
 
 def results(implementation, x, heads, segments=None, policy="float32"):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, BLOCK, LANES, _Parameters
+from tftpu.models.kernels.flash import _HIDDEN, _MEMORY, BLOCK, LANES, _Parameters, _product
 
 LONGEST = 512  # tokens
 LARGEST = 512 * 768 * 2  # bytes of an example's tokens: 14 times as many lie in VMEM, of 16 MiB
@@ -151,14 +151,6 @@ def _softmax(scores, segments):
     return weight, jnp.sum(weight, axis=0, keepdims=True)
 
 
-def _product(left, right, left_axis: int, right_axis: int, precision):
-    """A matrix product over one axis of each."""
-    over = ((left_axis,), (right_axis,)), ((), ())
-    return jax.lax.dot_general(
-        left, right, over, precision=precision, preferred_element_type=jnp.float32
-    )
-
-
 def _sizes(qkv) -> tuple[int, int, int]:
     batch, time, three_widths = qkv.shape
     return batch, time, three_widths // 3
@@ -174,11 +166,12 @@ def _call(body, qkv, segments, head_dim: int, products: int, arrays: int):
     batch, time, width = _sizes(qkv)
     lanes = max(LANES, head_dim)
     scores = batch * (width // head_dim) * _up(time, 16) * _up(time, LANES)
-    # One pass of the matrix unit, which rounds to bfloat16; as many as it takes for float32.
-    precision = jax.lax.Precision.HIGHEST if qkv.dtype == jnp.float32 else None
-    product = functools.partial(_product, precision=precision)
     body = functools.partial(
-        body, head_dim=head_dim, columns=width // lanes, lanes=lanes, product=product
+        body,
+        head_dim=head_dim,
+        columns=width // lanes,
+        lanes=lanes,
+        product=_product(qkv.dtype),
     )
     return functools.partial(
         pl.pallas_call,
