@@ -13,15 +13,17 @@ PYTEST := $(BIN)/python -m pytest
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
 
-# Two processes, for two cores; a file's tests stay together.
+# Two processes, for two cores; a file's tests stay together. One that dies, as of a test that hangs,
+# is not replaced: the others would wait for it without end.
+TWO := -n 2 --dist loadfile --max-worker-restart=0
 test: $(VENV)/.dev lint
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST) $(TWO)
 
 # Everything that CI runs, in under half an hour on two cores.
 test-all: test test-slow test-parity
 
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m slow -n 2 --dist loadfile
+	$(PYTEST) -m slow $(TWO)
 
 # The zoo against implementations of others; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
@@ -34,7 +36,7 @@ exhaustive: $(VENV)/.dev
 # On the TensorFlow that Keras was last tried with on TPUs, on the one that TPUs have, on the newest.
 MATRIX := 2.19.1 2.20.0 2.21.0
 test-matrix: $(MATRIX:%=.venv-%/.dev)
-	for version in $(MATRIX); do .venv-$$version/bin/python -m pytest -n 2 --dist loadfile \
+	for version in $(MATRIX); do .venv-$$version/bin/python -m pytest $(TWO) \
 		-m 'not slow and not exhaustive and not compiles and not parity' || exit; done
 
 # TensorFlow 2.19 holds protobuf below what newer metadata needs.

@@ -147,7 +147,7 @@ class Shards:
         def read(shard: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(firsts[shard], ends[shard])
             records = self._read(shard, 0, ends[shard] - firsts[shard], shard % AT_MOST)
-            return tf.data.Dataset.zip(records, numbers)
+            return tf.data.Dataset.zip(records, numbers).map(lambda read, number: (read[0], number))
 
         shards = tf.data.Dataset.range(len(self.pieces))
         width = min(len(self.pieces), AT_ONCE)
@@ -187,7 +187,8 @@ class Shards:
         windows = parts.flat_map(lambda *part: self._read(*part, lane)).batch(window)
         firsts = tf.gather(self._tables.firsts, row)
 
-        def shuffle(number: tf.Tensor, records: tf.Tensor) -> tuple:
+        def shuffle(number: tf.Tensor, read: tuple) -> tuple:
+            records, _ = read
             size = tf.size(records, tf.int64)
             place = order.shuffled(
                 tf.range(size), size, _key(run, epoch, number * lanes.lanes + lane)
@@ -205,7 +206,7 @@ class Shards:
     def _read(
         self, shard: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, reader: tf.Tensor
     ) -> tf.data.Dataset:
-        """So many records of a shard; an empty string for each that cannot be read."""
+        """So many records of a shard, "" for each that cannot be read, as of `_whatever_fails`."""
         tables = self._tables
         place = tables.skips[shard] + skip
         indexed = tables.index[shard + 1] > tables.index[shard]
@@ -225,9 +226,7 @@ class Shards:
             tf.TensorSpec((), tf.string),
         )
         records = records.skip(place - entry * INDEX_EVERY).take(take)
-        lost = tf.data.Dataset.from_tensors("").repeat()
-        records = records.ignore_errors(log_warning=False).concatenate(lost).take(take)
-        return _readable(path).flat_map(lambda _: records)
+        return _readable(path).flat_map(lambda _: _whatever_fails(records, take))
 
 
 class _Tables(NamedTuple):
@@ -278,11 +277,19 @@ def of_manifest(data: Manifest, split: str, cache: Cache | None = None, **option
     return Shards(pieces, data.compression, local=local, **options)
 
 
-def _readable(path: tf.Tensor) -> tf.data.Dataset:
-    """One element, or the error of a file that cannot be opened.
+def _whatever_fails(records: tf.data.Dataset, count: tf.Tensor) -> tf.data.Dataset:
+    """So many records, "" for those that are missing, each with a number that means nothing.
 
-    `ignore_errors` tries a TFRecordDataset that cannot open its file again without end.
+    An attempt that fails takes a number, too, and none is left after one more than there are
+    records: `ignore_errors` alone tries a file that cannot be opened again without end.
     """
+    attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
+    lost = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
+    return attempts.ignore_errors(log_warning=False).concatenate(lost).take(count)
+
+
+def _readable(path: tf.Tensor) -> tf.data.Dataset:
+    """One element, or the error of a file that cannot be opened: so it is known by its name."""
     first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
     return first.concatenate(tf.data.Dataset.from_tensors("")).take(1)
 
