@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,7 +156,6 @@ def test_shards_are_of_the_size_that_was_asked_for(pictures, tmp_path):
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 def test_the_bytes_do_not_depend_on_who_makes_them(pictures, tmp_path, compression):
     """One process and a Beam job; again does nothing; another seed is another order."""
-    pytest.importorskip("apache_beam")
 
     def conversion(folder, seed=1):
         output = str(tmp_path / folder)
@@ -284,7 +284,6 @@ def test_text_is_tokenised_once_packed_and_reads_back(tmp_path):
 
 
 def test_a_tokenizer_of_hugging_face_and_its_end_of_text(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel({"a": 0, "b": 1, "<end>": 2, "?": 3}, unk_token="?")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

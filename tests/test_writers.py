@@ -217,7 +217,8 @@ def test_a_writer_that_fails_as_it_said_it_may_does_not_end_the_run(tmp_path, ca
 def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_later(
     tmp_path, monkeypatch, caplog
 ):
-    mlflow = pytest.importorskip("mlflow")
+    import mlflow
+
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri("http://127.0.0.1:9")
@@ -235,7 +236,6 @@ def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_l
 
 @pytest.mark.slow
 def test_weights_and_biases_without_a_key_is_a_sentence(tmp_path):
-    pytest.importorskip("wandb")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
     code = "import sys; from tftpu import writers; writers.WandB(sys.argv[1])"
     done = subprocess.run(  # in a process of its own: the package remembers how it was set up
@@ -265,7 +265,8 @@ def fit_with(name: str, workdir, steps: int) -> None:
 
 @pytest.mark.slow
 def test_mlflow_holds_the_run_and_goes_on_with_it(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     fit_with("mlflow", tmp_path / "run", 10)
@@ -286,7 +287,6 @@ def test_mlflow_holds_the_run_and_goes_on_with_it(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_weights_and_biases_holds_the_run(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     fit_with("wandb", tmp_path, 10)
     (path,) = tmp_path.rglob("*.wandb")  # its log: protocol buffers end to end
