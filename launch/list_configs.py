@@ -5,5 +5,7 @@ from tftpu.launch import config_flags
 
 def run() -> None:
     """Prints the name and the first line of every config."""
-    for name in config_flags.names():
-        print(f"{name:18}{config_flags.summary(name)}")
+    names = config_flags.names()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:{width}}  {config_flags.summary(name)}")

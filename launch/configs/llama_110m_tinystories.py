@@ -1,4 +1,4 @@
-"""A Llama of 110 M parameters on TinyStories, 100,000 steps of 131,072 tokens.
+"""A Llama of 110 M parameters on TinyStories, 13 billion tokens.
 
     tftpu train --config=llama_110m_tinystories --config.data.data_dir=gs://BUCKET/tinystories
 
