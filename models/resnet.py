@@ -92,7 +92,7 @@ def _conv_norm(
 
 
 def _conv_class(x, filters: int, kernel: int, stride: int, config: ResNet) -> type:
-    expands = kernel == stride == 1 and filters >= 2 * x.shape[-1]
+    expands = kernel == 1 and filters >= 2 * x.shape[-1]
     large = config.norm_batch != "global" and config.norm_batch >= LARGE_GROUP
     return PointwiseConv if expands and large else layers.Conv2D
 
