@@ -59,12 +59,9 @@ class GhostBatchNormalization(keras.layers.Layer):
         if not (training and self.trainable):  # frozen: as in evaluation, as Keras's own
             return self._normalize(x, self.moving_mean, self.moving_variance)
         if self.norm_batch == "global":
-            sums = ops.moments(
-                ops.cast(x, "float32"), self._reduced_axes(x), keepdims=False, synchronized=True
-            )
-            mean, variance = (ops.reshape(s, (1, -1)) for s in sums)  # (1, channels)
-            self._update(mean, variance)
-            return self._normalize(x, mean[0], variance[0])
+            mean, variance = self._statistics(x, tuple(range(len(x.shape) - 1)))  # (channels,)
+            self._update(mean[None], variance[None])
+            return self._normalize(x, mean, variance)
         shape = x.shape
         if shape[0] is None or shape[0] % self.norm_batch:
             raise ValueError(
@@ -77,9 +74,7 @@ class GhostBatchNormalization(keras.layers.Layer):
             return self._normalize_product(x, groups)
         x = ops.reshape(x, (groups, self.norm_batch, *shape[1:]))  # (groups, examples, ..., ch)
         axes = tuple(range(1, len(x.shape) - 1))
-        mean = ops.mean(ops.cast(x, "float32"), axis=axes)  # (groups, channels)
-        mean_square = ops.mean(ops.square(ops.cast(x, "float32")), axis=axes)
-        variance = ops.maximum(mean_square - ops.square(mean), 0.0)
+        mean, variance = self._statistics(x, axes)  # (groups, channels)
         self._update(mean, variance)
         broadcast = (groups, *([1] * len(axes)), shape[-1])
         x = self._normalize(x, ops.reshape(mean, broadcast), ops.reshape(variance, broadcast))
@@ -91,8 +86,13 @@ class GhostBatchNormalization(keras.layers.Layer):
         self._update(mean, variance)
         return pointwise.scale_and_shift(x, *x.tftpu_product, *self._line(mean, variance))
 
-    def _reduced_axes(self, x):
-        return tuple(range(len(x.shape) - 1))
+    def _statistics(self, x, axes: tuple[int, ...]):
+        """Mean and variance over some axes, without them, float32."""
+        x = ops.cast(x, "float32")
+        if self.norm_batch == "global":
+            return ops.moments(x, axes, synchronized=True)
+        mean = ops.mean(x, axis=axes)
+        return mean, ops.maximum(ops.mean(ops.square(x), axis=axes) - ops.square(mean), 0.0)
 
     def _update(self, mean, variance):
         """Moves the statistics by the mean over groups. Args: (groups, channels), float32."""

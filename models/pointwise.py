@@ -20,7 +20,7 @@ class PointwiseConv(keras.layers.Conv2D):
 
     def call(self, inputs):
         if self.strides != (1, 1):
-            inputs = inputs[:, :: self.strides[0], :: self.strides[1]]
+            inputs = ops.average_pool(inputs, 1, self.strides, data_format="channels_last")
         product = ops.conv(inputs, self.kernel, data_format="channels_last")
         kernel = ops.cast(self.kernel, self.compute_dtype)[0, 0]
         product.tftpu_product = (inputs, kernel)

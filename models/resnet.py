@@ -37,14 +37,24 @@ def build(config: ResNet) -> keras.Model:
 def _stem(x, config: ResNet):
     if config.stem == "small":
         return _conv_norm(x, config.width, 3, 1, config, name="stem")
+    # The pool reads one pixel beyond the image. A TPU copies what is to be padded, an eighth of the
+    # output of this network's convolutions; so here the convolution makes those pixels, too.
+    inside = (config.image_size + 1) // 2
+    outside = (1, inside % 2)
     if config.stem == "space_to_depth":
-        x = SpaceToDepthStem(config.width, name="stem_conv")(x)
-        x = _norm(x, config, name="stem")
+        x = SpaceToDepthStem(config.width, outside, name="stem_conv")(x)
     else:
-        x = layers.ZeroPadding2D(3, name="stem_pad")(x)
-        x = _conv_norm(x, config.width, 7, 2, config, name="stem", padding="valid")
-    x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)  # after a ReLU, 0 is the least
-    return layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+        end = 2 * (inside + outside[1]) + 3 - config.image_size
+        x = layers.ZeroPadding2D(((5, end), (5, end)), name="stem_pad")(x)
+        x = layers.Conv2D(
+            *(config.width, 7, 2),
+            use_bias=False,
+            kernel_initializer=keras.initializers.VarianceScaling(2.0, "fan_out"),
+            name="stem_conv",
+        )(x)
+    x = NormWithin(config.norm_batch, border=outside, name="stem_norm")(x)
+    x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+    return layers.ReLU(name="stem_act")(x)  # as before the pool, of a quarter of the elements
 
 
 def _residual(x, width: int, stride: int, config: ResNet, name: str):
@@ -92,7 +102,7 @@ def _conv_norm(
 
 
 def _conv_class(x, filters: int, kernel: int, stride: int, config: ResNet) -> type:
-    expands = kernel == 1 and filters >= 2 * x.shape[-1]
+    expands = kernel == 1 and x.shape[-1] <= min(filters // 2, 512)
     large = config.norm_batch != "global" and config.norm_batch >= LARGE_GROUP
     return PointwiseConv if expands and large else layers.Conv2D
 
@@ -105,6 +115,40 @@ def _norm(x, config: ResNet, name: str, relu: bool = True, last: bool = False):
     return layers.ReLU(name=f"{name}_act")(x) if relu and not last else x
 
 
+class NormWithin(GhostBatchNormalization):
+    """Batch normalisation of the inside of images, with a border that no maximum sees.
+
+    Args:
+        norm_batch: as of `GhostBatchNormalization`.
+        border: rows and columns before and after the inside. What is there is not read, and is
+            the lowest number of the result.
+    """
+
+    def __init__(self, norm_batch: int | str, border: tuple[int, int], **kwargs):
+        super().__init__(norm_batch, **kwargs)
+        self.border = tuple(border)
+
+    def call(self, x, training=False):
+        rows, columns = (self._inside(size) for size in x.shape[1:3])
+        inside = ops.logical_and(rows[:, None, None], columns[:, None])
+        x = super().call(ops.where(inside, x, ops.cast(0, x.dtype)), training=training)
+        return x + ops.cast(ops.where(inside, 0.0, float("-inf")), x.dtype)
+
+    def _inside(self, size: int):
+        place = ops.arange(size)
+        return ops.logical_and(place >= self.border[0], place < size - self.border[1])
+
+    def _statistics(self, x, axes: tuple[int, ...]):
+        mean, variance = super()._statistics(x, axes)  # with the zeros of the border
+        height, width = x.shape[-3:-1]
+        more = height * width / ((height - sum(self.border)) * (width - sum(self.border)))
+        square = more * (variance + ops.square(mean))
+        return more * mean, ops.maximum(square - ops.square(more * mean), 0.0)
+
+    def get_config(self):
+        return {**super().get_config(), "border": self.border}
+
+
 class SpaceToDepthStem(layers.Layer):
     """The 7x7 convolution of stride 2, worked out as a 4x4 one over blocks of 2x2 pixels.
 
@@ -112,12 +156,15 @@ class SpaceToDepthStem(layers.Layer):
     (Ying et al. 2018, https://arxiv.org/abs/1811.06992).
 
     Args:
-        filters: channels of the output, (batch, height / 2, width / 2, filters).
+        filters: channels of the output.
+        border: rows and columns of it before and after those of the convolution with zeros round
+            the image, (batch, height / 2, width / 2, filters).
     """
 
-    def __init__(self, filters: int, **kwargs):
+    def __init__(self, filters: int, border: tuple[int, int] = (0, 0), **kwargs):
         super().__init__(**kwargs)
         self.filters = filters
+        self.border = tuple(border)
 
     def build(self, input_shape):
         self.kernel = self.add_weight(
@@ -136,12 +183,14 @@ class SpaceToDepthStem(layers.Layer):
         kernel = ops.reshape(kernel, (4, 2, 4, 2, channels, self.filters))
         kernel = ops.transpose(kernel, (0, 2, 1, 3, 4, 5))
         kernel = ops.reshape(kernel, (4, 4, 4 * channels, self.filters))
-        x = ops.pad(x, ((0, 0), (2, 1), (2, 1), (0, 0)))
+        zeros = (2 + self.border[0], 1 + self.border[1])
+        x = ops.pad(x, ((0, 0), zeros, zeros, (0, 0)))
         return ops.conv(x, kernel, padding="valid", data_format="channels_last")
 
     def compute_output_shape(self, input_shape):
         batch, height, width, _ = input_shape
-        return (batch, height // 2, width // 2, self.filters)
+        more = sum(self.border)
+        return (batch, height // 2 + more, width // 2 + more, self.filters)
 
     def get_config(self):
-        return {**super().get_config(), "filters": self.filters}
+        return {**super().get_config(), "filters": self.filters, "border": self.border}
