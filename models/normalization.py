@@ -84,7 +84,10 @@ class GhostBatchNormalization(keras.layers.Layer):
         """The same from the factors of x, the output of a `PointwiseConv`."""
         mean, variance = pointwise.statistics(*x.tftpu_product, groups)
         self._update(mean, variance)
-        return pointwise.scale_and_shift(x, *x.tftpu_product, *self._line(mean, variance))
+        term = (x, *x.tftpu_product, *self._line(mean, variance))
+        result = pointwise.normalized(term)
+        result.tftpu_term = term
+        return result
 
     def _statistics(self, x, axes: tuple[int, ...]):
         """Mean and variance over some axes, without them, float32."""

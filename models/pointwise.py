@@ -1,9 +1,9 @@
-"""A 1x1 convolution with batch normalisation behind it, for memory-bound devices.
+"""1x1 convolutions with batch normalisation behind them, for memory-bound devices.
 
 The output of a bottleneck's last convolution is its largest tensor, and a step reads it five times:
 for its statistics, to normalise it, and in the backward pass. All of these follow from its two
-factors, of which the input is a quarter as large and the kernel small; so here the product is read
-once, where a compiler does it in the convolution itself.
+factors, of which the input is a quarter as large and the kernel small. So here it is never made:
+one product gives the normalised output, or the sum of two of them where a shortcut is one, too.
 """
 
 import keras
@@ -11,15 +11,17 @@ from keras import ops
 
 
 class PointwiseConv(keras.layers.Conv2D):
-    """A 1x1 convolution of stride 1, without bias, whose output knows what it is the product of.
+    """A 1x1 convolution, without bias, whose output knows what it is the product of.
 
     The output has the attribute `tftpu_product`, the pair (x, kernel) in the compute dtype, from
-    which a `GhostBatchNormalization` behind it takes statistics and gradients. They cost about
-    channels / filters of the convolution: for filters of twice the channels or more.
+    which a `GhostBatchNormalization` behind it takes statistics, gradients, and its own output.
+    They cost about channels / filters of the convolution: for filters of twice the channels or
+    more.
     """
 
     def call(self, inputs):
         if self.strides != (1, 1):
+            # A slice would be taken of what is before the ReLU before it, and both be written.
             inputs = ops.average_pool(inputs, 1, self.strides, data_format="channels_last")
         product = ops.conv(inputs, self.kernel, data_format="channels_last")
         kernel = ops.cast(self.kernel, self.compute_dtype)[0, 0]
@@ -51,39 +53,54 @@ def statistics(x, kernel, groups: int):
     return mean, ops.maximum(variance, 0.0)
 
 
-def scale_and_shift(product, x, kernel, scale, shift):
-    """`product * scale + shift` of product = x @ kernel, by a gradient that reads x instead of it.
+def normalized(*terms: tuple):
+    """The sum over terms of `product * scale + shift`, of product = x @ kernel.
 
     Args:
-        product: (batch, height, width, filters).
-        x, kernel: as of `statistics`.
-        scale, shift: (groups, filters), float32.
+        terms: each product, x, kernel, scale and shift. product: (batch, height, width, filters);
+            x: (batch, height, width, channels), kernel: (channels, filters), of one dtype; scale,
+            shift: (groups, filters), float32.
 
     Returns:
-        As `product`. Gradients are for x, kernel, scale and shift, none for `product`.
+        As `product`. Its gradients read x instead of the product, which gets none.
     """
-    groups = scale.shape[0]
-
-    def times(y, factor):
-        return _grouped(y, groups) * _broadcast(factor, y.dtype)
+    groups, dtype = terms[0][3].shape[0], terms[0][1].dtype
+    products = [ops.stop_gradient(product) for product, *_ in terms]
+    shape = products[0].shape
 
     @ops.custom_gradient
-    def result(x, kernel, scale, shift):
+    def result(*flat):
+        xs, kernels, scales, shifts = (flat[index::4] for index in range(4))
+        x = ops.concatenate(xs, axis=-1) if len(xs) > 1 else xs[0]
+        shift = _broadcast(sum(shifts), dtype)
+
+        def output():
+            if groups > 1:  # a kernel for each would cut what is read, and join what is written
+                scaled = (
+                    _grouped(p, groups) * _broadcast(s, dtype) for p, s in zip(products, scales)
+                )
+                return ops.reshape(sum(scaled) + shift, shape)
+            scaled = [ops.cast(k, "float32") * s for k, s in zip(kernels, scales)]
+            return _product(x, ops.cast(ops.concatenate(scaled), dtype)) + shift[0]
+
         def gradient(upstream):
             crossed = _crossed(x, upstream, groups)  # (groups, channels, filters)
-            of_kernel = ops.cast(ops.sum(crossed * scale[:, None], axis=0), kernel.dtype)
-            of_scale = ops.sum(crossed * ops.cast(kernel, "float32"), axis=1)
-            wide = ops.cast(_grouped(upstream, groups), "float32")
-            of_shift = ops.sum(wide, axis=(1, 2, 3))
-            scaled = ops.reshape(times(upstream, scale), upstream.shape)
-            of_x = _product(scaled, ops.transpose(kernel))
-            return of_x, of_kernel, of_scale, of_shift
+            grouped = _grouped(upstream, groups)
+            of_shift = ops.sum(ops.cast(grouped, "float32"), axis=(1, 2, 3))
+            gradients, first = [], 0
+            for kernel, scale in zip(kernels, scales):
+                part = crossed[:, first : first + kernel.shape[0]]
+                first += kernel.shape[0]
+                scaled = ops.reshape(grouped * _broadcast(scale, dtype), shape)
+                of_x = _product(scaled, ops.transpose(kernel))
+                of_kernel = ops.cast(ops.sum(part * scale[:, None], axis=0), dtype)
+                of_scale = ops.sum(part * ops.cast(kernel, "float32"), axis=1)
+                gradients += [of_x, of_kernel, of_scale, of_shift]
+            return gradients
 
-        found = times(product, scale) + _broadcast(shift, product.dtype)
-        return ops.reshape(found, product.shape), gradient
+        return output(), gradient
 
-    product = ops.stop_gradient(product)
-    return result(x, kernel, scale, shift)
+    return result(*(factor for _, *term in terms for factor in term))
 
 
 def _moments(x, groups: int):

@@ -4,14 +4,15 @@ import keras
 from keras import layers, ops
 
 from tftpu.models.normalization import GhostBatchNormalization
-from tftpu.models.pointwise import PointwiseConv
+from tftpu.models.pointwise import PointwiseConv, normalized
 from tftpu.models.remat import BlockModel
 from tftpu.models.sizes import ResNet
 
-# Examples that share batch statistics, from which on a TPU gains by `PointwiseConv`: 32 of 128 on a
-# core took it as long; by 64 and 128 the step has an eighth and a sixth fewer cycles (compiled,
-# v5e). No question of the groups in hand, so that any number of replicas does the same.
+# Where `PointwiseConv` gains on a TPU. Examples that share batch statistics: with 32 of the 128 on a
+# core it took as long; with 64 and 128 the step has a seventh and a fifth fewer cycles than with 32
+# (compiled, v5e). No question of the groups in hand, so that any number of replicas does the same.
 LARGE_GROUP = 64
+MOST_CHANNELS = 512  # of its input: those of 1,024 cost more than their product's reads
 
 
 def build(config: ResNet) -> keras.Model:
@@ -37,8 +38,8 @@ def build(config: ResNet) -> keras.Model:
 def _stem(x, config: ResNet):
     if config.stem == "small":
         return _conv_norm(x, config.width, 3, 1, config, name="stem")
-    # The pool reads one pixel beyond the image. A TPU copies what is to be padded, an eighth of the
-    # output of this network's convolutions; so here the convolution makes those pixels, too.
+    # The pool's windows begin one pixel before the image. To pad its input would be to copy it, 3 %
+    # of the cycles of a ResNet-50 (compiled, v5e); so the convolution makes those pixels as well.
     inside = (config.image_size + 1) // 2
     outside = (1, inside % 2)
     if config.stem == "space_to_depth":
@@ -70,7 +71,7 @@ def _residual(x, width: int, stride: int, config: ResNet, name: str):
         branch = _conv_norm(branch, out, 3, 1, config, name=f"{name}_conv2", last=True)
     if stride > 1 or x.shape[-1] != out:
         x = _conv_norm(x, out, 1, stride, config, name=f"{name}_project", relu=False)
-    return layers.ReLU(name=f"{name}_relu")(layers.Add(name=f"{name}_add")([x, branch]))
+    return layers.ReLU(name=f"{name}_relu")(Sum(name=f"{name}_add")([x, branch]))
 
 
 def _conv_norm(
@@ -102,7 +103,7 @@ def _conv_norm(
 
 
 def _conv_class(x, filters: int, kernel: int, stride: int, config: ResNet) -> type:
-    expands = kernel == 1 and x.shape[-1] <= min(filters // 2, 512)
+    expands = kernel == 1 and x.shape[-1] <= min(filters // 2, MOST_CHANNELS)
     large = config.norm_batch != "global" and config.norm_batch >= LARGE_GROUP
     return PointwiseConv if expands and large else layers.Conv2D
 
@@ -113,6 +114,14 @@ def _norm(x, config: ResNet, name: str, relu: bool = True, last: bool = False):
         config.norm_batch, gamma_initializer="zeros" if last else "ones", name=f"{name}_norm"
     )(x)
     return layers.ReLU(name=f"{name}_act")(x) if relu and not last else x
+
+
+class Sum(layers.Add):
+    """A sum; of two outputs of `PointwiseConv` and norm it is worked out at once."""
+
+    def call(self, inputs):
+        terms = [getattr(x, "tftpu_term", None) for x in inputs]
+        return super().call(inputs) if None in terms else normalized(*terms)
 
 
 class NormWithin(GhostBatchNormalization):

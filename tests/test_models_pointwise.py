@@ -11,13 +11,14 @@ from tftpu.models.normalization import GhostBatchNormalization
 from tftpu.models.pointwise import PointwiseConv
 from tftpu.models.sizes import ResNet
 
-BATCH, FILTERS, WITHIN = 12, 24, 4  # WITHIN: examples that share statistics
+BATCH, FILTERS = 12, 24
+WITHIN = [4, 12]  # examples that share statistics: three groups, and one
 
 
-def layers(conv: type, policy: str):
+def layers(conv: type, policy: str, within: int):
     keras.utils.set_random_seed(0)
     conv = conv(FILTERS, 1, use_bias=False, dtype=policy)
-    norm = GhostBatchNormalization(WITHIN, dtype=policy)
+    norm = GhostBatchNormalization(within, dtype=policy)
     conv.build((BATCH, 5, 5, 8))
     norm.build((BATCH, 5, 5, FILTERS))
     rng = np.random.default_rng(1)
@@ -26,9 +27,9 @@ def layers(conv: type, policy: str):
     return conv, norm
 
 
-def results(conv: type, policy: str, mean: float = 0.0) -> dict:
+def results(conv: type, policy: str, within: int, mean: float = 0.0) -> dict:
     """Output, gradients of a loss that is not linear, moving statistics; float32."""
-    conv, norm = layers(conv, policy)
+    conv, norm = layers(conv, policy, within)
     rng = np.random.default_rng(2)
     x = tf.constant(np.maximum(rng.normal(mean, 1.0, (BATCH, 5, 5, 8)), 0.0), tf.float32)
     weight = tf.constant(rng.normal(size=(BATCH, 5, 5, FILTERS)), tf.float32)
@@ -49,25 +50,28 @@ def results(conv: type, policy: str, mean: float = 0.0) -> dict:
 
 
 @pytest.mark.parametrize("mean", [0.0, 5.0])
-def test_statistics_output_and_gradients_are_those_of_the_product(mean):
-    plain, here = (results(conv, "float32", mean) for conv in (keras.layers.Conv2D, PointwiseConv))
+@pytest.mark.parametrize("within", WITHIN)
+def test_statistics_output_and_gradients_are_those_of_the_product(within, mean):
+    convolutions = (keras.layers.Conv2D, PointwiseConv)
+    plain, here = (results(conv, "float32", within, mean) for conv in convolutions)
     for name, expected in plain.items():
         assert relative(here[name], expected) < 5e-5, name
 
 
-def test_in_bfloat16_it_is_as_near_to_float32_as_the_product():
-    exact = results(keras.layers.Conv2D, "float32")
-    plain = results(keras.layers.Conv2D, "mixed_bfloat16")
-    here = results(PointwiseConv, "mixed_bfloat16")
+@pytest.mark.parametrize("within", WITHIN)
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_product(within):
+    exact = results(keras.layers.Conv2D, "float32", within)
+    plain = results(keras.layers.Conv2D, "mixed_bfloat16", within)
+    here = results(PointwiseConv, "mixed_bfloat16", within)
     for name, expected in exact.items():
         assert relative(here[name], expected) < 1.5 * relative(plain[name], expected) + 1e-5, name
 
 
-def test_the_product_is_read_once():
+def test_the_product_is_read_once_and_that_of_one_group_never():
     """By what normalises it: not for statistics, and not in the backward pass."""
 
-    def readers(conv):
-        conv, norm = layers(conv, "float32")
+    def readers(conv, within):
+        conv, norm = layers(conv, "float32", within)
 
         @tf.function
         def run(x):
@@ -85,11 +89,14 @@ def test_the_product_is_read_once():
                 (tensors.extend if copies else found.append)(op.outputs if copies else op.type)
         return [type for type in found if type != "Shape"]
 
-    assert readers(PointwiseConv) == ["Mul"]
-    assert len(readers(keras.layers.Conv2D)) > 3
+    assert readers(PointwiseConv, 4) == ["Mul"]
+    assert readers(PointwiseConv, BATCH) == []
+    assert len(readers(keras.layers.Conv2D, BATCH)) > 3
 
 
-def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(monkeypatch):
+@pytest.mark.parametrize("norm_batch", [64, 128])
+def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(norm_batch, monkeypatch):
+    """With shortcuts of stride 1 and 2, whose products are added to those of the branch."""
     fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 5}
     rng = np.random.default_rng(3)
     images = rng.normal(size=(128, 8, 8, 3)).astype("float32")
@@ -97,7 +104,7 @@ def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(monkeypatc
 
     def trained():
         keras.utils.set_random_seed(1)
-        model = models.build(ResNet("tiny", norm_batch=64, **fields))
+        model = models.build(ResNet("tiny", norm_batch=norm_batch, **fields))
         for variable in model.trainable_variables:  # a branch that starts at 0 shows nothing
             variable.assign(variable + 0.1 * rng_of(variable.path).normal(size=variable.shape))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,4 +1,4 @@
-"""The stem of ResNet over blocks of pixels is the stem of the paper."""
+"""The stem of ResNet, however it is worked out, is the stem of the paper."""
 
 import keras
 import numpy as np
@@ -33,6 +33,48 @@ def test_the_stem_by_space_to_depth_has_the_weights_outputs_and_gradients_of_the
         found.append([model(images), tape.gradient(loss, kernel.value)])
     for a, b in zip(*found):
         assert relative(a, b) < 1e-6
+
+
+def papers_stem(image_size: int) -> keras.Model:
+    """As Keras's own layers make it, of a batch that shares its statistics."""
+    images = keras.Input((image_size, image_size, 3))
+    x = keras.layers.ZeroPadding2D(3)(images)
+    x = keras.layers.Conv2D(8, 7, strides=2, use_bias=False)(x)
+    x = keras.layers.BatchNormalization(epsilon=1e-5, momentum=0.9)(x)
+    x = keras.layers.ZeroPadding2D(1)(keras.layers.ReLU()(x))
+    return keras.Model(images, keras.layers.MaxPooling2D(3, strides=2)(x))
+
+
+@pytest.mark.parametrize(
+    "stem, size, norm_batch",
+    [("imagenet", size, 4) for size in (32, 35, 37, 38)]  # 16, 18, 19, 19 pixels before the pool
+    + [("space_to_depth", 32, 4), ("space_to_depth", 38, 4), ("imagenet", 38, "global")],
+)
+def test_the_stem_and_its_gradients_are_those_of_kerass_layers(stem, size, norm_batch):
+    model = models.build(
+        "resnet18",
+        **{"blocks": (1,), "width": 8, "image_size": size, "classes": 5, "bottleneck": False},
+        **{"stem": stem, "norm_batch": norm_batch},
+    )
+    ours = keras.Model(model.input, model.get_layer("stem_act").output)
+    theirs = papers_stem(size)
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(1.0, 0.5, w.shape) for w in theirs.get_weights()]
+    images = rng.normal(size=(4, size, size, 3)).astype("float32")
+    found = []
+    for stem in (ours, theirs):
+        # Their order: kernel, gamma, beta, moving mean and variance.
+        for variable, value in zip(stem.variables, weights):
+            variable.assign(np.abs(value))
+        evaluated = stem(images, training=False)
+        with tf.GradientTape() as tape:
+            y = stem(images, training=True)
+            loss = tf.reduce_sum(y * np.random.default_rng(1).normal(size=y.shape))
+        gradients = tape.gradient(loss, [v.value for v in stem.trainable_variables])
+        found.append([evaluated, y, *gradients, *(v.numpy() for v in stem.non_trainable_variables)])
+    for a, b in zip(*found, strict=True):
+        assert a.shape == b.shape
+        assert relative(a, b) < 2e-5
 
 
 def test_a_stem_that_cannot_be_is_refused():
