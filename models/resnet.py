@@ -8,9 +8,10 @@ from tftpu.models.pointwise import PointwiseConv, normalized
 from tftpu.models.remat import BlockModel
 from tftpu.models.sizes import ResNet
 
-# Where `PointwiseConv` gains on a TPU. Examples that share batch statistics: with 32 of the 128 on a
-# core it took as long; with 64 and 128 the step has a seventh and a fifth fewer cycles than with 32
-# (compiled, v5e). No question of the groups in hand, so that any number of replicas does the same.
+# Where `PointwiseConv` gains on a TPU. Examples that share batch statistics: with 32 of the 128 of
+# a core it took as long; with 64 and 128 the step has a seventh and a fifth fewer cycles than with
+# 32 (compiled, v5e). No question of the groups in hand, so that any number of replicas does the
+# same.
 LARGE_GROUP = 64
 MOST_CHANNELS = 512  # of its input: those of 1,024 cost more than their product's reads
 

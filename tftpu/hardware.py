@@ -25,10 +25,8 @@ class Hardware:
     chips: int
     generation: Generation | None = None
 
-    def mfu(self, flops_per_s: float) -> float | None:
-        """The share of the peak that so many model FLOPs a second are; None: peak not known."""
-        if self.generation is None:
-            return None
+    def mfu(self, flops_per_s: float) -> float:
+        """The share of the peak of a known generation that so many model FLOPs a second are."""
         return flops_per_s / (self.chips * self.generation.tflops * 1e12)
 
     def usd(self, seconds: float) -> float | None:

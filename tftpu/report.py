@@ -162,9 +162,9 @@ class Report:
         rate = trainer.clock.current_rate()
         if rate:
             facts["examples_per_sec"] = round(rate, 1)
-            mfu = self._hardware.mfu(trainer.step.model_flops / trainer.global_batch * rate)
-            if mfu is not None:
-                facts["mfu"] = round(mfu, 4)
+            if self._hardware.generation is not None:
+                each = trainer.step.model_flops / trainer.global_batch
+                facts["mfu"] = round(self._hardware.mfu(each * rate), 4)
         usd = self._hardware.usd(sum(trainer.account.seconds().values()))
         if usd is not None:
             facts["usd"] = round(usd, 4)

@@ -98,9 +98,21 @@ class Step:
         seeds = {id(v) for v in self._seed_states}
         self._statistics = [v for v in self.model.non_trainable_variables if id(v) not in seeds]
         microbatch = keras.tree.map_structure(self._microbatch_spec, batch)
+        self._microbatch = microbatch
         self._microbatch_examples = keras.tree.flatten(microbatch)[0].shape[0]
         self._describe(microbatch)
         self.prepared = True
+
+    @functools.cached_property
+    def model_flops(self) -> int:
+        """Of a global batch, forward and backward; traces the model, as it is in evaluation.
+
+        How a layer takes batch statistics in training is no work of the model's.
+        """
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(self._microbatch)
+        forward = tf.function(lambda x: self.model(x, training=False), autograph=False)
+        ops = checks.graph_ops(forward.get_concrete_function(x).graph)
+        return flops.PASSES * self.accumulate * self.replicas * flops.of_forward(ops)
 
     def train(self, batch: Any) -> None:
         """One update of the model from one replica's share of the global batch.
@@ -231,10 +243,7 @@ class Step:
             return keras.tree.flatten((result.y_pred, result.statistics))
 
         graph = tf.function(forward, autograph=False).get_concrete_function(microbatch).graph
-        ops = checks.graph_ops(graph)
-        checks.refuse_host_ops(ops)
-        parts = self.accumulate * self.replicas
-        self.model_flops = flops.PASSES * parts * flops.of_forward(ops)  # of a global batch
+        checks.refuse_host_ops(checks.graph_ops(graph))
         result = output["forward"]
         changed = [
             v

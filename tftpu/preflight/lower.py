@@ -25,7 +25,8 @@ class Program:
 
     Attributes:
         hlo: serialized HloModuleProto of the train step.
-        forward: the HLO text of the forward pass over one microbatch, to count model FLOPs.
+        forward: the HLO text of the forward pass over one microbatch, as in evaluation: what a
+            layer works out for batch statistics is none of the model's FLOPs.
         accumulate: microbatches a step.
         arguments: the name of each parameter of the program: "batch", or a variable's path.
         layers: the class of every Keras layer by its name, nested ones too.
@@ -84,7 +85,7 @@ def lower(
     micro = keras.tree.map_structure(
         lambda s: tf.TensorSpec((s.shape[0] // accumulate, *s.shape[1:]), s.dtype), x
     )
-    forward, _ = _trace(lambda x: model(x, training=True), (micro,))
+    forward, _ = _trace(lambda x: model(x, training=False), (micro,))
     forward = _to_hlo(forward, "hlo", layers)
     return Program(hlo, forward, accumulate, arguments, layers, grouped, kernels, precision)
 
