@@ -247,6 +247,20 @@ def test_a_layer_that_no_tpu_can_run_is_named_with_its_op():
         preflight.check(model_fn, classified(64, 32, 32, 3), ["v3-8"])
 
 
+@pytest.mark.parametrize("slice_name", ["v3-8", "v5e-8"])
+def test_random_numbers_are_priced_as_the_tpu_draws_them(slice_name):
+    """Not by the arithmetic of a CPU's generator, which took twelve times the rest of it on v5e."""
+
+    def cycles(rate):
+        def model_fn():
+            body = [layers.Dense(4096), layers.Dropout(rate), layers.Dense(10)]
+            return compiled(keras.Sequential([keras.Input((512,)), *body]))
+
+        return examine(model_fn, classified(8 * 4096, 512), slice_name).estimated_cycles
+
+    assert cycles(0.0) < cycles(0.1) < 1.6 * cycles(0.0)
+
+
 def test_a_layer_that_augments_in_the_step_is_named():
     # RandomFlip compiles, unlike most of its kind: it is a waste, not an error.
     model_fn = with_layer(lambda: layers.RandomFlip(name="augment"))

@@ -112,6 +112,7 @@ def libtpu_version() -> str:
 
 class _Internals(NamedTuple):
     ir: Any
+    hlo: Any
     mlir: Any
     xla: Any
     topologies: Any
@@ -127,8 +128,10 @@ def _jax_internals() -> _Internals:
         from jax.experimental import topologies
         from jaxlib import _jax
         from jaxlib.mlir import ir
+        from jaxlib.mlir.dialects import stablehlo
 
         needed = (_jax.mlir.hlo_to_stablehlo, _jax.CompileOptions, _jax.DeviceList)
+        needed += (stablehlo.RngBitGeneratorOp, stablehlo.slice)
         assert all(map(callable, (*needed, mlir.make_ir_context)))
     except (ImportError, AttributeError) as error:
         try:
@@ -139,7 +142,7 @@ def _jax_internals() -> _Internals:
             f"{found} is not one that preflight can drive ({error}): it was tried with "
             f"{' and '.join(f'{k} {v}' for k, v in _TRIED.items())}. {_INSTALL}"
         ) from error
-    return _Internals(ir, mlir, _jax, topologies, xla_client)
+    return _Internals(ir, stablehlo, mlir, _jax, topologies, xla_client)
 
 
 # In the process of the trainer or of the command line
@@ -151,6 +154,7 @@ def _to_stablehlo(hlo: bytes) -> bytes:
     with jax.mlir.make_ir_context():
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
         _drop_copies(module.body)
+        _take_the_tpus_generator(module.body, jax)
         # TensorFlow numbers its functions, so the name would be another in every process.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         return module.operation.get_asm(enable_debug_info=True).encode()
@@ -165,6 +169,32 @@ def _drop_copies(block) -> None:
         if op.operation.name == "mhlo.copy":
             op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
             op.operation.erase()
+
+
+def _take_the_tpus_generator(block, jax: _Internals) -> None:
+    """Draws random numbers as a TPU does, by the generator of its hardware.
+
+    The step is lowered for a CPU, where TensorFlow takes Philox with a state of three numbers; for
+    a TPU it takes XLA's default (tf2xla/kernels/rng_converter_utils.cc), which costs a fraction of
+    that, and which libtpu has for all generations with a state of two. What is left of the state is
+    not what it would be: an op with a seed does not read it.
+    """
+    for op in list(block.operations):
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                _take_the_tpus_generator(inner, jax)
+        if op.operation.name != "stablehlo.rng_bit_generator":
+            continue
+        state = op.operation.operands[0]
+        with jax.ir.InsertionPoint(op), op.location:
+            pair = jax.hlo.slice(state, [0], [2], [1])
+            algorithm = jax.hlo.RngAlgorithmAttr.get("DEFAULT")
+            drawn = jax.hlo.RngBitGeneratorOp(
+                pair.type, op.operation.results[1].type, algorithm, pair
+            )
+        op.operation.results[0].replace_all_uses_with(state)
+        op.operation.results[1].replace_all_uses_with(drawn.output)
+        op.operation.erase()
 
 
 def _cache_folder() -> Path:
