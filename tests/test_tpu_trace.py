@@ -126,6 +126,8 @@ def test_dropout_and_norms_trace_in_every_precision(policy, accumulate, slice_of
     batch = (tf.TensorSpec((8, 6, 6, 2)), tf.TensorSpec((8,), tf.int64))
     step, ops = traced(model, batch, accumulate=accumulate, ema=reference.EMA)
     assert_one_reduction_and_no_host_op(step, ops)
+    # Counted while it trains: 4 x 4 places of 3 x 3 x 2 by 4, and 64 by 3, of 64 examples.
+    assert step.model_flops == 3 * 2 * 64 * (16 * 18 * 4 + 64 * 3)
 
 
 def test_global_statistics_trace_and_communicate(slice_of_eight):
