@@ -2,8 +2,9 @@
 
 The output of a bottleneck's last convolution is its largest tensor, and a step reads it five times:
 for its statistics, to normalise it, and in the backward pass. All of these follow from its two
-factors, of which the input is a quarter as large and the kernel small. So here it is never made:
-one product gives the normalised output, or the sum of two of them where a shortcut is one, too.
+factors, of which the input is a quarter as large and the kernel small. So here one product gives
+the normalised output, or the sum of two where a shortcut is one, too; and of several groups of
+examples, the output is made, and read once.
 """
 
 import keras

@@ -51,7 +51,7 @@ def _stem(x, config: ResNet):
         x = layers.Conv2D(
             *(config.width, 7, 2),
             use_bias=False,
-            kernel_initializer=keras.initializers.VarianceScaling(2.0, "fan_out"),
+            kernel_initializer=_he_normal(),
             name="stem_conv",
         )(x)
     x = NormWithin(config.norm_batch, border=outside, name="stem_norm")(x)
@@ -97,10 +97,14 @@ def _conv_norm(
         strides=stride,
         padding=padding,
         use_bias=False,
-        kernel_initializer=keras.initializers.VarianceScaling(2.0, "fan_out"),
+        kernel_initializer=_he_normal(),
         name=f"{name}_conv",
     )(x)
     return _norm(x, config, name, relu, last)
+
+
+def _he_normal() -> keras.initializers.Initializer:
+    return keras.initializers.VarianceScaling(2.0, "fan_out")
 
 
 def _conv_class(x, filters: int, kernel: int, stride: int, config: ResNet) -> type:
@@ -179,7 +183,7 @@ class SpaceToDepthStem(layers.Layer):
     def build(self, input_shape):
         self.kernel = self.add_weight(
             shape=(7, 7, input_shape[-1], self.filters),
-            initializer=keras.initializers.VarianceScaling(2.0, "fan_out"),
+            initializer=_he_normal(),
             name="kernel",
         )
 

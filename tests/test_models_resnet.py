@@ -62,16 +62,18 @@ def test_the_stem_and_its_gradients_are_those_of_kerass_layers(stem, size, norm_
     weights = [rng.normal(1.0, 0.5, w.shape) for w in theirs.get_weights()]
     images = rng.normal(size=(4, size, size, 3)).astype("float32")
     found = []
-    for stem in (ours, theirs):
+    for model in (ours, theirs):
         # Their order: kernel, gamma, beta, moving mean and variance.
-        for variable, value in zip(stem.variables, weights):
+        for variable, value in zip(model.variables, weights):
             variable.assign(np.abs(value))
-        evaluated = stem(images, training=False)
+        evaluated = model(images, training=False)
         with tf.GradientTape() as tape:
-            y = stem(images, training=True)
+            y = model(images, training=True)
             loss = tf.reduce_sum(y * np.random.default_rng(1).normal(size=y.shape))
-        gradients = tape.gradient(loss, [v.value for v in stem.trainable_variables])
-        found.append([evaluated, y, *gradients, *(v.numpy() for v in stem.non_trainable_variables)])
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        found.append(
+            [evaluated, y, *gradients, *(v.numpy() for v in model.non_trainable_variables)]
+        )
     for a, b in zip(*found, strict=True):
         assert a.shape == b.shape
         assert relative(a, b) < 2e-5

@@ -141,7 +141,7 @@ _Device = collections.namedtuple("_Device", "name device_type")
 class _SimulatedResolver:
     """Answers what TPUStrategy asks of a TPUClusterResolver, for one host.
 
-    Private interface of TensorFlow: tried with 2.20 and 2.21.
+    Private interface of TensorFlow: tried with 2.19 to 2.21.
     """
 
     tpu_hardware_feature = None

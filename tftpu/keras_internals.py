@@ -1,6 +1,6 @@
 """Every private interface of Keras and TensorFlow that the core uses, one small function each.
 
-Tried with Keras 3.13 - 3.15 on TensorFlow 2.20 and 2.21; `tests/test_keras_internals.py` fails
+Tried with Keras 3.13 - 3.15 on TensorFlow 2.19 - 2.21; `tests/test_keras_internals.py` fails
 loudly when one of them changes.
 """
 

@@ -98,7 +98,7 @@ class OneReplicaOf(tf.distribute.Strategy):
 
 
 class _Extended(keras_internals.OneDeviceExtended):
-    """Private interface of TensorFlow: tried with 2.20 and 2.21."""
+    """Private interface of TensorFlow: tried with 2.19 to 2.21."""
 
     compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
 
