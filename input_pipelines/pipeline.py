@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines import service
-from tftpu.input_pipelines.epochs import share_of_host
+from tftpu.input_pipelines.reading.epochs import share_of_host
 from tftpu.input_pipelines.sources import ON_BAD_RECORD, Streamed
 
 _CHUNK = 16  # examples that one call prepares; how it begins and ends costs as much as a small one
@@ -45,7 +45,7 @@ class Source(Protocol):
     count: int
 
     def drawn(
-        self, global_batch: int, seed: int, step: int, host: int, hosts: int
+        self, global_batch_size: int, seed: int, step: int, host: int, hosts: int
     ) -> tf.data.Dataset:
         """Endless: records (share,), numbers (share,), int64, and seeds (share, 2), int32."""
 
@@ -62,7 +62,7 @@ class Pipeline:
 
     Args:
         source: of records.
-        global_batch: examples a step.
+        global_batch_size: examples a step.
         parse: records (n,) -> examples, tensors (n, ...), nested at will.
         example: (example, seed (2,), int32) -> example of static shapes; None: it stays as parsed.
         finish: (batch of examples, seeds (batch, 2)) -> (features, labels[, weights]).
@@ -74,7 +74,7 @@ class Pipeline:
     """
 
     source: Source
-    global_batch: int
+    global_batch_size: int
     parse: Callable
     finish: Callable
     example: Callable | None = None
@@ -109,7 +109,7 @@ class Pipeline:
             UserError: the hosts do not divide the global batch.
         """
         share = self._share(hosts)
-        drawn = self.source.drawn(self.global_batch, self.seed, step, host, hosts)
+        drawn = self.source.drawn(self.global_batch_size, self.seed, step, host, hosts)
 
         def prepare(drawn: tf.data.Dataset) -> tf.data.Dataset:
             return self._prepared(drawn, share, drop_remainder=True)
@@ -119,13 +119,13 @@ class Pipeline:
         return prepare(drawn)
 
     def once(self) -> tf.data.Dataset:
-        """Every example once, in batches of `global_batch`; the last may be smaller."""
-        records = self.source.once().batch(self.global_batch)
+        """Every example once, in batches of `global_batch_size`; the last may be smaller."""
+        records = self.source.once().batch(self.global_batch_size)
         seeded = records.map(lambda record, number: (record, number, _no_seeds(number)))
-        return self._prepared(seeded, self.global_batch, drop_remainder=False)
+        return self._prepared(seeded, self.global_batch_size, drop_remainder=False)
 
     def _share(self, hosts: int) -> int:
-        share = share_of_host(self.global_batch, hosts)
+        share = share_of_host(self.global_batch_size, hosts)
         if self.pairs and share % 2:
             raise UserError(
                 f"A host's share of the batch is {share} examples, and mixing works in pairs: make "

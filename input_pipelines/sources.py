@@ -5,7 +5,7 @@ import re
 
 from tftpu.config import Data
 from tftpu.errors import UserError, did_you_mean
-from tftpu.input_pipelines.manifest import COMPRESSIONS, Feature
+from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, Feature
 
 
 @dataclasses.dataclass
@@ -135,7 +135,7 @@ class StreamedImages(Streamed):
     format: str = "tfds"
     image_size: int = 224
     channels: int = 3
-    classes: int = 1000
+    num_classes: int = 1000
     train_split: str = "train"
     eval_split: str = "validation"
     augment: Augment = dataclasses.field(default_factory=Augment)
@@ -206,7 +206,7 @@ class Records(Streamed):
     Args:
         data_dir: a folder with a `dataset.json`; or one with TFRecord files named SPLIT*, if
             `spec` says what is in them.
-        spec: a feature each, as "image: image", "x: float32[28,28]", "y: int64 classes=10",
+        spec: a feature each, as "image: image", "x: float32[28,28]", "y: int64 num_classes=10",
             "tokens: uint16[1025] raw"; see `manifest.Feature`.
         features: names of what the model takes: one, or several, which it is then given by name.
         label, weight: names of the label and of the weight of an example; "": none.
@@ -244,7 +244,7 @@ class Synthetic(Data):
         examples: of an epoch.
     """
 
-    spec: tuple[str, ...] = ("x: float32[224,224,3]", "y: int32 classes=1000")
+    spec: tuple[str, ...] = ("x: float32[224,224,3]", "y: int32 num_classes=1000")
     features: tuple[str, ...] = ("x",)
     label: str = "y"
     examples: int = 1024
@@ -260,8 +260,10 @@ class Synthetic(Data):
         for name, feature in spec.items():
             if feature.dtype == "string":
                 raise UserError(f"data.spec: {name!r} is a string, which no device takes.")
-            if feature.dtype != "float32" and not feature.classes:
-                raise UserError(f"data.spec: {name!r} needs classes=N, the numbers to draw from.")
+            if feature.dtype != "float32" and not feature.num_classes:
+                raise UserError(
+                    f"data.spec: {name!r} needs num_classes=N, the numbers to draw from."
+                )
 
 
 @dataclasses.dataclass
@@ -300,7 +302,7 @@ def features_of(spec: tuple[str, ...]) -> dict[str, Feature]:
         if not match:
             raise UserError(
                 f"The feature {line!r} cannot be read: write NAME: DTYPE[SIZE,SIZE], and after it "
-                "raw or classes=N where they apply, as 'y: int64 classes=10'."
+                "raw or num_classes=N where they apply, as 'y: int64 num_classes=10'."
             )
         name, dtype, shape, more, classes = match.groups()
         encoding = "image" if dtype == "image" else more or "list"
@@ -314,7 +316,9 @@ def features_of(spec: tuple[str, ...]) -> dict[str, Feature]:
     return features
 
 
-_FEATURE = re.compile(r"(\w+)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:classes=(\d+))?")
+_FEATURE = re.compile(
+    r"(\w+)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:num_classes=(\d+))?"
+)
 
 
 def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -41,8 +41,9 @@ def predict(row: Published):
     import keras
     import tensorflow as tf
 
-    from tftpu import models, optimizers, preflight
-    from tftpu.preflight.slices import parse_slice
+    from tftpu import models, preflight
+    from tftpu.optim import optimizers
+    from tftpu.tpu.slices import parse_slice
 
     def model_fn() -> keras.Model:
         # Batch statistics over 32 images, not the 128 of a core: the norms then read what they

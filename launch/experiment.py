@@ -4,14 +4,15 @@ import dataclasses
 
 import keras
 
-from tftpu import input_pipelines, models, optimizers
+from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment
 from tftpu.input_pipelines import sources
 from tftpu.launch import sample
-from tftpu.losses import SmoothedCrossentropy
-from tftpu.metrics import Accuracy, BitsPerToken
-from tftpu.models import pixels
-from tftpu.trainer import Trainer
+from tftpu.models.layers import pixels
+from tftpu.optim import optimizers
+from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.optim.metrics import Accuracy, BitsPerToken
+from tftpu.training.trainer import Trainer
 
 
 def build_model(experiment: Experiment, jit_compile: bool | str = False) -> keras.Model:
@@ -28,7 +29,9 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
         models.freeze(model, experiment.model.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
-    optimizer = optimizers.build(experiment.optimizer, experiment.data.global_batch, train.steps)
+    optimizer = optimizers.build(
+        experiment.optimizer, experiment.data.global_batch_size, train.steps
+    )
     metrics, weighted = _metrics(experiment.data)
     model.compile(
         optimizer=optimizer,
@@ -60,16 +63,16 @@ def build_trainer(
     return Trainer(
         build_model(experiment),
         workdir,
-        accumulate=train.accumulate,
-        clip_norm=train.clip_norm,
-        ema=train.ema,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        global_clipnorm=train.global_clipnorm,
+        ema_momentum=train.ema_momentum,
         steps_per_loop=train.steps_per_loop,
         log_every=train.log_every,
         checkpoint_every=train.checkpoint_every,
         checkpoint_minutes=train.checkpoint_minutes,
         keep=train.keep,
         keep_every=train.keep_every,
-        grace=train.grace,
+        grace_seconds=train.grace_seconds,
         best_metric=train.best_metric,
         seed=train.seed,
         profile=train.profile,

@@ -26,7 +26,7 @@ class Failure(NamedTuple):
 
 _STEP_TOO_BIG = "The step does not fit into the memory of the TPU: it needs {used} of {limit}."
 _MAKE_IT_SMALLER = (
-    "Halve config.data.global_batch, or keep it and double config.train.accumulate; mixed_bfloat16 "
+    "Halve config.data.global_batch_size, or keep it and double config.train.gradient_accumulation_steps; mixed_bfloat16 "
     "halves the activations, and in a model of the zoo config.model.remat=block keeps few of them."
 )
 FAILURES = (
@@ -93,8 +93,8 @@ FAILURES = (
         r"There are (?P<limit>[\d.]+\w?) free",
         "The memory of the TPU is full: {used} were asked for and {limit} are free.",
         "Something besides the step holds memory: a second model, another program in this process, "
-        "results kept on the device. Else halve config.data.global_batch, or double "
-        "config.train.accumulate.",
+        "results kept on the device. Else halve config.data.global_batch_size, or double "
+        "config.train.gradient_accumulation_steps.",
     ),
     Failure(
         "premapped-buffer",
@@ -185,7 +185,7 @@ FAILURES = (
         "host-memory",
         r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>[CG]PU):",
         "The memory of the {device} is full: a tensor of shape {shape} did not fit.",
-        "Halve config.data.global_batch, or double config.train.accumulate; `cache()` only what "
+        "Halve config.data.global_batch_size, or double config.train.gradient_accumulation_steps; `cache()` only what "
         "fits into memory.",
     ),
     Failure(

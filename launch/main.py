@@ -17,7 +17,7 @@ from absl import flags
 from tftpu.config import Experiment
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import config_flags, failures
-from tftpu.preemption import PREEMPTED
+from tftpu.runtime.preemption import PREEMPTED
 from tftpu.version import __version__
 
 USER_ERROR = 2
@@ -37,7 +37,7 @@ class Command(NamedTuple):
     several: bool = False  # of that: a list
 
 
-_RUN = ("config", "workdir", "tpu", "replicas")
+_RUN = ("config", "workdir", "tpu", "virtual_devices")
 _TPU_VM = (
     *("config", "slice", "zone", "workdir", "package", "project", "service_account", "labels"),
     *("queue_timeout", "preflight", "spot", "keep", "yes", "dry_run"),
@@ -53,12 +53,12 @@ _CONVERT = (
 )
 COMMANDS = {
     "train": Command(
-        "train a config, or go on with a run", "train", (*_RUN, "restarts", "watchdog")
+        "train a config, or go on with a run", "commands.train", (*_RUN, "restarts", "watchdog")
     ),
-    "evaluate": Command("evaluate the best checkpoint of a run", "evaluate", _RUN[1:]),
+    "evaluate": Command("evaluate the best checkpoint of a run", "commands.evaluate", _RUN[1:]),
     "preflight": Command(
         "compile a config for TPU slices, without a TPU: does it fit, how fast, what cost",
-        "preflight",
+        "commands.preflight",
         (
             *("config", "workdir", "slices", "json", "explain", "price", "verbose"),
             "time_limit",
@@ -66,43 +66,45 @@ COMMANDS = {
     ),
     "export-weights": Command(
         "write the best weights of a run, without the optimizer",
-        "export_weights",
+        "commands.export_weights",
         ("workdir", "to"),
     ),
     "bench": Command(
         "time a config's step, its input pipeline and both",
-        "bench",
-        ("config", "tpu", "replicas", "compare"),
+        "commands.bench",
+        ("config", "tpu", "virtual_devices", "compare"),
     ),
     "doctor": Command(
         "say what is installed, attached and wrong here, and the command that mends it",
-        "doctor",
+        "commands.doctor",
         ("config", "workdir", "json"),
         tensorflow=False,
         needs_config=False,
     ),
     "data convert": Command(
-        "make TFRecord shards of any source, shuffled, with a manifest", "data_convert", _CONVERT
+        "make TFRecord shards of any source, shuffled, with a manifest",
+        "commands.data_convert",
+        _CONVERT,
     ),
     "data check": Command(
         "check a config's data before a run: shapes, shards, memory, and whether it is fast enough",
-        "data_check",
+        "commands.data_check",
         ("config", "workdir", "hosts", "need", "zone"),
     ),
     "data show": Command(
         "draw training examples, after augmentation, to a PNG; or print packed text",
-        "data_show",
+        "commands.data_show",
         ("config", "output", "examples", "step"),
     ),
     "data verify": Command(
         "read every record of a data set, and compare it with its manifest",
-        "data_verify",
+        "commands.data_verify",
         ("workers",),
         argument="folder",
     ),
     "status": Command(
         "say how runs stand: step, speed, time left, where the time went",
-        "status",
+        "commands.status",
         ("json",),
         tensorflow=False,
         argument="workdirs",
@@ -110,7 +112,7 @@ COMMANDS = {
     ),
     "plot": Command(
         "draw the curves of runs into one picture",
-        "plot",
+        "commands.plot",
         ("output",),
         tensorflow=False,
         argument="workdirs",
@@ -118,21 +120,21 @@ COMMANDS = {
     ),
     "profile": Command(
         "say what a run's newest profile shows, or compare those of two runs",
-        "profile",
+        "commands.profile",
         tensorflow=False,
         argument="workdirs",
         several=True,
     ),
-    "configs": Command("list the configs", "list_configs", tensorflow=False),
+    "configs": Command("list the configs", "commands.configs", tensorflow=False),
     "launch tpu-vm": Command(
         "rent a slice, train a config on it, give it back",
-        "tpu_vm",
+        "cloud.tpu_vm",
         _TPU_VM,
         tensorflow=False,
         remote=True,
     ),
     "launch vertex": Command(
-        "train a config on Vertex AI", "vertex", _VERTEX, tensorflow=False, remote=True
+        "train a config on Vertex AI", "cloud.vertex", _VERTEX, tensorflow=False, remote=True
     ),
 }
 
@@ -145,7 +147,7 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     )
     flags.DEFINE_string("to", None, "file to write: .weights.h5 or .safetensors", **define)
     flags.DEFINE_string("tpu", "auto", "auto, local, none, or the name of a TPU", **define)
-    flags.DEFINE_integer("replicas", None, "split the CPU into so many devices", **define)
+    flags.DEFINE_integer("virtual_devices", None, "split the CPU into so many devices", **define)
     flags.DEFINE_integer(
         "restarts", 0, "start a crashed run again, at most so often", lower_bound=0, **define
     )
@@ -180,7 +182,7 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     flags.DEFINE_string("timeout", "7d", "the job ends after this: 90m, 24h, 7d", **define)
     flags.DEFINE_string("labels", "", "labels besides tftpu's own: key=value,key=value", **define)
     flags.DEFINE_boolean("compare", False, "time Keras's own fit as well", **define)
-    if command.module == "preflight":
+    if command.module == "commands.preflight":
         flags.DEFINE_string("json", None, "also write the report to this file", **define)
     else:
         flags.DEFINE_boolean("json", False, "print JSON, for programs", **define)
@@ -189,9 +191,9 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     flags.DEFINE_string(
         "source", None, "KIND:WHAT; tfds, images, index, text, tfrecord, bigquery", **define
     )
-    if command.module == "plot":
+    if command.module == "commands.plot":
         flags.DEFINE_string("output", "curves.png", "the picture: .png, .svg or .pdf", **define)
-    elif command.module == "data_show":
+    elif command.module == "commands.data_show":
         sheet = "the picture, a .png; CONFIG_examples.png if not given"
         flags.DEFINE_string("output", None, sheet, **define)
     else:
@@ -329,7 +331,8 @@ def _run_command(name: str, *arguments: str) -> None:
 
 def _supervise(name: str, arguments: tuple[str, ...], keywords: dict, restarts: int) -> None:
     """Runs the command in a process of its own, which is started again if it crashes."""
-    from tftpu.launch import supervise, train
+    from tftpu.launch import supervise
+    from tftpu.launch.commands import train
 
     again = [a for a in arguments if a.lstrip("-").partition("=")[0] != "restarts"]
     command = [sys.executable, "-m", "tftpu.launch.main", name, *again]
@@ -355,7 +358,7 @@ def _parse(command: Command, options: list[str]) -> tuple[flags.FlagValues, list
     try:
         values(["tftpu", *(option for option in options if not is_override(option))])
     except flags.IllegalFlagValueError as error:
-        # "flag --replicas=x: invalid literal ..."
+        # "flag --virtual_devices=x: invalid literal ..."
         raise UserError(str(error).partition(": ")[0] + " is not a value that it takes.") from error
     return values, overrides
 
@@ -368,7 +371,9 @@ def _experiment(command: str, keywords: dict, overrides: list[str]) -> Experimen
         raise UserError(f"tftpu {command} needs --config=NAME; there are {known}.")
     experiment = config_flags.load(keywords["config"], overrides)
     experiment.cluster.tpu = keywords.get("tpu", experiment.cluster.tpu)
-    experiment.cluster.replicas = keywords.get("replicas", experiment.cluster.replicas)
+    experiment.cluster.virtual_devices = keywords.get(
+        "virtual_devices", experiment.cluster.virtual_devices
+    )
     experiment.validate()
     return experiment
 

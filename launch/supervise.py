@@ -5,8 +5,8 @@ import subprocess
 import sys
 import threading
 
-from tftpu.checkpoint import Checkpoints
-from tftpu.preemption import PREEMPTED
+from tftpu.checkpoint.store import Checkpoints
+from tftpu.runtime.preemption import PREEMPTED
 
 _NOT_RESTARTED = (0, 2, PREEMPTED)  # done; the user's mistake; asked to stop
 _LONGEST_WAIT = 60.0

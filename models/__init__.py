@@ -15,7 +15,7 @@ from tftpu.models import sizes
 if TYPE_CHECKING:
     import keras
 
-    from tftpu.models.weights import Report
+    from tftpu.models.weights.loading import Report
 
 _BUILDERS = {
     sizes.ResNet: "resnet",
@@ -64,7 +64,7 @@ def build(model: str | Model, **fields) -> "keras.Model":
         model = config(model, **fields)
     for family, module in _BUILDERS.items():
         if isinstance(model, family):
-            built = importlib.import_module(f"tftpu.models.{module}").build(model)
+            built = importlib.import_module(f"tftpu.models.families.{module}").build(model)
             built.hyperparameters = model  # `load_weights` asks them where each weight belongs
             return built
     raise UserError(f"{type(model).__name__} is no family of the zoo: build the model yourself.")
@@ -72,20 +72,20 @@ def build(model: str | Model, **fields) -> "keras.Model":
 
 def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "Report":
     """`tftpu.models.weights.load_weights`: weights of others into a model of the zoo."""
-    from tftpu.models import weights
+    from tftpu.models.weights import loading
 
-    return weights.load_weights(model, path, replace_head=replace_head)
+    return loading.load_weights(model, path, replace_head=replace_head)
 
 
 def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors") -> None:
     """`tftpu.models.weights.save_weights`: the weights of a model, as Transformers has them."""
-    from tftpu.models import weights
+    from tftpu.models.weights import loading
 
-    weights.save_weights(model, path, format=format)
+    loading.save_weights(model, path, format=format)
 
 
 def freeze(model: "keras.Model", patterns: str) -> list[str]:
     """`tftpu.models.weights.freeze`: keeps the weights that the globs name as they are."""
-    from tftpu.models import weights
+    from tftpu.models.weights import loading
 
-    return weights.freeze(model, patterns)
+    return loading.freeze(model, patterns)

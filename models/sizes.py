@@ -25,7 +25,7 @@ class ResNet(Model):
     stem: str = "imagenet"
     image_size: int = 224
     channels: int = 3
-    classes: int = 1000
+    num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share batch statistics, or "global"
     dropout: float = 0.0
     remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
@@ -52,7 +52,7 @@ class GPT(Model):
     width: int = 768
     heads: int = 12
     dropout: float = 0.0
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
     remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
@@ -72,7 +72,7 @@ class ConvNeXt(Model):
     widths: tuple[int, ...] = (96, 192, 384, 768)  # channels of each stage
     image_size: int = 224
     channels: int = 3
-    classes: int = 1000
+    num_classes: int = 1000
     layer_scale: float = 1e-6  # the factor of a branch at first; 0: no factor
     stochastic_depth: float = 0.0  # of the last block; falls to 0 at the first
     remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
@@ -97,7 +97,7 @@ class EfficientNetV2(Model):
     head_width: int = 1280
     image_size: int = 300  # in training; the paper evaluates at a larger one
     channels: int = 3
-    classes: int = 1000
+    num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share batch statistics, or "global"
     dropout: float = 0.2
     stochastic_depth: float = 0.2  # beyond the last block; falls to 0 at the first
@@ -124,10 +124,10 @@ class ViT(Model):
     pooling: str = "token"
     image_size: int = 224
     channels: int = 3
-    classes: int = 1000
+    num_classes: int = 1000
     dropout: float = 0.0
     stochastic_depth: float = 0.0  # of the last block; falls to 0 at the first
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
     remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
@@ -159,9 +159,9 @@ class BERT(Model):
     width: int = 768
     heads: int = 12
     head: str = "masked_lm"  # or "classes"
-    classes: int = 2  # of the head "classes"
+    num_classes: int = 2  # of the head "classes"
     dropout: float = 0.1
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
     remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
@@ -187,7 +187,7 @@ class Llama(Model):
     rope_base: float = 10000.0
     rope_scaling: float = 1.0  # Llama 3.1 and later: stretches the long waves of the positions
     epsilon: float = 1e-5
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.attention
+    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
     remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
 
     def validate(self, per_step: Share) -> None:
@@ -282,7 +282,7 @@ SIZES: dict[str, Model] = {
 
 
 def check_attention(attention: str) -> None:
-    """Raises `UserError` for what `tftpu.models.attention` does not know."""
+    """Raises `UserError` for what `tftpu.models.layers.attention` does not know."""
     if attention not in ATTENTIONS:
         raise UserError(
             f"There is no model.attention {attention!r}.{did_you_mean(attention, ATTENTIONS)}"
@@ -290,7 +290,7 @@ def check_attention(attention: str) -> None:
 
 
 def check_remat(remat: str) -> None:
-    """Raises `UserError` for what `tftpu.models.remat` does not know."""
+    """Raises `UserError` for what `tftpu.models.layers.remat` does not know."""
     _check_one_of("remat", remat, REMATS)
 
 
@@ -323,10 +323,10 @@ def _check_stages(model: Model, *fields: str) -> None:
 
 def _check_norm_batch(norm_batch: int | str, per_step: Share) -> None:
     if norm_batch == "global":
-        if per_step.accumulate > 1:
+        if per_step.gradient_accumulation_steps > 1:
             raise UserError(
-                "model.norm_batch='global' needs the whole batch at once and train.accumulate is "
-                f"{per_step.accumulate}: use train.accumulate=1, or a number for model.norm_batch."
+                "model.norm_batch='global' needs the whole batch at once and train.gradient_accumulation_steps is "
+                f"{per_step.gradient_accumulation_steps}: use train.gradient_accumulation_steps=1, or a number for model.norm_batch."
             )
         return
     if not isinstance(norm_batch, int) or norm_batch < 1:
@@ -336,7 +336,7 @@ def _check_norm_batch(norm_batch: int | str, per_step: Share) -> None:
     if per_step.examples % norm_batch:
         raise UserError(
             f"model.norm_batch={norm_batch} does not divide the {per_step.examples} examples that "
-            f"one of {per_step.replicas} replicas holds in one of {per_step.accumulate} "
+            f"one of {per_step.replicas} replicas holds in one of {per_step.gradient_accumulation_steps} "
             "microbatches: batch statistics need whole groups. Use a divisor of it, or a larger "
-            "data.global_batch."
+            "data.global_batch_size."
         )

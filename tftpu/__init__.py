@@ -8,20 +8,20 @@ need when they are first used (PEP 562).
 import importlib
 import os
 
-from tftpu import tpu_environment
+from tftpu.tpu import environment
 from tftpu.version import __version__
 
 # Keras reads this once, at import. The step is written against TensorFlow's `tf.distribute`.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-tpu_environment.prepare()
+environment.prepare()
 
 _LAZY = {
     "Experiment": "tftpu.config",
-    "Trainer": "tftpu.trainer",
+    "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
-    "connect": "tftpu.cluster",
-    "set_precision": "tftpu.precision",
-    "simulated_slice": "tftpu.cluster",
+    "connect": "tftpu.engines.tensorflow.cluster",
+    "set_precision": "tftpu.optim.precision",
+    "simulated_slice": "tftpu.engines.tensorflow.cluster",
 }
 _SUBMODULES = ("models", "input_pipelines", "preflight")
 

@@ -20,12 +20,12 @@ SENTENCES, BATCH, EPOCHS = 67_349, 32, 3
 def get_config() -> Experiment:
     epoch = SENTENCES // BATCH
     return Experiment(
-        model=models.config("bert_base", head="classes", classes=2),
+        model=models.config("bert_base", head="classes", num_classes=2),
         data=Records(
             name="sst2",
             data_dir="data/sst2",
-            global_batch=BATCH,
-            spec=("tokens: int64[128]", "segments: int64[128]", "label: int64 classes=2"),
+            global_batch_size=BATCH,
+            spec=("tokens: int64[128]", "segments: int64[128]", "label: int64 num_classes=2"),
             features=("tokens", "segments"),
             label="label",
             eval_split="validation",
@@ -41,7 +41,7 @@ def get_config() -> Experiment:
             steps=EPOCHS * epoch,
             eval_every=epoch,
             checkpoint_every=epoch,
-            clip_norm=1.0,
+            global_clipnorm=1.0,
             best_metric="accuracy",
         ),
     )

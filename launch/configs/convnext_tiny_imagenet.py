@@ -5,7 +5,7 @@
 Recipe: Liu et al. 2022 (https://arxiv.org/abs/2201.03545), table 5: 82.1 % top-1 on the validation
 images, which theirs resizes to 256 pixels and cuts to 224. Not run here. `data_dir` is where TFDS
 prepared imagenet2012. The batch of 4096 is 128 images a core on a v3-32; on a smaller slice
-`--config.train.accumulate` cuts it up, with the same numbers.
+`--config.train.gradient_accumulation_steps` cuts it up, with the same numbers.
 """
 
 from tftpu import models
@@ -21,7 +21,7 @@ def get_config() -> Experiment:
         model=models.config("convnext_tiny"),
         data=StreamedImages(
             name="imagenet2012",
-            global_batch=BATCH,
+            global_batch_size=BATCH,
             augment=Augment(randaugment=2, magnitude=9.0, erasing=0.25, mixup=0.8, cutmix=1.0),
         ),
         optimizer=Optimizer(
@@ -32,7 +32,7 @@ def get_config() -> Experiment:
             eval_every=5 * epoch,
             checkpoint_every=epoch,
             label_smoothing=0.1,
-            ema=0.9999,
+            ema_momentum=0.9999,
             best_metric="accuracy",
         ),
     )

@@ -3,7 +3,7 @@
     tftpu train --config=digits_resnet
 
 2 CPU cores: 20 seconds, test accuracy 0.99. Eight virtual replicas give the same numbers:
-`--replicas=8`.
+`--virtual_devices=8`.
 """
 
 from tftpu.config import Experiment, Optimizer, Train
@@ -21,10 +21,10 @@ def get_config() -> Experiment:
             stem="small",
             image_size=8,
             channels=1,
-            classes=10,
+            num_classes=10,
             norm_batch=16,
         ),
-        data=Images(name="digits", global_batch=128, image_size=8, channels=1, shift=1),
+        data=Images(name="digits", global_batch_size=128, image_size=8, channels=1, shift=1),
         optimizer=Optimizer(
             name="sgd", learning_rate=0.1, warmup_steps=50, weight_decay=5e-4, nesterov=True
         ),

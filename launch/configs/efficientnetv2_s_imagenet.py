@@ -22,7 +22,7 @@ def get_config() -> Experiment:
         model=models.config("efficientnetv2_s"),
         data=StreamedImages(
             name="imagenet2012",
-            global_batch=BATCH,
+            global_batch_size=BATCH,
             image_size=300,
             augment=Augment(randaugment=2, magnitude=9.0, erasing=0.1, mixup=0.2, cutmix=1.0),
         ),
@@ -39,7 +39,7 @@ def get_config() -> Experiment:
             eval_every=10 * epoch,
             checkpoint_every=epoch,
             label_smoothing=0.1,
-            ema=0.9999,
+            ema_momentum=0.9999,
             best_metric="accuracy",
         ),
     )

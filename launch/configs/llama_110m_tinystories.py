@@ -18,10 +18,10 @@ def get_config() -> Experiment:
     return Experiment(
         model=models.config("llama_110m"),
         data=Tokens(
-            name="tinystories", data_dir="data/tinystories", global_batch=128, context=1024
+            name="tinystories", data_dir="data/tinystories", global_batch_size=128, context=1024
         ),
         optimizer=Optimizer(
             name="adamw", learning_rate=5e-4, warmup_steps=1000, weight_decay=0.1, beta_2=0.95
         ),
-        train=Train(steps=100_000, eval_every=5000, checkpoint_every=1000, clip_norm=1.0),
+        train=Train(steps=100_000, eval_every=5000, checkpoint_every=1000, global_clipnorm=1.0),
     )

@@ -14,7 +14,7 @@ from tftpu.models.sizes import GPT
 def get_config() -> Experiment:
     return Experiment(
         model=GPT(name="python_gpt", vocabulary=256, context=128, layers=4, width=128, heads=4),
-        data=Text(name="python_source", global_batch=32, context=128),
+        data=Text(name="python_source", global_batch_size=32, context=128),
         optimizer=Optimizer(
             name="adamw", learning_rate=2e-3, warmup_steps=60, weight_decay=0.1, beta_2=0.98
         ),
@@ -24,6 +24,6 @@ def get_config() -> Experiment:
             log_every=60,
             eval_every=300,
             checkpoint_every=300,
-            clip_norm=1.0,
+            global_clipnorm=1.0,
         ),
     )

@@ -6,7 +6,7 @@ repeated by us.
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
     tftpu train --config=resnet50_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
-The data set is TFDS's imagenet2012, prepared once. With another `global_batch` the learning rate
+The data set is TFDS's imagenet2012, prepared once. With another `global_batch_size` the learning rate
 follows; `train.steps` has to be set as well, to remain 90 epochs. Batch statistics are over 32
 examples, as in the paper; over 128 (`--config.model.norm_batch=128`, on 8 cores all that each has)
 a step takes a fifth less time on a TPU (preflight for v5e-8: 41.9 for 54.1 ms).
@@ -24,7 +24,7 @@ EPOCH = IMAGES // BATCH  # steps
 def get_config() -> Experiment:
     return Experiment(
         model=models.config("resnet50", norm_batch=32),
-        data=StreamedImages(name="imagenet2012", global_batch=BATCH, image_dtype="uint8"),
+        data=StreamedImages(name="imagenet2012", global_batch_size=BATCH, image_dtype="uint8"),
         optimizer=Optimizer(
             name="sgd",
             learning_rate=0.1,

@@ -21,7 +21,7 @@ def get_config() -> Experiment:
         model=models.config("vit_s16", pooling="mean"),
         data=StreamedImages(
             name="imagenet2012",
-            global_batch=BATCH,
+            global_batch_size=BATCH,
             augment=Augment(min_area=0.05, randaugment=2, magnitude=10.0, mixup=0.2),
         ),
         optimizer=Optimizer(
@@ -34,7 +34,7 @@ def get_config() -> Experiment:
             steps=EPOCHS * epoch,
             eval_every=2 * epoch,
             checkpoint_every=epoch,
-            clip_norm=1.0,
+            global_clipnorm=1.0,
             best_metric="accuracy",
         ),
     )

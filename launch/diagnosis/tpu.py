@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from tftpu.launch.diagnosis.machine import Machine, Problem
-from tftpu.tpu_environment import FROM_V5E, UP_TO_V4
+from tftpu.tpu.environment import FROM_V5E, UP_TO_V4
 
 LOCKFILE = "/tmp/libtpu_lockfile"
 _VARIABLES = (

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.models.kernels import internals
-from tftpu.models.kernels.step import on_tpu
+from tftpu.models.kernels.tensorflow_ops import on_tpu
 
 
 def recomputed(part: Callable, variables: list[keras.Variable], x: Any) -> Any:

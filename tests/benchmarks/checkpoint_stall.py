@@ -59,7 +59,7 @@ def main() -> int:
 
     import tensorflow as tf
 
-    from tftpu.checkpoint import Checkpoints
+    from tftpu.checkpoint.store import Checkpoints
 
     # As in a transformer: matrices of some million parameters, and many small vectors.
     width = 1024

@@ -31,7 +31,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests import photos
+from tests.support import photos
 from tftpu import input_pipelines
 from tftpu.input_pipelines.sources import StreamedImages
 
@@ -58,10 +58,10 @@ def pipeline(folder: str):
     data = StreamedImages(
         format="folder",
         data_dir=folder,
-        classes=CLASSES,
+        num_classes=CLASSES,
         image_size=SIZE,
         image_dtype="uint8",
-        global_batch=BATCH,
+        global_batch_size=BATCH,
     )
     data.validate()
     batches = input_pipelines.training(data).starting_at(0).prefetch(tf.data.AUTOTUNE)

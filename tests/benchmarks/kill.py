@@ -37,7 +37,7 @@ def train(workdir: Path) -> None:
     import tensorflow as tf
 
     import tftpu
-    from tftpu.input_pipelines.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import Training
 
     class Started(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -63,7 +63,7 @@ def train(workdir: Path) -> None:
     trainer = tftpu.Trainer(
         model,
         workdir,
-        ema=0.99,
+        ema_momentum=0.99,
         steps_per_loop=3,
         log_every=15,
         checkpoint_every=10,
@@ -71,10 +71,10 @@ def train(workdir: Path) -> None:
         verbose=False,
     )
     trainer.fit(
-        Training((x, y), global_batch=32, seed=4, prepare=augment),
+        Training((x, y), global_batch_size=32, seed=4, prepare=augment),
         STEPS,
         validation_data=tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
-        validation_every=50,
+        eval_every=50,
         callbacks=[Started()],
     )
 
@@ -231,8 +231,8 @@ def main() -> int:
     import keras  # noqa: F401 (before the forks; nothing of TensorFlow runs yet)
     import tensorflow  # noqa: F401
 
-    import tftpu.input_pipelines.epochs
-    import tftpu.trainer  # noqa: F401
+    import tftpu.input_pipelines.reading.epochs
+    import tftpu.training.trainer  # noqa: F401
 
     root = Path(tempfile.mkdtemp(prefix="tftpu-kill-"))
     began = time.monotonic()

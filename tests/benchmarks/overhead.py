@@ -21,9 +21,10 @@ import time
 import psutil
 
 import tftpu
-from tftpu import report
-from tftpu.launch import bench, config_flags
+from tftpu.launch import config_flags
 from tftpu.launch import experiment as build
+from tftpu.launch.commands import bench
+from tftpu.training import reporting
 
 BAR = 0.01
 
@@ -75,15 +76,15 @@ class _Inside:
 
     @contextlib.contextmanager
     def measured(self):
-        before = report.Report.advance, report.Report.log
-        report.Report.advance, report.Report.log = map(self._timed, before)
+        before = reporting.Report.advance, reporting.Report.log
+        reporting.Report.advance, reporting.Report.log = map(self._timed, before)
         try:
             yield
         finally:
-            report.Report.advance, report.Report.log = before
+            reporting.Report.advance, reporting.Report.log = before
 
     def _timed(self, method):
-        def timed(of: report.Report, step: int, *args) -> None:
+        def timed(of: reporting.Report, step: int, *args) -> None:
             began = time.perf_counter()
             method(of, step, *args)
             if of._seen:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tests.benchmarks.tpu_cost import adamw, cycles_of, one_replica_of
 from tftpu import models
-from tftpu.models.gpt import _block
+from tftpu.models.families.gpt import _block
 from tftpu.preflight import compiler
 from tftpu.preflight.cost import memory_of, price
 from tftpu.preflight.lower import lower

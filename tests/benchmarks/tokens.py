@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu import input_pipelines
-from tftpu.input_pipelines import manifest, records, tfrecord
-from tftpu.input_pipelines.manifest import Feature, Manifest
+from tftpu.input_pipelines.formats import example_proto, manifest, tfrecord
+from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.sources import Tokens
 
 CONTEXT = 2048
@@ -33,12 +33,12 @@ FEATURES = {name: Feature("uint16", (CONTEXT + 1,), "raw") for name in ("tokens"
 def make(folder: str, mib: int) -> Manifest:
     """Random rows of three documents each."""
     rng = np.random.default_rng(0)
-    size = len(records.encode(_row(rng), FEATURES)) + tfrecord.OVERHEAD
+    size = len(example_proto.encode(_row(rng), FEATURES)) + tfrecord.OVERHEAD
     rows = max(BATCH, min(mib << 20, SHARD) // size // BATCH * BATCH)
     shards = [
         tfrecord.write(
             os.path.join(folder, f"train-{number:05d}.tfrecord"),
-            (records.encode(_row(rng), FEATURES) for _ in range(rows)),
+            (example_proto.encode(_row(rng), FEATURES) for _ in range(rows)),
         )
         for number in range(max(1, (mib << 20) // (rows * size)))
     ]
@@ -76,7 +76,7 @@ def main() -> None:
         megabytes *= steps * BATCH / data.examples("train")
         paths = [data.path(shard) for shard in shards]
         pipeline = input_pipelines.training(
-            Tokens(data_dir=folder, context=CONTEXT, global_batch=BATCH, shuffle=2048)
+            Tokens(data_dir=folder, context=CONTEXT, global_batch_size=BATCH, shuffle=2048)
         )
         reader = tf.data.TFRecordDataset(paths).batch(BATCH).prefetch(tf.data.AUTOTUNE)
         contestants = {

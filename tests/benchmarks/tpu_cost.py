@@ -32,11 +32,11 @@ import keras
 import tensorflow as tf
 
 from tftpu import models
-from tftpu.losses import SmoothedCrossentropy
+from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import compiler
 from tftpu.preflight.cost import Cost, memory_of, price
 from tftpu.preflight.lower import Program, lower
-from tftpu.preflight.slices import Slice, parse_slice
+from tftpu.tpu.slices import Slice, parse_slice
 
 GENERATIONS = ("v3", "v5e")
 FLAX = ("flax==0.12.8", "msgpack==1.1.2")

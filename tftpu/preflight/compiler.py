@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tftpu.errors import UserError
-from tftpu.preflight.slices import Slice
+from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800  # seconds; the largest models take minutes
 _TRIED = {"jax": "0.10.2", "libtpu": "0.0.51"}

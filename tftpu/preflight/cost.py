@@ -25,7 +25,7 @@ from collections.abc import Collection
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.hlo import Instruction, Module, Tensor, layer_path
 from tftpu.preflight.lower import Program
-from tftpu.preflight.slices import Slice
+from tftpu.tpu.slices import Slice
 
 BANDWIDTH_SHARE = 0.8  # of the HBM bandwidth on paper that a good kernel sustains
 VECTOR_PRICE = 0.5  # of what the compiler estimates for work outside the matrix units
@@ -35,7 +35,7 @@ HOP_SECONDS = 1e-6  # one hop between neighbouring chips
 RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
 CALIBRATED = ("v2", "v3", "v4")
 
-# Parts of the step outside all layers, by the name scopes that `tftpu.step` opens.
+# Parts of the step outside all layers, by the name scopes that `tftpu.engines.tensorflow.step` opens.
 _PARTS = {"loss": "(loss)", "metrics": "(metrics)", "optimizer": "(optimizer)"}
 _REST = "(rest of the step)"
 
@@ -176,7 +176,7 @@ def model_flops(program: Program) -> int:
         # Batched products are attention's, of activations with activations.
         if not instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}"):
             forward += times * module.matrix_flops(instruction, computation)
-    return 3 * forward * program.accumulate
+    return 3 * forward * program.gradient_accumulation_steps
 
 
 def all_reduce_seconds(size: int, target: Slice) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu import checks
 from tftpu.config import PRECISIONS, Share
+from tftpu.engines.tensorflow import checks
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise
 from tftpu.preflight.compiler import (
@@ -22,7 +22,7 @@ from tftpu.preflight.compiler import (
 from tftpu.preflight.cost import memory_of, price
 from tftpu.preflight.lower import Program, lower
 from tftpu.preflight.report import Report, SliceReport, fill
-from tftpu.preflight.slices import Slice, parse_slice
+from tftpu.tpu.slices import Slice, parse_slice
 
 
 @dataclasses.dataclass
@@ -58,9 +58,9 @@ def check(
     slices: Iterable[str],
     *,
     precision: str = "auto",
-    accumulate: int = 1,
-    clip_norm: float | None = None,
-    ema: float | None = None,
+    gradient_accumulation_steps: int = 1,
+    global_clipnorm: float | None = None,
+    ema_momentum: float | None = None,
     **run,
 ) -> Report:
     """Compiles the train step of a Keras model for TPU slices, on a machine without one.
@@ -72,7 +72,7 @@ def check(
         slices: names, as "v3-8" or "v5e-8".
         precision: the policy that the model is built under, as for `tftpu.set_precision`; "auto"
             is what it is on a TPU, bfloat16.
-        accumulate, clip_norm, ema: as for `tftpu.Trainer`.
+        gradient_accumulation_steps, global_clipnorm, ema_momentum: as for `tftpu.Trainer`.
         run: the fields of `Run`.
 
     Raises:
@@ -90,10 +90,12 @@ def check(
     for spec in keras.tree.flatten(batch_spec):
         checks.refuse_spec(spec)
     precision = "mixed_bfloat16" if precision == "auto" else precision
-    options = {"clip_norm": clip_norm, "ema": ema}
-    examiner = _Examiner(model_fn, batch_spec, precision, accumulate, options, Run(**run))
+    options = {"global_clipnorm": global_clipnorm, "ema_momentum": ema_momentum}
+    examiner = _Examiner(
+        model_fn, batch_spec, precision, gradient_accumulation_steps, options, Run(**run)
+    )
     return Report(
-        global_batch=keras.tree.flatten(batch_spec)[0].shape[0],
+        global_batch_size=keras.tree.flatten(batch_spec)[0].shape[0],
         precision=precision,
         steps=examiner.run.steps,
         slices=[examiner.examine(target) for target in targets],
@@ -103,24 +105,28 @@ def check(
 class _Examiner:
     """One model on several slices: slices with as many replicas share a program."""
 
-    def __init__(self, model_fn, batch_spec, precision, accumulate, options, run: Run):
+    def __init__(
+        self, model_fn, batch_spec, precision, gradient_accumulation_steps, options, run: Run
+    ):
         self.model_fn = model_fn
         self.batch_spec = batch_spec
         self.precision = precision
-        self.accumulate = accumulate
+        self.gradient_accumulation_steps = gradient_accumulation_steps
         self.options = options
         self.run = run
-        self.global_batch = keras.tree.flatten(batch_spec)[0].shape[0]
+        self.global_batch_size = keras.tree.flatten(batch_spec)[0].shape[0]
         self.program = functools.lru_cache(maxsize=2)(self._lower)
 
     def examine(self, target: Slice) -> SliceReport:
         try:
-            share = Share(self.global_batch, target.replicas, self.accumulate).examples
+            share = Share(
+                self.global_batch_size, target.replicas, self.gradient_accumulation_steps
+            ).examples
             self.run.validate(target.replicas)
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
-        per_core = share * self.accumulate
-        program = self.program(target.replicas, per_core, self.accumulate)
+        per_core = share * self.gradient_accumulation_steps
+        program = self.program(target.replicas, per_core, self.gradient_accumulation_steps)
         compiled = self._compile(program, target)
         report = SliceReport(
             slice=target.name,
@@ -136,11 +142,13 @@ class _Examiner:
             self._advise(report, target, per_core)
         elif not compiled.error:
             cost = price(program, compiled, target)
-            fill(report, cost, target, self.run, self.global_batch)
+            fill(report, cost, target, self.run, self.global_batch_size)
             report.lints = [str(item) for item in advise.lint(program, cost, share)]
         return report
 
-    def _lower(self, replicas: int, per_core: int, accumulate: int, model_fn=None) -> Program:
+    def _lower(
+        self, replicas: int, per_core: int, gradient_accumulation_steps: int, model_fn=None
+    ) -> Program:
         batch = keras.tree.map_structure(
             lambda s: tf.TensorSpec((per_core, *s.shape[1:]), s.dtype), self.batch_spec
         )
@@ -149,7 +157,7 @@ class _Examiner:
             batch,
             replicas,
             self.precision,
-            accumulate=accumulate,
+            gradient_accumulation_steps=gradient_accumulation_steps,
             **self.options,
         )
 
@@ -163,7 +171,9 @@ class _Examiner:
         report.hbm_bytes = needs
 
         def need(batch: int) -> tuple[bool, int]:
-            compiled = self._compile(self._lower(target.replicas, batch, self.accumulate), target)
+            compiled = self._compile(
+                self._lower(target.replicas, batch, self.gradient_accumulation_steps), target
+            )
             if compiled.error and not compiled.out_of_memory:
                 raise UserError(f"At {batch} examples a core: {compiled.error}")
             if compiled.error:
@@ -171,7 +181,7 @@ class _Examiner:
                 return False, wanted[0] if wanted else limit + 1
             return True, memory_of(compiled.memory).total
 
-        unit = self.run.batch_unit * self.accumulate
+        unit = self.run.batch_unit * self.gradient_accumulation_steps
         while per_core > 1024 * unit:  # to a part in 500: nobody needs 250,008 examples
             unit *= 2
         report.largest_per_core_batch, report.smallest_failing_batch = advise.largest_batch(
@@ -183,21 +193,21 @@ class _Examiner:
 
     def _accumulating(self, target: Slice, per_core: int) -> str:
         """The fewest microbatches, by powers of two, with which the batch fits."""
-        microbatches = 2 * self.accumulate
+        microbatches = 2 * self.gradient_accumulation_steps
         while per_core % (microbatches * self.run.batch_unit) == 0:
             program = self._lower(target.replicas, per_core, microbatches)
             compiled = self._compile(program, target)
             if not compiled.error:
                 used = memory_of(compiled.memory).total / 2**30
-                return (
-                    f"accumulate={microbatches} fits this batch: {used:.2f} GiB, the same update."
-                )
+                return f"gradient_accumulation_steps={microbatches} fits this batch: {used:.2f} GiB, the same update."
             microbatches *= 2
         return "Accumulation alone does not make this batch fit."
 
     def _recomputing(self, target: Slice, per_core: int) -> str:
         """Whether the batch fits if the blocks keep nothing for the backward pass."""
-        program = self._lower(target.replicas, per_core, self.accumulate, self.run.recomputing)
+        program = self._lower(
+            target.replicas, per_core, self.gradient_accumulation_steps, self.run.recomputing
+        )
         compiled = self._compile(program, target)
         if compiled.error:
             return "model.remat=block alone does not make this batch fit."

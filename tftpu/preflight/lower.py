@@ -1,6 +1,6 @@
 """From a compiled Keras model to the program that one replica of N runs, without a TPU.
 
-Not a copy of the step: `tftpu.step.Step` itself, made and traced under a strategy that says it
+Not a copy of the step: `tftpu.engines.tensorflow.step.Step` itself, made and traced under a strategy that says it
 has N replicas and whose all-reduce is XLA's.
 """
 
@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu import checks, keras_internals
+from tftpu.engines.tensorflow import checks, internals
+from tftpu.engines.tensorflow.step import Step
 from tftpu.errors import UserError
 from tftpu.preflight.hlo import layer_path
-from tftpu.step import Step
 
 
 @dataclasses.dataclass
@@ -27,7 +27,7 @@ class Program:
         hlo: serialized HloModuleProto of the train step.
         forward: the HLO text of the forward pass over one microbatch, as in evaluation: what a
             layer works out for batch statistics is none of the model's FLOPs.
-        accumulate: microbatches a step.
+        gradient_accumulation_steps: microbatches a step.
         arguments: the name of each parameter of the program: "batch", or a variable's path.
         layers: the class of every Keras layer by its name, nested ones too.
         grouped: the names of the layers with grouped convolutions.
@@ -37,7 +37,7 @@ class Program:
 
     hlo: bytes
     forward: str
-    accumulate: int
+    gradient_accumulation_steps: int
     arguments: list[str]
     layers: dict[str, str]
     grouped: list[str]
@@ -50,7 +50,7 @@ def lower(
     batch: Any,
     replicas: int,
     precision: str,
-    accumulate: int = 1,
+    gradient_accumulation_steps: int = 1,
     **options,
 ) -> Program:
     """The program of one replica's train step.
@@ -60,8 +60,8 @@ def lower(
         batch: one replica's share, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
         replicas: how many share the global batch.
         precision: the dtype policy that the model is built under.
-        accumulate: microbatches a step.
-        options: the other options of `tftpu.step.Step`.
+        gradient_accumulation_steps: microbatches a step.
+        options: the other options of `tftpu.engines.tensorflow.step.Step`.
 
     Raises:
         UserError: XLA cannot compile the step; the message names the layer and the op.
@@ -70,12 +70,14 @@ def lower(
     keras.config.set_dtype_policy(precision)
     try:
         strategy = OneReplicaOf(replicas)
-        with strategy.scope(), keras_internals.fresh_names():
+        with strategy.scope(), internals.fresh_names():
             model = model_fn()
-            step = Step(model, batch, accumulate=accumulate, **options)
+            step = Step(
+                model, batch, gradient_accumulation_steps=gradient_accumulation_steps, **options
+            )
     finally:
         keras.config.set_dtype_policy(before)
-    flat = keras_internals.flat_layers(model)
+    flat = internals.flat_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
     grouped = [layer.name for layer in flat if getattr(layer, "groups", 1) > 1]
     kernels = {v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1}
@@ -83,11 +85,14 @@ def lower(
     hlo = _to_hlo(train, "hlo_serialized", layers)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     micro = keras.tree.map_structure(
-        lambda s: tf.TensorSpec((s.shape[0] // accumulate, *s.shape[1:]), s.dtype), x
+        lambda s: tf.TensorSpec((s.shape[0] // gradient_accumulation_steps, *s.shape[1:]), s.dtype),
+        x,
     )
     forward, _ = _trace(lambda x: model(x, training=False), (micro,))
     forward = _to_hlo(forward, "hlo", layers)
-    return Program(hlo, forward, accumulate, arguments, layers, grouped, kernels, precision)
+    return Program(
+        hlo, forward, gradient_accumulation_steps, arguments, layers, grouped, kernels, precision
+    )
 
 
 class OneReplicaOf(tf.distribute.Strategy):
@@ -97,7 +102,7 @@ class OneReplicaOf(tf.distribute.Strategy):
         super().__init__(_Extended(self, replicas))
 
 
-class _Extended(keras_internals.OneDeviceExtended):
+class _Extended(internals.OneDeviceExtended):
     """Private interface of TensorFlow: tried with 2.19 to 2.21."""
 
     compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
@@ -119,7 +124,7 @@ class _Extended(keras_internals.OneDeviceExtended):
         group = np.arange(self._replicas, dtype=np.int32)[None]
 
         def reduce(x):
-            x = keras_internals.xla_sum(x, group)
+            x = internals.xla_sum(x, group)
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 x /= tf.cast(self._replicas, x.dtype)
             return x
@@ -140,7 +145,7 @@ def _trace(function: Callable, batch: tuple) -> tuple[Any, list[str]]:
 
 def _to_hlo(concrete: Any, stage: str, layers: Collection[str]) -> Any:
     try:
-        return keras_internals.compiler_ir(concrete, stage)
+        return internals.compiler_ir(concrete, stage)
     except (tf.errors.OpError, ValueError) as error:
         raise UserError(_explain_failure(str(error), layers)) from error
 

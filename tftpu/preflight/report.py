@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tftpu.preflight import cost as costs
-from tftpu.preflight.slices import POWER_SOURCE, PRICE_SOURCE, Slice
+from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, Slice
 
 
 @dataclasses.dataclass
@@ -83,7 +83,7 @@ class SliceReport:
 class Report:
     """One model on one or several slices."""
 
-    global_batch: int
+    global_batch_size: int
     precision: str
     steps: int | None
     slices: list[SliceReport]
@@ -118,7 +118,7 @@ class Report:
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 
 
-def fill(report: SliceReport, cost: costs.Cost, target: Slice, run, global_batch: int) -> None:
+def fill(report: SliceReport, cost: costs.Cost, target: Slice, run, global_batch_size: int) -> None:
     """Puts a priced step into the report of its slice.
 
     Args:
@@ -126,7 +126,7 @@ def fill(report: SliceReport, cost: costs.Cost, target: Slice, run, global_batch
         cost: the step, counted and priced.
         target: the slice.
         run: a `tftpu.preflight.examine.Run`.
-        global_batch: examples a step.
+        global_batch_size: examples a step.
     """
     report.hbm = {**dataclasses.asdict(cost.memory)}
     report.hbm_bytes = cost.memory.total
@@ -135,7 +135,7 @@ def fill(report: SliceReport, cost: costs.Cost, target: Slice, run, global_batch
     report.step_ms_low, report.step_ms_high = cost.seconds_low * 1e3, cost.seconds_high * 1e3
     report.roofline_ms = cost.roofline_seconds * 1e3
     report.collective_ms = cost.collective_seconds * 1e3
-    report.examples_per_second = global_batch / cost.seconds
+    report.examples_per_second = global_batch_size / cost.seconds
     report.flops, report.model_flops = cost.flops, cost.model_flops
     report.mfu = cost.model_flops / (cost.seconds * target.flops_per_s)
     report.bytes_accessed = cost.bytes_accessed
@@ -149,20 +149,22 @@ def fill(report: SliceReport, cost: costs.Cost, target: Slice, run, global_batch
     report.top_instructions = [
         Spent(p.name, p.seconds * 1e3, p.seconds / cost.seconds, p.cycles, p.layer) for p in top
     ]
-    _price_run(report, cost.seconds, target, run, global_batch)
+    _price_run(report, cost.seconds, target, run, global_batch_size)
 
 
 def _spent(rows: list[tuple], total: float) -> list[Spent]:
     return [Spent(name, seconds * 1e3, seconds / total, cycles) for name, seconds, cycles in rows]
 
 
-def _price_run(report: SliceReport, seconds: float, target: Slice, run, global_batch: int) -> None:
+def _price_run(
+    report: SliceReport, seconds: float, target: Slice, run, global_batch_size: int
+) -> None:
     generation = target.generation
     usd_hour = run.prices.get(generation.name, generation.usd_hour) * target.chips
     usd_step = usd_hour * seconds / 3600
     report.usd_per_1000_steps = 1000 * usd_step
     if run.examples_per_epoch:
-        report.usd_per_epoch = usd_step * run.examples_per_epoch / global_batch
+        report.usd_per_epoch = usd_step * run.examples_per_epoch / global_batch_size
     if run.steps:
         report.hours_per_run = run.steps * seconds / 3600
         report.usd_per_run = run.steps * usd_step
@@ -175,7 +177,7 @@ def _price_run(report: SliceReport, seconds: float, target: Slice, run, global_b
 
 def _title(report: Report) -> str:
     run = f", {report.steps:,} steps" if report.steps else ""
-    return f"Preflight: global batch {report.global_batch}, {report.precision}{run}"
+    return f"Preflight: global batch {report.global_batch_size}, {report.precision}{run}"
 
 
 def _table(report: Report) -> Table:

@@ -1,0 +1,85 @@
+"""Brightness, contrast, saturation, sharpness and hue of uint8 images, as Pillow's ImageEnhance.
+
+A factor of 1 leaves an image as it is, 0 takes all away (black, grey, smooth), above 1 is more.
+"""
+
+import tensorflow as tf
+
+from tftpu.input_pipelines.augment import draws
+
+
+def jitter(image: tf.Tensor, seed: tf.Tensor, strength: float, hue_strength: float) -> tf.Tensor:
+    """Random brightness, contrast, saturation and hue, in this order.
+
+    Args:
+        image: (height, width, channels), uint8, 1 or 3 channels.
+        seed: (2,), int32.
+        strength: the three factors are uniform on [1 - strength, 1 + strength], none below 0.
+        hue_strength: the turn of the hue is uniform on [-hue_strength, hue_strength]; 0.5 is
+            half round the circle.
+    """
+    numbers = draws.uniform(seed, 4, "colors")
+    if strength:
+        factors = draws.between(max(1 - strength, 0), 1 + strength, numbers)
+        image = brightness(image, factors[0])
+        image = contrast(image, factors[1])
+        image = saturation(image, factors[2])
+    if hue_strength and image.shape[-1] == 3:
+        image = hue(image, draws.between(-hue_strength, hue_strength, numbers[3]))
+    return image
+
+
+def brightness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Every pixel times the factor."""
+    return blend(0.0, image, factor)
+
+
+def contrast(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Every pixel's distance from the image's mean grey times the factor."""
+    mean = tf.floor(tf.reduce_mean(tf.cast(grey(image), tf.float32)) + 0.5)
+    return blend(mean, image, factor)
+
+
+def saturation(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Every pixel's distance from its own grey times the factor."""
+    return blend(tf.cast(grey(image), tf.float32), image, factor)
+
+
+def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """The distance from the smoothed image times the factor; the outermost pixels stay."""
+    channels = image.shape[-1]
+    kernel = tf.constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], tf.float32) / 13
+    kernel = tf.tile(kernel[..., None, None], (1, 1, channels, 1))
+    pixels = tf.cast(image, tf.float32)
+    smooth = tf.nn.depthwise_conv2d(pixels[None], kernel, (1, 1, 1, 1), "VALID")[0]
+    smooth = tf.floor(smooth + 0.5)
+    inner = tf.ones(tf.shape(smooth)[:2], tf.bool)[..., None]
+    around = ((1, 1), (1, 1), (0, 0))
+    smooth = tf.where(tf.pad(inner, around), tf.pad(smooth, around), pixels)
+    return blend(smooth, image, factor)
+
+
+def hue(image: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    """The hue of every pixel turned by so much of the circle; 3 channels."""
+    return tf.image.adjust_hue(image, turn)
+
+
+def grey(image: tf.Tensor) -> tf.Tensor:
+    """Grey levels by ITU-R 601-2, (height, width, 1), int32, rounded as Pillow does."""
+    pixels = tf.cast(image, tf.int32)
+    if image.shape[-1] == 1:
+        return pixels
+    weighted = tf.reduce_sum(pixels * (19595, 38470, 7471), -1, keepdims=True)
+    return tf.bitwise.right_shift(weighted + 2**15, 16)
+
+
+def blend(other: tf.Tensor | float, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """other + factor x (image - other), cut off at 0 and 255; truncated as Pillow does.
+
+    Args:
+        other: float32, broadcast to the image.
+        image: (height, width, channels), uint8.
+        factor: 0 is `other`, 1 the image; above 1 it goes on.
+    """
+    pixels = tf.cast(image, tf.float32)
+    return tf.cast(tf.clip_by_value(other + factor * (pixels - other), 0.0, 255.0), tf.uint8)

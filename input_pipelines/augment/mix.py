@@ -1,0 +1,130 @@
+"""MixUp, CutMix, soft labels and space-to-depth: what is done to a whole batch.
+
+An example is mixed with its neighbour, j with j XOR 1, by numbers from its own seed. A shuffled
+batch has neighbours that chance has put together, anew each epoch; and a host that holds a part of
+a batch, of any even size, makes of it what one host would make of the whole.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tftpu.input_pipelines.augment import draws
+from tftpu.input_pipelines.augment.image_ops import inside
+from tftpu.input_pipelines.sources import Augment
+
+
+def batches(settings: Augment, classes: int, space_to_depth: bool = False) -> Callable:
+    """A function of a batch and its seeds, for `tf.data.Dataset.map`.
+
+    Args:
+        settings: `mixup` and `cutmix` are looked at; with both, each example draws one of them.
+        classes: of the data set, for soft labels.
+        space_to_depth: whether images are rearranged, as `to_depth`.
+
+    Returns:
+        `({"image": (batch, size, size, channels) uint8, "label": (batch,) int32}, seeds (batch, 2)
+        int32) -> {"image": uint8, "label": ...}`; labels are (batch, classes), float32, if
+        anything is mixed.
+    """
+
+    def mixed(batch: dict, seeds: tf.Tensor) -> dict:
+        images, labels = batch["image"], batch["label"]
+        if settings.mixup or settings.cutmix:
+            images, shares = mix(images, seeds, settings.mixup, settings.cutmix)
+            labels = soft_labels(labels, shares, classes)
+        if space_to_depth:
+            images = to_depth(images)
+        return {**batch, "image": images, "label": labels}
+
+    return mixed
+
+
+def mix(
+    images: tf.Tensor, seeds: tf.Tensor, mixup: float, cutmix: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """MixUp (Zhang et al. 2017, https://arxiv.org/abs/1710.09412), CutMix (Yun et al. 2019,
+    https://arxiv.org/abs/1905.04899), or one of them for each example.
+
+    Args:
+        images: (batch, height, width, channels), uint8; the batch even.
+        seeds: (batch, 2), int32.
+        mixup, cutmix: alpha of the Beta(alpha, alpha) that the share of an example is drawn from;
+            0: not this one.
+
+    Returns:
+        The mixed images, uint8, and how much of each is its own, (batch,), float32.
+    """
+    count = images.shape[0]
+    if count % 2:
+        raise ValueError(f"{count} examples cannot be mixed in pairs")
+    numbers = draws.uniform(seeds, 6, "mix")
+    height, width = images.shape[1:3]
+    shares = draws.beta(mixup, numbers[:, :3]) if mixup else None
+    if not cutmix:
+        cut = tf.zeros((count,), tf.bool)
+        box = tf.zeros((count, 4), tf.int32)
+    else:
+        box = _boxes(draws.beta(cutmix, numbers[:, :3]), numbers[:, 3:5], height, width)
+        area = tf.cast(box[:, 2] * box[:, 3], tf.float32)
+        left = 1.0 - area / float(height * width)
+        cut = numbers[:, 5] < 0.5 if mixup else tf.ones((count,), tf.bool)
+        shares = tf.where(cut, left, shares) if mixup else left
+
+    def one(index: tf.Tensor) -> tf.Tensor:
+        own, other = images[index], images[tf.bitwise.bitwise_xor(index, 1)]
+
+        def blended():
+            first, second = tf.cast(own, tf.float32), tf.cast(other, tf.float32)
+            return tf.cast(second + shares[index] * (first - second) + 0.5, tf.uint8)
+
+        def pasted():
+            return tf.where(inside(own, *tf.unstack(box[index])), other, own)
+
+        return tf.cond(cut[index], pasted, blended)
+
+    # One image after the other: they stay in the processor's cache.
+    mixed = tf.map_fn(one, tf.range(count), fn_output_signature=images.dtype, parallel_iterations=1)
+    return tf.ensure_shape(mixed, images.shape), shares
+
+
+def soft_labels(labels: tf.Tensor, shares: tf.Tensor, classes: int) -> tf.Tensor:
+    """Each example's label and its neighbour's, weighed by what the image has of them.
+
+    Args:
+        labels: (batch,), int32.
+        shares: (batch,), float32.
+
+    Returns:
+        (batch, classes), float32; rows that add up to 1.
+    """
+    own = tf.one_hot(labels, classes)
+    neighbours = tf.bitwise.bitwise_xor(tf.range(labels.shape[0]), 1)
+    return shares[:, None] * own + (1.0 - shares[:, None]) * tf.gather(own, neighbours)
+
+
+def to_depth(images: tf.Tensor) -> tf.Tensor:
+    """Each block of 2x2 pixels becomes one of four times the channels, for a ResNet's stem.
+
+    Pixel (2i + a, 2j + b), channel c goes to (i, j), channel (2a + b) x channels + c. A 7x7
+    convolution of stride 2 becomes a 4x4 one of stride 1, which fills more of a TPU's lanes (Ying
+    et al. 2018, https://arxiv.org/abs/1811.06992).
+
+    Args:
+        images: (batch, height, width, channels), height and width even.
+    """
+    return tf.nn.space_to_depth(images, 2)
+
+
+def _boxes(shares: tf.Tensor, places: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """CutMix's rectangles, (batch, 4): top, left, height, width, int32.
+
+    Their sides are sqrt(1 - share) of the image's, their centres uniform, and what lies outside of
+    the image is cut off.
+    """
+    whole = tf.constant([height, width], tf.float32)
+    half = tf.sqrt(1.0 - shares)[:, None] * whole / 2
+    centre = places * whole
+    start = tf.cast(tf.round(tf.maximum(centre - half, 0.0)), tf.int32)
+    end = tf.cast(tf.round(tf.minimum(centre + half, whole)), tf.int32)
+    return tf.concat([start, end - start], 1)

@@ -1,0 +1,1 @@
+"""Conversion of any source to TFRecord shards."""

@@ -1,0 +1,288 @@
+"""BigQuery tables and queries through the Storage Read API: Arrow streams, several at a time.
+
+A stream that breaks goes on at the row where it broke (Google's client does that by offset).
+
+What is exact: the rows, as of one time: a table is read as it was at `snapshot`, or when it was
+last changed. BigQuery gives rows in no order, and shares them out among streams as it likes. So
+both ways of using a table put them into an order of their own, by a hash of each row:
+
+- `training` holds the rows in memory, and is resumed as exactly as any data set in memory, for as
+  long as the table can be read at that time (seven days).
+- `tftpu data convert` makes the same shards from the same rows. It reads anew when it was killed.
+  That is the route for what does not fit in memory.
+
+A query is run anew each time: that its rows are the same is for the query to see to.
+"""
+
+import concurrent.futures
+import dataclasses
+import datetime
+import functools
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.formats.manifest import Feature
+
+STREAMS = 8  # read at a time
+
+
+class Table:
+    """A table or the result of a query, as `parts` wants a source.
+
+    Args:
+        what: `project.dataset.table`, or a query, `SELECT ...` or `WITH ...`.
+        features: names of the columns that are wanted; (): all.
+        snapshot: ISO 8601, as 2026-11-20T12:00:00Z; None: when the table was last changed.
+
+    Raises:
+        UserError: no such table or column, a column that no record holds, or refused.
+    """
+
+    ordered = False  # a part is what BigQuery happened to put into a stream
+
+    def __init__(self, what: str, features: tuple[str, ...] = (), snapshot: str | None = None):
+        is_query = what.lstrip()[:6].upper().startswith(("SELECT", "WITH"))
+        if is_query and snapshot:
+            raise UserError("--snapshot is for a table: a query says FOR SYSTEM_TIME AS OF itself.")
+        with _refusals(what):
+            table = _result_of(what) if is_query else _clients().tables.get_table(what)
+        known = [field.name for field in table.schema]
+        for name in features:
+            if name not in known:
+                raise UserError(f"{what} has no column {name!r}.{did_you_mean(name, known)}")
+        self._columns = list(features) or known
+        time = None if is_query else _time(snapshot) if snapshot else table.modified
+        self._path = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
+        with _refusals(what):
+            session = _session(table.project, self._path, self._columns, time)
+        self._what = what
+        self._session_name = session.name
+        self._schema = session.arrow_schema.serialized_schema
+        self.parts = [stream.name for stream in session.streams]
+        self.state = [what if is_query else self._path, self._columns, str(time)]
+        self.about = {}
+        self.features = self._described()
+
+    def batches(self, part: str) -> Iterator[dict[str, np.ndarray]]:
+        """The rows of a stream, some at a time: arrays (rows, ...) by column."""
+        import pyarrow
+
+        schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._schema))
+        row = 0
+        with _refusals(self._what):
+            for message in _clients().rows.read_rows(part):
+                found = message.arrow_record_batch.serialized_record_batch
+                batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(found), schema)
+                yield {
+                    name: _array(batch.column(name), f"the column {name!r} of {self._what}", row)
+                    for name in self._columns
+                }
+                row += batch.num_rows
+
+    def examples(self, part: str) -> Iterator[dict[str, Any]]:
+        """The rows of a stream, one at a time."""
+        for batch in self.batches(part):
+            for values in zip(*batch.values()):
+                yield dict(zip(batch, values))
+
+    def read(self) -> dict[str, np.ndarray]:
+        """All rows in memory, in the order of their hashes."""
+        with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+            streams = list(pool.map(lambda part: list(self.batches(part)), self.parts))
+        batches = [batch for stream in streams for batch in stream]
+        if not batches:
+            raise UserError(f"{self._what} is empty.")
+        columns = {n: np.concatenate([batch[n] for batch in batches]) for n in self._columns}
+        hashes = [
+            hashlib.blake2b(b"".join(_bytes(value) for value in row), digest_size=16).digest()
+            for row in zip(*columns.values())
+        ]
+        order = sorted(range(len(hashes)), key=hashes.__getitem__)
+        return {name: column[order] for name, column in columns.items()}
+
+    def _described(self) -> dict[str, Feature]:
+        """The features, by the first rows that there are: the schema knows no length of arrays."""
+        for part in self.parts:
+            for batch in self.batches(part):
+                return {name: _feature(values) for name, values in batch.items()}
+        self.parts = []
+        return {}
+
+
+def training(data, seed: int):
+    """Shuffled rows, in memory; see `epochs.Training` for the order."""
+    from tftpu.input_pipelines.reading.epochs import Training
+
+    batch = _arranged(data, data.train_table)
+    return Training(batch, data.global_batch_size, seed, lambda examples, seeds: examples)
+
+
+def evaluation(data):
+    """Every row once."""
+    import tensorflow as tf
+
+    batch = _arranged(data, data.eval_table)
+    return tf.data.Dataset.from_tensor_slices(batch).batch(data.global_batch_size)
+
+
+def batch_spec(data, examples: int) -> Any:
+    """(features, label) of a batch."""
+    from tftpu.input_pipelines.datasets import record_shards
+
+    found = Table(data.train_table, _names(data), data.snapshot).features
+    return record_shards.spec(found, (data.features, data.label), examples)
+
+
+def _arranged(data, table: str) -> Any:
+    from tftpu.input_pipelines.datasets import arrays, record_shards
+
+    found = Table(table, _names(data), data.snapshot)
+    record_shards.spec(found.features, (data.features, data.label), 1)  # refuses strings
+    values = {name: arrays.device_array(column) for name, column in found.read().items()}
+    return record_shards.arranged(values, data.features, data.label)
+
+
+def _names(data) -> tuple[str, ...]:
+    return (*data.features, data.label) if data.label else data.features
+
+
+@dataclasses.dataclass(frozen=True)
+class _Clients:
+    """Google's clients: of tables and queries, and of rows."""
+
+    tables: Any
+    rows: Any
+
+
+@functools.cache
+def _clients() -> _Clients:
+    try:
+        from google.cloud import bigquery
+        from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+    except ImportError as error:
+        raise UserError(
+            "The clients of BigQuery are not installed: run `pip install 'tftpu[bigquery]'`."
+        ) from error
+    try:
+        return _Clients(bigquery.Client(), BigQueryReadClient())
+    except OSError as error:  # which is all that the client says
+        raise UserError(
+            "Which project of Google Cloud pays for BigQuery? Set GOOGLE_CLOUD_PROJECT."
+        ) from error
+
+
+def _session(project: str, path: str, columns: list[str], time: datetime.datetime | None):
+    from google.cloud.bigquery_storage_v1 import types
+
+    wanted = types.ReadSession(
+        table=path,
+        data_format=types.DataFormat.ARROW,
+        read_options=types.ReadSession.TableReadOptions(selected_fields=columns),
+    )
+    if time:
+        wanted.table_modifiers = types.ReadSession.TableModifiers(snapshot_time=time)
+    return _clients().rows.create_read_session(
+        parent=f"projects/{project}", read_session=wanted, max_stream_count=STREAMS
+    )
+
+
+def _result_of(query: str):
+    """The temporary table that holds the rows of a query."""
+    job = _clients().tables.query(query)
+    job.result(max_results=0)
+    return _clients().tables.get_table(job.destination)
+
+
+def _time(text: str) -> datetime.datetime:
+    try:
+        time = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UserError(
+            f"--snapshot={text} is no time: write it as 2026-11-20T12:00:00Z."
+        ) from error
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+
+
+def _array(column, what: str, first: int) -> np.ndarray:
+    """An Arrow column as an array (rows, ...), of a dtype that records have.
+
+    Raises:
+        UserError: a NULL, arrays of different lengths, or another type.
+    """
+    import pyarrow
+
+    if column.null_count:
+        raise UserError(
+            f"There is a NULL in {what}, in row {first + column.is_null().index(True).as_py()} of "
+            "a stream: leave such rows out or fill them with IFNULL, in a query."
+        )
+    kind = column.type
+    if pyarrow.types.is_list(kind):
+        inner = _array(column.flatten(), what, first)
+        lengths = set(np.diff(column.offsets.to_numpy()).tolist())
+        if len(lengths) != 1:
+            raise UserError(
+                f"The arrays in {what} have different lengths ({sorted(lengths)[:5]}): a record "
+                "needs one for all."
+            )
+        return inner.reshape(len(column), -1)
+    if pyarrow.types.is_integer(kind):
+        return column.to_numpy(zero_copy_only=False).astype(np.int64)
+    if pyarrow.types.is_floating(kind):
+        return column.to_numpy(zero_copy_only=False).astype(np.float32)
+    if pyarrow.types.is_boolean(kind):
+        return column.to_numpy(zero_copy_only=False).astype(np.uint8)
+    if pyarrow.types.is_string(kind) or pyarrow.types.is_binary(kind):
+        values = [v.encode() if isinstance(v, str) else v for v in column.to_pylist()]
+        return np.array(values, object)
+    raise UserError(
+        f"No record holds {kind}, as {what} is: leave it out with --features, or CAST it in a "
+        "query."
+    )
+
+
+def _feature(values: np.ndarray) -> Feature:
+    shape = values.shape[1:]
+    if values.dtype == object:
+        return Feature("string", shape)
+    return Feature(values.dtype.name, shape, "raw" if shape else "list")
+
+
+def _bytes(value: Any) -> bytes:
+    data = value if isinstance(value, bytes) else value.tobytes()
+    return len(data).to_bytes(8, "little") + data
+
+
+class _refusals:  # noqa: N801 (used as a function)
+    """Makes a sentence of what BigQuery refuses."""
+
+    def __init__(self, what: str):
+        self._what = what
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        from google.api_core import exceptions
+        from google.auth import exceptions as auth_exceptions
+
+        login = "run `gcloud auth application-default login`"
+        if isinstance(error, auth_exceptions.GoogleAuthError):
+            raise UserError(f"Google Cloud does not know who you are: {login}.") from None
+        if isinstance(error, exceptions.NotFound):
+            raise UserError(f"BigQuery has no {self._what}.") from None
+        if isinstance(error, (exceptions.Forbidden, exceptions.Unauthorized)):
+            raise UserError(
+                f"BigQuery does not let you read {self._what}: ask its owner for "
+                f"roles/bigquery.dataViewer and roles/bigquery.readSessionUser, or {login}."
+            ) from None
+        if isinstance(error, exceptions.GoogleAPICallError):
+            raise UserError(f"BigQuery fails reading {self._what}: {error.message}") from None
+        if isinstance(error, (exceptions.RetryError, ConnectionError)):
+            raise UserError(
+                f"BigQuery does not answer about {self._what}. Is the network up?"
+            ) from None

@@ -1,0 +1,61 @@
+"""Examples that can be had one by one, in any order: arrays, files of images."""
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.reading import order
+
+
+class Indexed:
+    """Examples by number; each epoch is one permutation of all of them (see `order`).
+
+    A record is its number: the pipeline's `parse` fetches the example.
+
+    Args:
+        paths: of the examples' files, (examples,), string.
+    """
+
+    def __init__(self, paths: tf.Tensor):
+        self.count = int(tf.size(paths))
+        if not self.count:
+            raise UserError("The data hold no example.")
+        self._paths = paths
+
+    def names(self, numbers: tf.Tensor) -> tf.Tensor:
+        """What to call examples in an error: their files."""
+        return tf.gather(self._paths, numbers)
+
+    def drawn(
+        self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
+    ) -> tf.data.Dataset:
+        """One host's part of each global batch from a step on: numbers twice, and seeds."""
+        share = global_batch_size // hosts
+        places = tf.constant(np.arange(share) + host * share, tf.int64)
+
+        def batch(step: tf.Tensor) -> tuple:
+            numbers, seeds = draw(self.count, seed, step * global_batch_size + places)
+            return numbers, numbers, seeds
+
+        return tf.data.Dataset.range(step, tf.int64.max).map(batch)
+
+    def once(self) -> tf.data.Dataset:
+        """Every number once, twice."""
+        return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
+
+
+def draw(count: int, seed: int, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which example stands at each position of the endless stream, and its seeds.
+
+    Args:
+        count: examples of an epoch.
+        positions: (n,), int64.
+
+    Returns:
+        The examples' numbers (n,), int64, and seeds (n, 2), int32.
+    """
+    epochs = positions // count
+    run = tf.fill(tf.shape(positions), tf.constant(seed, tf.int64))
+    key = tf.cast(tf.stack([run, epochs, epochs], axis=1), tf.int32)
+    numbers = order.shuffled(positions % count, count, key)
+    return numbers, order.seeds(run, epochs, numbers)

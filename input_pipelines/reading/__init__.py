@@ -1,0 +1,1 @@
+"""Order, shards and caches: which examples a step reads, and from where."""

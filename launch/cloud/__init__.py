@@ -1,0 +1,1 @@
+"""Launchers: TPU VMs and Vertex AI."""

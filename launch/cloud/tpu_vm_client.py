@@ -1,0 +1,234 @@
+"""Rents a slice with Cloud TPU's own client, follows the run, and gives the slice back.
+
+Whatever happens, a slice that may still be there is named, with the command that deletes it.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import google_cloud, job
+from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.diagnosis import cloud
+from tftpu.launch.diagnosis.machine import Machine
+
+if TYPE_CHECKING:
+    from tftpu.launch.cloud.tpu_vm import Order
+
+POLL_S = 15.0
+# A connection that is gone for longer ends the wait, not the run.
+PATIENCE_S = 600.0
+CREATE_TIMEOUT_S = 60.0
+DELETE_TIMEOUT_S = 600.0
+_GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+
+
+class _Preempted(Exception):  # noqa: N818 (an outcome, not an error)
+    """The slice was taken away."""
+
+
+def tpu_client():
+    """Cloud TPU's client."""
+    from google.cloud import tpu_v2
+
+    return google_cloud.call("finding credentials", tpu_v2.TpuClient)
+
+
+def train(client, order: "Order", keep: bool) -> None:
+    """Rents a slice, waits for the end of the run, deletes the slice.
+
+    A spot slice that is preempted is deleted and another one asked for, on which the run goes on
+    from its last checkpoint.
+
+    Args:
+        client: a TpuClient.
+        order: what to rent, and what to run on it.
+        keep: leave the slice after the run.
+
+    Raises:
+        UserError: no slice could be had, or the run failed.
+    """
+    bucket = order.workdir.removeprefix("gs://").partition("/")[0]
+    for problem in cloud.problems(Machine(), [bucket]):
+        raise UserError(f"{problem.what} {problem.why} Mend it with `{problem.command}`.")
+    while True:
+        name = job.unique_name(order.config)
+        try:
+            _train_once(client, order, name, keep)
+            return
+        except ConnectionLost as lost:
+            raise UserError(str(lost)) from lost
+        except _Preempted:
+            _delete(client, order, name)
+            if not order.spot:
+                raise UserError(
+                    f"The slice {name} was taken away, or its run stopped. The same command goes "
+                    "on from the last checkpoint."
+                ) from None
+            print("The slice was preempted: asking for another one.", flush=True)
+
+
+def _train_once(client, order: "Order", name: str, keep: bool) -> None:
+    try:
+        _create(client, order, name)
+        print(f"Asked for {order.slice.name} as {name}; {_by_hand(order, name)}", flush=True)
+        _wait_for_capacity(client, order, name)
+    except _NotCreated as error:
+        raise UserError(str(error)) from error
+    except _Preempted:
+        raise
+    except BaseException:
+        _delete(client, order, name)  # nothing ran on it
+        raise
+    try:
+        code = _follow(client, order, name)
+    except _Preempted:
+        raise
+    except KeyboardInterrupt:
+        print(f"\nNo longer watching. The run goes on, and costs; {_by_hand(order, name)}")
+        return
+    except BaseException:
+        print(f"The run may go on, and cost; {_by_hand(order, name)}")
+        raise
+    if keep:
+        print(f"The slice {name} is kept, and costs; {_by_hand(order, name)}")
+    else:
+        _delete(client, order, name)
+    if code:
+        raise UserError(
+            f"The run ended with code {code}; {order.folder(name)}/log.txt has what it printed."
+        )
+
+
+class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
+    """Refused: there is no slice to delete."""
+
+
+def _create(client, order: "Order", name: str) -> None:
+    from google.cloud import tpu_v2
+    from google.protobuf import json_format
+
+    message = json_format.ParseDict(
+        order.request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
+    )
+    what = "asking for the slice"
+    try:
+        operation = google_cloud.call(
+            what,
+            client.create_queued_resource,
+            parent=order.parent,
+            queued_resource_id=name,
+            queued_resource=tpu_v2.QueuedResource(message),
+        )
+    except UserError as error:
+        raise _NotCreated(str(error)) from error
+    except ConnectionLost:  # it may have been created: looking for it tells
+        print(f"No answer to the request for {name}: looking for it.", flush=True)
+        return
+    # A quota may be found exceeded only now.
+    with contextlib.suppress(ConnectionLost, TimeoutError):
+        google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
+
+
+def _wait_for_capacity(client, order: "Order", name: str) -> None:
+    shown = None
+    while True:
+        state, detail = _state(client, order, name)
+        if state != shown:
+            print(f"{time.strftime('%H:%M:%S')}  {state.lower().replace('_', ' ')}", flush=True)
+            shown = state
+        if state == "ACTIVE":
+            return
+        if state == "FAILED":
+            raise UserError(
+                f"There is no {order.slice.name} to be had in {order.zone}: {detail} Try another "
+                "zone or slice, or a longer --queue_timeout."
+            )
+        if state in _GONE:
+            raise _Preempted
+        time.sleep(POLL_S)
+
+
+def _follow(client, order: "Order", name: str) -> int:
+    """Prints what the run prints, until it ends; gives its exit code."""
+    log = google_cloud.Follower(f"{order.folder(name)}/log.txt")
+    end = google_cloud.Follower(f"{order.folder(name)}/exit_code")
+    while True:
+        log.print_new()
+        code = end.read_new().strip()
+        if code:
+            log.print_new()
+            if int(code) == 75:  # stopped by a signal, and saved
+                raise _Preempted
+            return int(code)
+        state, _ = _state(client, order, name)
+        if state in _GONE:
+            raise _Preempted
+        time.sleep(POLL_S)
+
+
+def _state(client, order: "Order", name: str) -> tuple[str, str]:
+    """The state of the request, as "ACTIVE", and what is said about a failure."""
+    try:
+        found = _patiently(
+            "watching the slice",
+            client.get_queued_resource,
+            name=f"{order.parent}/queuedResources/{name}",
+        )
+    except UserError as error:
+        if _is_not_found(error):
+            raise UserError(
+                f"There is no slice {name}: the request for it never arrived, or somebody deleted "
+                f"it. Should it appear, {_by_hand(order, name)}"
+            ) from error
+        raise
+    detail = found.state.failed_data.error.message
+    return found.state.state.name, f"{detail.rstrip('.')}." if detail else "no reason was given."
+
+
+def _delete(client, order: "Order", name: str) -> None:
+    """Deletes the slice, or says that it could not."""
+    from google.cloud import tpu_v2
+
+    resource = f"{order.parent}/queuedResources/{name}"
+    request = tpu_v2.DeleteQueuedResourceRequest(name=resource, force=True)
+    try:
+        operation = _patiently("deleting the slice", client.delete_queued_resource, request=request)
+        operation.result(timeout=DELETE_TIMEOUT_S)
+        print(f"Deleted the slice {name}.", flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        if _is_not_found(error):
+            print(f"There is no slice {name}: nothing to delete.", flush=True)
+            return
+        print(
+            f"The slice {name} could not be deleted ({error}), and may cost; "
+            f"{_by_hand(order, name)}",
+            flush=True,
+        )
+
+
+def _patiently(what: str, function: Callable[..., Any], **request: Any) -> Any:
+    """Asks again while no answer comes, for `PATIENCE_S`; then raises ConnectionLost."""
+    since = time.monotonic()
+    while True:
+        try:
+            return google_cloud.call(what, function, **request)
+        except ConnectionLost:
+            if time.monotonic() - since > PATIENCE_S:
+                raise
+            time.sleep(POLL_S)
+
+
+def _is_not_found(error: BaseException) -> bool:
+    from google.api_core import exceptions
+
+    return isinstance(error.__cause__, exceptions.NotFound)
+
+
+def _by_hand(order: "Order", name: str) -> str:
+    return (
+        f"this deletes it: gcloud compute tpus queued-resources delete {name} --force --quiet "
+        f"--project={order.project} --zone={order.zone}"
+    )

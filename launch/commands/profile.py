@@ -1,0 +1,221 @@
+"""`tftpu profile WORKDIR [OTHER]`: what a profile says, in the terminal; or two, compared."""
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tftpu.errors import UserError
+from tftpu.storage import files
+
+TOP = 10
+INPUT_WAIT = "tftpu_input_wait"  # the event of `tftpu.observe.profiler`, which imports TensorFlow
+
+
+class Op(NamedTuple):
+    """One op of a profile: where it ran, its kind, its name, its own milliseconds a step."""
+
+    where: str
+    kind: str
+    name: str
+    ms: float
+
+
+class Profile(NamedTuple):
+    """What a profile says of its steps."""
+
+    path: str
+    device: str
+    steps: int
+    step_ms: tuple[float, float, float]  # median, least, most
+    input_share: float
+    device_share: float  # of the step; 0 on a CPU, which is host and device at once
+    ops: list[Op]
+
+
+def run(workdirs: list[str]) -> None:
+    """Prints the newest profile of a run, or of two, side by side."""
+    if len(workdirs) > 2:
+        raise UserError(f"tftpu profile compares two runs, and got {len(workdirs)}.")
+    profiles = [read(workdir) for workdir in workdirs]
+    lines = summary(profiles[0]) if len(profiles) == 1 else comparison(*profiles)
+    print("\n".join(lines))
+
+
+def read(workdir: str) -> Profile:
+    """The newest profile of a workdir.
+
+    Raises:
+        UserError: there is none, or it holds no step.
+    """
+    folder = files.join(workdir, "plugins", "profile")
+    sessions = files.names_in(folder)
+    if not sessions:
+        raise UserError(
+            f"There is no profile in {workdir!r}: train with --config.train.profile=100:110, or "
+            "send SIGUSR1 to a running process (kill -USR1 PROCESS)."
+        )
+    path = files.join(folder, sessions[-1])
+    with tempfile.TemporaryDirectory() as copy:  # xprof writes what it keeps beside the trace
+        traces = []
+        for name in files.names_in(path):
+            if name.endswith(".xplane.pb"):
+                traces.append(os.path.join(copy, name))
+                with open(traces[-1], "wb") as file:
+                    file.write(files.read(files.join(path, name)))
+        return _profile(path, traces)
+
+
+def summary(profile: Profile) -> list[str]:
+    """The lines that describe one profile."""
+    median, least, most = profile.step_ms
+    lines = [
+        f"Profile {profile.path}: {profile.steps} steps on {profile.device}",
+        f"  step        {median:.4g} ms (from {least:.4g} to {most:.4g})",
+        f"  input       {profile.input_share:.1%} of the step is waiting for data",
+        f"  bound by    {bound_by(profile)}",
+        "",
+        f"  {'ms a step':>10}  {'share':>6}  {'where':6}  op",
+    ]
+    for op in profile.ops[:TOP]:
+        lines.append(f"  {op.ms:10.3f}  {op.ms / median:6.1%}  {op.where:6}  {op.kind}  {op.name}")
+    return lines
+
+
+def comparison(one: Profile, two: Profile) -> list[str]:
+    """The lines that say how a second profile differs from a first one."""
+    rows = [
+        ("step, ms", one.step_ms[0], two.step_ms[0]),
+        ("input wait, ms", one.input_share * one.step_ms[0], two.input_share * two.step_ms[0]),
+    ]
+    kinds = [_by_kind(one), _by_kind(two)]
+    changed = sorted(
+        set(kinds[0]) | set(kinds[1]),
+        key=lambda kind: -abs(kinds[1].get(kind, 0.0) - kinds[0].get(kind, 0.0)),
+    )
+    rows += [(kind, kinds[0].get(kind, 0.0), kinds[1].get(kind, 0.0)) for kind in changed[:TOP]]
+    lines = [
+        f"A  {one.path}: {one.steps} steps on {one.device}, bound by {bound_by(one)}",
+        f"B  {two.path}: {two.steps} steps on {two.device}, bound by {bound_by(two)}",
+        "",
+        f"  {'':36}{'A':>10}{'B':>10}{'B - A':>10}{'B / A':>8}",
+    ]
+    for name, a, b in rows:
+        ratio = f"{b / a:8.2f}" if a else f"{'-':>8}"
+        lines.append(f"  {name[:35]:36}{a:10.3f}{b:10.3f}{b - a:+10.3f}{ratio}")
+    return [*lines, "", "  Below the first two rows: milliseconds a step by kind of op."]
+
+
+def bound_by(profile: Profile) -> str:
+    """What the step waits for most."""
+    if profile.input_share > 0.2:
+        return "the input pipeline: see tftpu data check"
+    if profile.device == "CPU":
+        return "the CPU, which is host and device at once"
+    return "the device" if profile.device_share > 0.7 else "the host"
+
+
+def _profile(path: str, traces: list[str]) -> Profile:
+    overview = _tool(traces, "overview_page")
+    facts: dict[str, Any] = {}
+    for table in overview:
+        facts |= table.get("p", {})
+    device = facts.get("device_type", "CPU")
+    marked, waited = _marked(traces)
+    times = marked if device == "CPU" else _step_times(overview)
+    if not times:
+        raise UserError(f"The profile {path!r} holds no whole step: profile more of them.")
+    step = statistics.median(times)
+    on_device = float(facts.get("device_compute_time_ms_avg", 0.0))
+    return Profile(
+        path,
+        device,
+        len(times),
+        (step, min(times), max(times)),
+        min(1.0, waited / sum(times)),
+        on_device / step,
+        _ops(traces, len(times)),
+    )
+
+
+def _marked(traces: list[str]) -> tuple[list[float], float]:
+    """Milliseconds of each step by its marker, and those that all of them waited for the input.
+
+    (Of a CPU xprof works out no step times.)
+    """
+    times, waited = [], 0.0
+    for event in _tool(traces, "trace_viewer")["traceEvents"]:
+        facts = event.get("args", {})
+        if event.get("name") == "train" and "step_num" in facts:
+            times.append(event["dur"] / 1e3)
+        elif event.get("name") == INPUT_WAIT:
+            waited += float(facts["microseconds"]) / 1e3
+    return times, waited
+
+
+def _step_times(overview: list[dict]) -> list[float]:
+    """Milliseconds of each step, as the devices' own timelines have them."""
+    for table in overview:
+        columns = [column["id"] for column in table.get("cols", [])]
+        if "stepTimeMs" in columns:
+            place = columns.index("stepTimeMs")
+            return [float(row["c"][place]["v"]) for row in table["rows"]]
+    return []
+
+
+def _ops(traces: list[str], steps: int) -> list[Op]:
+    """All ops, the costliest first."""
+    table = _tool(traces, "framework_op_stats")[0]
+    columns = [column["id"] for column in table["cols"]]
+    places = [
+        columns.index(name) for name in ("host_or_device", "type", "operation", "total_self_time")
+    ]
+    ops = []
+    for row in table["rows"]:
+        where, kind, name, microseconds = (row["c"][place]["v"] for place in places)
+        if kind not in ("IDLE", "Dataset"):  # the pipeline's threads are no part of the step
+            ops.append(Op(where, kind, _short(name), microseconds / 1e3 / steps))
+    return sorted(ops, key=lambda op: -op.ms)
+
+
+def _by_kind(profile: Profile) -> dict[str, float]:
+    kinds: dict[str, float] = {}
+    for op in profile.ops:
+        kinds[op.kind] = kinds.get(op.kind, 0.0) + op.ms
+    return kinds
+
+
+def _short(name: str) -> str:
+    """An op's name without the loops and tapes around it."""
+    outer = ("while", "body", "cond", "gradient_tape")
+    return "/".join(p for p in name.split("/") if p not in outer and not p.startswith("_"))
+
+
+def _tool(traces: list[str], tool: str) -> Any:
+    from xprof.convert import raw_to_tool_data
+
+    with _quiet():
+        data, _ = raw_to_tool_data.xspace_to_tool_data(traces, tool, {})
+    if data is None:  # no trace, or none that can be read
+        names = ", ".join(os.path.basename(trace) for trace in traces) or "no trace"
+        raise UserError(
+            f"The newest profile cannot be read (it holds {names}): was the run killed while it "
+            "wrote it? Remove its folder, or profile again."
+        )
+    return json.loads(data)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what C++ writes to stderr from the terminal."""
+    with open(os.devnull, "w") as nowhere:
+        kept = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -1,0 +1,148 @@
+"""`tftpu status WORKDIR`: how a run stands, from its files alone, while it runs or after."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from typing import Any
+
+from tftpu.errors import UserError
+from tftpu.observe import console, writers
+from tftpu.runtime import goodput
+from tftpu.storage import files
+
+# A run writes its account every 10 s; one in a bucket that did not for so long is not running.
+_SILENT = 120.0
+_IN_WORDS = {
+    "starting": "starting: nothing was trained yet",
+    "running": "running",
+    "finished": "finished",
+    "stopped": "stopped by the user: the same command goes on",
+    "preempted": "preempted: the same command goes on",
+    "failed": "ended with an error",
+    "crashed": "crashed, or was killed: the same command goes on",
+}
+
+
+def run(workdirs: list[str], json: bool) -> None:
+    """Prints how each run stands."""
+    found = [status(workdir) for workdir in workdirs]
+    if json:
+        _print_json(found)
+        return
+    print("\n\n".join("\n".join(lines(record)) for record in found))
+
+
+def status(workdir: str) -> dict[str, Any]:
+    """What the files of a workdir say: state, step, rate, time left, checkpoint, metrics, time.
+
+    Raises:
+        UserError: no run has ever started there.
+    """
+    account = goodput.read(workdir)
+    if account is None and not files.is_remote(workdir) and _held(workdir):
+        return {"workdir": workdir, "state": "starting"}
+    if account is None:
+        raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
+    state = account["state"]
+    if state == goodput.RUNNING and not _alive(workdir, account):
+        state = "crashed"
+    facts = ("step", "steps", "examples_per_sec", "eta_seconds", "mfu", "usd", "chips", "restarts")
+    return {
+        "workdir": workdir,
+        **{name: account[name] for name in facts if name in account},
+        "state": state,
+        "process": f"{account['process']} on {account['host']}",
+        "updated": account["updated"],
+        "checkpoints": _checkpoints(workdir),
+        "metrics": _last_metrics(workdir),
+        "goodput": account["goodput"],
+        "wall_seconds": account["wall_seconds"],
+        "seconds": account["seconds"],
+    }
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """A status as people read it."""
+    if record["state"] == "starting":
+        return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
+    ago = console.duration(max(0.0, time.time() - record["updated"]))
+    running = record["state"] == goodput.RUNNING
+    rows = [("state", _IN_WORDS[record["state"]])]
+    rows.append(("process", f"{record['process']}, last heard of {ago} ago"))
+    step, steps = record.get("step", 0), record.get("steps", 0)
+    rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
+    if record.get("examples_per_sec"):
+        speed = f"{writers.format_number(record['examples_per_sec'])} examples/s"
+        speed += f" on {record['chips']} chip(s)" if record.get("chips", 1) > 1 else ""
+        rows.append(("speed", speed + (f", MFU {record['mfu']:.1%}" if "mfu" in record else "")))
+    if running and "eta_seconds" in record:
+        rows.append(("time left", console.duration(record["eta_seconds"])))
+    if "usd" in record:
+        rows.append(("cost", f"${record['usd']:,.2f} so far, list price"))
+    if record["restarts"]:
+        rows.append(("restarts", str(record["restarts"])))
+    checkpoints = record["checkpoints"]
+    kept = "none yet"
+    if checkpoints["steps"]:
+        kept = f"step {checkpoints['steps'][-1]}"
+        if checkpoints["best"]:
+            best = checkpoints["best"]
+            number = writers.format_number(best["value"])
+            kept += f", best {best['metric']} {number} at step {best['step']}"
+    rows.append(("checkpoint", kept))
+    for split, metrics in record["metrics"].items():
+        shown = {k: v for k, v in metrics.items() if k not in (*writers.CURVES_ONLY, "step")}
+        numbers = "  ".join(f"{k} {writers.format_number(v)}" for k, v in shown.items())
+        rows.append((split, f"step {metrics['step']}  {numbers}"))
+    text = [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
+    for index, row in enumerate(goodput.table(record["seconds"])):
+        text.append(f"  {'time' if index == 0 else '':12}{row}")
+    return text
+
+
+def _alive(workdir: str, account: dict[str, Any]) -> bool:
+    """Whether a process works in the workdir: it holds the lock, or was heard of just now."""
+    if files.is_remote(workdir):
+        return time.time() - account["updated"] < _SILENT
+    return _held(workdir)
+
+
+def _held(workdir: str) -> bool:
+    """Whether a process holds the lock of a local workdir."""
+    with contextlib.suppress(OSError), open(os.path.join(workdir, ".lock")) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _checkpoints(workdir: str) -> dict[str, Any]:
+    """The steps of the whole checkpoints, and the best."""
+    folder = files.join(workdir, "checkpoints")
+    steps = sorted(int(name) for name in files.names_in(folder) if name.isdigit())
+    whole = [s for s in steps if files.exists(files.join(folder, str(s), "manifest.json"))]
+    best = None
+    with contextlib.suppress(OSError, ValueError):
+        best = json.loads(files.read(files.join(folder, "best")))
+    return {"steps": whole, "best": best}
+
+
+def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
+    """The last line of each split in `metrics.jsonl`."""
+    path = files.join(workdir, "metrics.jsonl")
+    last: dict[str, dict[str, float]] = {}
+    if not files.exists(path):
+        return last
+    for line in files.read(path).decode().splitlines():
+        with contextlib.suppress(ValueError):  # a line that is being written
+            record = json.loads(line)
+            record.pop("time", None)
+            last[record.pop("split")] = record
+    return last
+
+
+def _print_json(found: list[dict[str, Any]]) -> None:
+    print(json.dumps(found if len(found) > 1 else found[0], indent=2))

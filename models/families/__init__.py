@@ -1,0 +1,1 @@
+"""The model families of the zoo, one file each."""

@@ -1,0 +1,135 @@
+"""BERT: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805). Encoder-only, post-norm."""
+
+import keras
+from keras import layers, ops
+
+from tftpu.models.layers.gelu import gelu
+from tftpu.models.layers.self_attention import SelfAttention
+from tftpu.models.layers.token_model import TokenModel, token_inputs
+from tftpu.models.sizes import BERT
+
+
+def build(config: BERT) -> keras.Model:
+    """An encoder of token ids (batch, time), int32, with one of two heads.
+
+    "masked_lm" gives logits (batch, time, vocabulary), "classes" logits (batch, classes) from the
+    first token. Besides the features of `TokenModel` it takes "types" (batch, time), int32: 0 in
+    the first of two sentences, 1 in the second; left out, 0. Padding is told by "segments".
+    """
+    inputs = token_inputs("types")
+    embed = layers.Embedding(
+        config.vocabulary, config.width, embeddings_initializer=_init(), name="tokens_embed"
+    )
+    x = embed(inputs["tokens"])  # (batch, time, width)
+    x = PositionsAndTypes(config.context, config.types, name="positions_embed")(
+        x, inputs["positions"], inputs["types"]
+    )
+    x = _norm(x, name="embed_norm")
+    if config.dropout:
+        x = layers.Dropout(config.dropout, name="embed_dropout")(x)
+    borders = [x]
+    for block in range(config.layers):
+        x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
+        borders.append(x)
+    if config.head == "masked_lm":
+        x = _dense(x, config.width, activation=gelu, name="head_transform")
+        x = _norm(x, name="head_norm")
+        logits = TiedHeadWithBias(embed, dtype="float32", name="head")(x)
+    else:
+        x = _dense(x[:, 0], config.width, activation="tanh", name="pool")  # (batch, width)
+        if config.dropout:
+            x = layers.Dropout(config.dropout, name="head_dropout")(x)
+        logits = _dense(x, config.num_classes, dtype="float32", name="head")
+    model = TokenModel(inputs, logits, name=config.name)
+    return model.with_remat(config.remat, borders, inputs["segments"])
+
+
+def _block(x, segments, config: BERT, name: str):
+    y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(x, segments)
+    x = _add_norm(x, y, config, name=f"{name}_norm1")
+    y = _dense(x, 4 * config.width, activation=gelu, name=f"{name}_expand")
+    y = _dense(y, config.width, name=f"{name}_contract")
+    return _add_norm(x, y, config, name=f"{name}_norm2")
+
+
+def _add_norm(x, y, config: BERT, name: str):
+    if config.dropout:
+        y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
+    return _norm(layers.Add(name=f"{name}_add")([x, y]), name)
+
+
+class PositionsAndTypes(layers.Layer):
+    """Adds a learned vector for each position and one for each type of sentence."""
+
+    def __init__(self, context: int, types: int, **kwargs):
+        super().__init__(**kwargs)
+        self.context = context
+        self.types = types
+
+    def build(self, x_shape, positions_shape=None, types_shape=None):
+        width = x_shape[-1]
+        self.position_vectors = self.add_weight(
+            shape=(self.context, width), initializer=_init(), name="positions"
+        )
+        self.type_vectors = self.add_weight(
+            shape=(self.types, width), initializer=_init(), name="types"
+        )
+
+    def call(self, x, positions=None, types=None):
+        time = ops.shape(x)[1]
+        if isinstance(time, int) and time > self.context:
+            raise ValueError(
+                f"A sequence of {time} tokens is longer than the model's context of "
+                f"{self.context}: shorten it, or raise model.context."
+            )
+        if positions is None:
+            x = x + self.position_vectors[:time]
+        else:
+            x = x + ops.take(self.position_vectors, positions, axis=0)
+        if types is None:
+            return x + self.type_vectors[0]
+        return x + ops.take(self.type_vectors, types, axis=0)
+
+    def compute_output_shape(self, x_shape, positions_shape=None, types_shape=None):
+        return x_shape
+
+    def get_config(self):
+        return {**super().get_config(), "context": self.context, "types": self.types}
+
+
+class TiedHeadWithBias(layers.Layer):
+    """Logits by the token embedding's own matrix, and a bias for each token, in float32."""
+
+    def __init__(self, embedding: layers.Embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def build(self, input_shape):
+        self.bias = self.add_weight(
+            shape=(self.embedding.input_dim,), initializer="zeros", name="bias"
+        )
+
+    def call(self, x):
+        matrix = ops.cast(self.embedding.embeddings, x.dtype)
+        return ops.matmul(x, ops.transpose(matrix)) + self.bias
+
+    def get_config(self):
+        embedding = keras.saving.serialize_keras_object(self.embedding)
+        return {**super().get_config(), "embedding": embedding}
+
+    @classmethod
+    def from_config(cls, config):
+        config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
+        return cls(**config)
+
+
+def _dense(x, units: int, **options):
+    return layers.Dense(units, kernel_initializer=_init(), **options)(x)
+
+
+def _norm(x, name: str):
+    return layers.LayerNormalization(epsilon=1e-12, name=name)(x)
+
+
+def _init():
+    return keras.initializers.TruncatedNormal(stddev=0.02)

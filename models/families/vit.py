@@ -1,0 +1,131 @@
+"""Vision Transformer: Dosovitskiy et al. 2020 (https://arxiv.org/abs/2010.11929).
+
+With `pooling="mean"` the plainer variant of Beyer et al. 2022 (https://arxiv.org/abs/2205.01580):
+no class token, fixed sine and cosine positions, the mean over patches.
+"""
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tftpu.models.layers.gelu import gelu
+from tftpu.models.layers.remat import BlockModel
+from tftpu.models.layers.self_attention import SelfAttention
+from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.models.sizes import ViT
+
+
+def build(config: ViT) -> keras.Model:
+    """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
+    images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
+    x = layers.Conv2D(
+        config.width,
+        config.patch,
+        strides=config.patch,
+        kernel_initializer=keras.initializers.LecunNormal(),
+        name="patches",
+    )(images)
+    side = config.image_size // config.patch
+    x = layers.Reshape((side * side, config.width), name="flatten")(x)  # (batch, time, width)
+    if config.pooling == "token":
+        x = ClassToken(name="class_token")(x)
+        x = LearnedPositions(name="positions")(x)
+    else:
+        x = FixedPositions(side, name="positions")(x)
+    if config.dropout:
+        x = layers.Dropout(config.dropout, name="embed_dropout")(x)
+    borders = [x]
+    for block in range(config.layers):
+        # The deeper the block, the more often it is dropped.
+        drop = config.stochastic_depth * block / max(config.layers - 1, 1)
+        x = _block(x, drop, config, name=f"block{block + 1}")
+        borders.append(x)
+    x = layers.LayerNormalization(epsilon=1e-6, name="final_norm")(x)
+    if config.pooling == "token":
+        x = x[:, 0]
+    else:
+        x = layers.GlobalAveragePooling1D(name="pool")(x)
+    # Logits that start at zero, as the paper has them; float32, or the softmax loses too much.
+    head = layers.Dense(
+        config.num_classes, kernel_initializer="zeros", dtype="float32", name="head"
+    )
+    model = BlockModel(images, head(x), name=config.name)
+    return model.with_remat(config.remat, borders)
+
+
+def _block(x, drop: float, config: ViT, name: str):
+    y = layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x)
+    y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(y)
+    x = _add(x, y, drop, config, name=f"{name}_add1")
+    y = layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x)
+    y = layers.Dense(4 * config.width, activation=gelu, name=f"{name}_expand")(y)
+    y = layers.Dense(config.width, name=f"{name}_contract")(y)
+    return _add(x, y, drop, config, name=f"{name}_add2")
+
+
+def _add(x, y, drop: float, config: ViT, name: str):
+    if config.dropout:
+        y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
+    if drop:
+        y = StochasticDepth(drop, name=f"{name}_drop")(y)
+    return layers.Add(name=name)([x, y])
+
+
+class ClassToken(layers.Layer):
+    """Puts a learned token before the others; the head reads it alone."""
+
+    def build(self, input_shape):
+        self.token = self.add_weight(
+            shape=(1, 1, input_shape[-1]), initializer="zeros", name="token"
+        )
+
+    def call(self, x):
+        return ops.concatenate(
+            [ops.broadcast_to(self.token, (ops.shape(x)[0], 1, x.shape[-1])), x], 1
+        )
+
+    def compute_output_shape(self, input_shape):
+        batch, time, width = input_shape
+        return (batch, time + 1, width)
+
+
+class LearnedPositions(layers.Layer):
+    """Adds a learned vector for each position."""
+
+    def build(self, input_shape):
+        self.positions = self.add_weight(
+            shape=input_shape[1:],
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            name="positions",
+        )
+
+    def call(self, x):
+        return x + self.positions
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+class FixedPositions(layers.Layer):
+    """Adds sines and cosines of the row and the column of a patch, in a quarter of the width each.
+
+    Args:
+        side: patches in a row, and rows.
+    """
+
+    def __init__(self, side: int, **kwargs):
+        super().__init__(**kwargs)
+        self.side = side
+
+    def call(self, x):
+        quarter = x.shape[-1] // 4
+        frequency = 1e4 ** -(np.arange(quarter) / max(quarter - 1, 1))
+        row, column = np.mgrid[: self.side, : self.side].reshape(2, -1, 1) * frequency
+        waves = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
+        return x + ops.convert_to_tensor(np.concatenate(waves, -1), x.dtype)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "side": self.side}

@@ -1,0 +1,218 @@
+"""The layouts of Hugging Face Transformers, as its checkpoints have them on disk.
+
+PyTorch keeps a dense kernel as (out, in) and a convolution's as (out, in, height, width), where
+Keras has (in, out) and (height, width, in, out). GPT-2 alone has (in, out) there, too.
+"""
+
+import re
+
+from tftpu.models import sizes
+from tftpu.models.weights.layouts.entry import Entry, Layout, joined, same, transposed
+
+
+def layout(config: sizes.Model) -> list[Entry] | None:
+    """Where each variable of a model lies; None: Transformers has no such model."""
+    family = _LAYOUTS.get(type(config))
+    if family is None or (isinstance(config, sizes.ViT) and config.pooling != "token"):
+        return None
+    return list(family(config))
+
+
+def known_names(config: sizes.Model, names: list[str]) -> dict[str, str]:
+    """The names of `layout` for those of a file, where that has them in an older or bare form.
+
+    Without a head, or in the first checkpoints, the name of the model does not stand before each;
+    the first BERTs have gamma and beta for weight and bias.
+    """
+    prefix = _PREFIXES[type(config)]
+    bare = not any(name.startswith(prefix) for name in names)
+    heads = ("lm_head.", "classifier.", "cls.")
+
+    def known(name):
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        return f"{prefix}{name}" if bare and not name.startswith(heads) else name
+
+    return {known(name): name for name in names}
+
+
+def is_duplicate(config: sizes.Model, name: str) -> bool:
+    """Whether an array of a file holds nothing that the model lacks: buffers, and tied heads."""
+    tied = isinstance(config, sizes.GPT) or getattr(config, "tied", False)
+    return bool(
+        re.search(r"num_batches_tracked$|position_ids$|rotary_emb\.inv_freq$", name)
+        or re.search(r"\.attn\.(bias|masked_bias)$", name)
+        or re.match(r"cls\.predictions\.decoder\.", name)
+        or (tied and name == "lm_head.weight")
+    )
+
+
+def _gpt(config: sizes.GPT) -> Layout:
+    yield same("tokens_embed/embeddings", "transformer.wte.weight")
+    yield same("positions_embed/positions", "transformer.wpe.weight")
+    for block in range(config.layers):
+        ours, theirs = f"block{block + 1}", f"transformer.h.{block}"
+        yield from _norm(f"{ours}_norm1", f"{theirs}.ln_1")
+        yield from _norm(f"{ours}_norm2", f"{theirs}.ln_2")
+        for layer, name in (
+            ("attention/qkv", "attn.c_attn"),
+            ("attention/out", "attn.c_proj"),
+            ("expand", "mlp.c_fc"),
+            ("contract", "mlp.c_proj"),
+        ):
+            yield same(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight")
+            yield same(f"{ours}_{layer}/bias", f"{theirs}.{name}.bias")
+    yield from _norm("final_norm", "transformer.ln_f")
+
+
+def _llama(config: sizes.Llama) -> Layout:
+    yield same("tokens_embed/embeddings", "model.embed_tokens.weight")
+    for block in range(config.layers):
+        ours, theirs = f"block{block + 1}", f"model.layers.{block}"
+        yield same(f"{ours}_norm1/scale", f"{theirs}.input_layernorm.weight")
+        yield same(f"{ours}_norm2/scale", f"{theirs}.post_attention_layernorm.weight")
+        for layer, name in (
+            ("attention/query", "self_attn.q_proj"),
+            ("attention/key", "self_attn.k_proj"),
+            ("attention/value", "self_attn.v_proj"),
+            ("attention/out", "self_attn.o_proj"),
+            ("gate", "mlp.gate_proj"),
+            ("expand", "mlp.up_proj"),
+            ("contract", "mlp.down_proj"),
+        ):
+            yield transposed(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight", (1, 0))
+    yield same("final_norm/scale", "model.norm.weight")
+    if not config.tied:
+        yield transposed("head/kernel", "lm_head.weight", (1, 0))
+
+
+def _bert(config: sizes.BERT) -> Layout:
+    embed = "bert.embeddings"
+    yield same("tokens_embed/embeddings", f"{embed}.word_embeddings.weight")
+    yield same("positions_embed/positions", f"{embed}.position_embeddings.weight")
+    yield same("positions_embed/types", f"{embed}.token_type_embeddings.weight")
+    yield from _norm("embed_norm", f"{embed}.LayerNorm")
+    for block in range(config.layers):
+        ours, theirs = f"block{block + 1}", f"bert.encoder.layer.{block}"
+        yield from _joined_qkv(f"{ours}_attention", f"{theirs}.attention.self")
+        yield from _dense(f"{ours}_attention/out", f"{theirs}.attention.output.dense")
+        yield from _norm(f"{ours}_norm1", f"{theirs}.attention.output.LayerNorm")
+        yield from _dense(f"{ours}_expand", f"{theirs}.intermediate.dense")
+        yield from _dense(f"{ours}_contract", f"{theirs}.output.dense")
+        yield from _norm(f"{ours}_norm2", f"{theirs}.output.LayerNorm")
+    if config.head == "masked_lm":
+        yield from _dense("head_transform", "cls.predictions.transform.dense")
+        yield from _norm("head_norm", "cls.predictions.transform.LayerNorm")
+        yield same("head/bias", "cls.predictions.bias")
+    else:
+        yield from _dense("pool", "bert.pooler.dense")
+        yield from _dense("head", "classifier")
+
+
+def _vit(config: sizes.ViT) -> Layout:
+    embed = "vit.embeddings"
+    yield from _conv("patches", f"{embed}.patch_embeddings.projection")
+    yield same("class_token/token", f"{embed}.cls_token")
+    yield Entry(
+        "positions/positions",
+        (f"{embed}.position_embeddings",),
+        lambda array: array[0],  # (1, time, width)
+        lambda value: (value[None],),
+    )
+    for block in range(config.layers):
+        ours, theirs = f"block{block + 1}", f"vit.encoder.layer.{block}"
+        yield from _norm(f"{ours}_norm1", f"{theirs}.layernorm_before")
+        yield from _joined_qkv(f"{ours}_attention", f"{theirs}.attention.attention")
+        yield from _dense(f"{ours}_attention/out", f"{theirs}.attention.output.dense")
+        yield from _norm(f"{ours}_norm2", f"{theirs}.layernorm_after")
+        yield from _dense(f"{ours}_expand", f"{theirs}.intermediate.dense")
+        yield from _dense(f"{ours}_contract", f"{theirs}.output.dense")
+    yield from _norm("final_norm", "vit.layernorm")
+    yield from _dense("head", "classifier")
+
+
+def _convnext(config: sizes.ConvNeXt) -> Layout:
+    yield from _conv("stem_conv", "convnext.embeddings.patch_embeddings")
+    yield from _norm("stem_norm", "convnext.embeddings.layernorm")
+    for stage, blocks in enumerate(config.blocks):
+        theirs = f"convnext.encoder.stages.{stage}"
+        if stage > 0:
+            yield from _norm(f"stage{stage + 1}_norm", f"{theirs}.downsampling_layer.0")
+            yield from _conv(f"stage{stage + 1}_conv", f"{theirs}.downsampling_layer.1")
+        for block in range(blocks):
+            ours = f"stage{stage + 1}_block{block + 1}"
+            layer = f"{theirs}.layers.{block}"
+            # (channels, 1, height, width) and (height, width, channels, 1)
+            yield transposed(f"{ours}_depthwise/kernel", f"{layer}.dwconv.weight", (2, 3, 0, 1))
+            yield same(f"{ours}_depthwise/bias", f"{layer}.dwconv.bias")
+            yield from _norm(f"{ours}_norm", f"{layer}.layernorm")
+            yield from _dense(f"{ours}_expand", f"{layer}.pwconv1")
+            yield from _dense(f"{ours}_contract", f"{layer}.pwconv2")
+            if config.layer_scale:
+                yield same(f"{ours}_layer_scale/scale", f"{layer}.layer_scale_parameter")
+    yield from _norm("head_norm", "convnext.layernorm")
+    yield from _dense("head", "classifier")
+
+
+def _resnet(config: sizes.ResNet) -> Layout:
+    yield from _conv_norm("stem", "resnet.embedder.embedder")
+    branch = ("reduce", "conv", "expand") if config.bottleneck else ("conv1", "conv2")
+    out = 4 if config.bottleneck else 1
+    channels = config.width
+    for stage, blocks in enumerate(config.blocks):
+        width = config.width * 2**stage
+        for block in range(blocks):
+            ours = f"stage{stage + 1}_block{block + 1}"
+            theirs = f"resnet.encoder.stages.{stage}.layers.{block}"
+            for index, name in enumerate(branch):
+                yield from _conv_norm(f"{ours}_{name}", f"{theirs}.layer.{index}")
+            if channels != out * width or (stage > 0 and block == 0):
+                yield from _conv_norm(f"{ours}_project", f"{theirs}.shortcut")
+            channels = out * width
+    yield from _dense("head", "classifier.1")
+
+
+def _norm(ours: str, theirs: str) -> Layout:
+    yield same(f"{ours}/gamma", f"{theirs}.weight")
+    yield same(f"{ours}/beta", f"{theirs}.bias")
+
+
+def _dense(ours: str, theirs: str) -> Layout:
+    yield transposed(f"{ours}/kernel", f"{theirs}.weight", (1, 0))
+    yield same(f"{ours}/bias", f"{theirs}.bias")
+
+
+def _joined_qkv(ours: str, theirs: str) -> Layout:
+    """Queries, keys and values, which are one matrix here and three there."""
+    parts = [f"{theirs}.{name}" for name in ("query", "key", "value")]
+    yield joined(f"{ours}/qkv/kernel", [f"{part}.weight" for part in parts], transpose=True)
+    yield joined(f"{ours}/qkv/bias", [f"{part}.bias" for part in parts], transpose=False)
+
+
+def _conv(ours: str, theirs: str) -> Layout:
+    yield transposed(f"{ours}/kernel", f"{theirs}.weight", (2, 3, 1, 0))
+    yield same(f"{ours}/bias", f"{theirs}.bias")
+
+
+def _conv_norm(ours: str, theirs: str) -> Layout:
+    yield transposed(f"{ours}_conv/kernel", f"{theirs}.convolution.weight", (2, 3, 1, 0))
+    yield from _norm(f"{ours}_norm", f"{theirs}.normalization")
+    yield same(f"{ours}_norm/moving_mean", f"{theirs}.normalization.running_mean")
+    yield same(f"{ours}_norm/moving_variance", f"{theirs}.normalization.running_var")
+
+
+_LAYOUTS = {
+    sizes.ResNet: _resnet,
+    sizes.ConvNeXt: _convnext,
+    sizes.ViT: _vit,
+    sizes.BERT: _bert,
+    sizes.GPT: _gpt,
+    sizes.Llama: _llama,
+}
+_PREFIXES = {
+    sizes.ResNet: "resnet.",
+    sizes.ConvNeXt: "convnext.",
+    sizes.ViT: "vit.",
+    sizes.BERT: "bert.",
+    sizes.GPT: "transformer.",
+    sizes.Llama: "model.",
+}

@@ -1,0 +1,239 @@
+"""Whatever fails in a save, and at whichever operation: a whole checkpoint is there and found."""
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checkpoint.test_store import value_of, variables
+from tests.support.faulty_storage import KilledError, Storage, storage
+from tftpu.checkpoint.store import Best, Checkpoints
+from tftpu.errors import UserError
+from tftpu.storage import files
+
+STATE = {"seen": "so far"}
+
+
+def two_saves(workdir: str) -> Checkpoints:
+    """A workdir with the checkpoints of steps 1, the best, and 2."""
+    checkpoints = Checkpoints(workdir, keep=1)
+    checkpoints.save(1, variables(1), STATE, Best("loss", 1.0))
+    checkpoints.save(2, variables(2), STATE)
+    assert checkpoints.steps() == [1, 2]
+    return checkpoints
+
+
+def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
+    """What another process finds there."""
+    found = Checkpoints(workdir, keep=1)
+    target = variables(0)
+    restored = found.restore(target)
+    assert restored.step in allowed
+    assert value_of(target) == int(target["step"][0].numpy()) == restored.step
+    assert restored.state == STATE
+    assert found.restore(variables(0), found.best()).step == found.best()
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request, tmp_path):
+    """Fresh workdirs in a folder (in memory, where fsync is free), or by TensorFlow's gfile."""
+    if request.param == "bucket":
+        with storage():
+            yield lambda n: f"ram://{tmp_path.name}-{n}"
+        return
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield lambda n: os.path.join(folder, str(n))
+
+
+@pytest.mark.parametrize("how", ["EIO", "ENOSPC", "EROFS", "kill", "torn"])
+def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
+    for n in itertools.count(1):
+        workdir = place(n)
+        checkpoints = two_saves(workdir)
+        with storage(n, how) as faulty, contextlib.suppress(KilledError):
+            checkpoints.save(3, variables(3), STATE, Best("loss", 0.5))
+            checkpoints.wait()
+        failure = checkpoints.take_failure()
+        if not faulty.reached:
+            break
+        check_whole(workdir, (2, 3))
+        if how in ("kill", "torn"):
+            checkpoints = Checkpoints(workdir, keep=1)  # the next process
+        elif failure is not None:
+            assert failure.step == 3
+        # The next save works, and clears away what the failed one left.
+        checkpoints.save(4, variables(4), STATE)
+        assert checkpoints.steps()[-1] == 4
+        check_whole(workdir, (4,))
+        kept = {str(checkpoints.best()), "4", "best"}
+        assert set(files.names_in(checkpoints.folder)) == kept
+    assert n > 20
+    assert checkpoints.steps() == [3]
+
+
+def test_half_a_write_is_no_checkpoint(tmp_path):
+    """That the comparison can fail: without the manifest's checksums the torn one is taken."""
+    checkpoints = two_saves(str(tmp_path))
+    model = tmp_path / "checkpoints/2/model.safetensors"
+    model.write_bytes(model.read_bytes()[:-4] + bytes(4))
+    target = variables(0)
+    assert Checkpoints(str(tmp_path)).restore(target).step == 1
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path, caplog):
+    """The clock and the waits are real, shortened: 503 until the third part of a second."""
+    monkeypatch.setattr(files, "_FIRST_WAIT", 0.02)
+    healthy = Storage()
+    answers = iter([tf.errors.UnavailableError(None, None, "Error code 503")] * 6)
+
+    def busy(operation, path, function, *args, **keywords):
+        for error in answers:
+            raise error
+        return healthy(operation, path, function, *args, **keywords)
+
+    monkeypatch.setattr(files, "_operate", busy)
+    checkpoints = Checkpoints(f"ram://{tmp_path.name}")
+    drawn = random.getstate()
+    with caplog.at_level(logging.WARNING):
+        checkpoints.save(1, variables(1), STATE)
+        checkpoints.wait()
+    assert random.getstate() == drawn  # Keras seeds the weights of a model from this generator
+    assert checkpoints.take_failure() is None
+    assert checkpoints.restore(variables(0)).step == 1
+    assert caplog.text.count("trying again") == 6
+
+
+def test_a_bucket_that_stays_away_fails_the_save_with_its_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(files, "RETRY_SECONDS", 0.1)
+
+    def away(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "Error code 503")
+
+    checkpoints = Checkpoints(f"ram://{tmp_path.name}")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_operate", away)
+        checkpoints.save(1, variables(1), STATE)
+        checkpoints.wait()
+    assert "Error code 503" in checkpoints.take_failure().reason
+    assert checkpoints.take_failure() is None
+    assert checkpoints.steps() == []
+
+
+def test_a_real_limit_on_the_size_of_files_fails_the_save_alone(tmp_path):
+    """Not injected: the kernel refuses to write more, half-way through a file."""
+    code = (
+        "import resource, signal, sys, logging\n"
+        "from tests.checkpoint.test_store import variables\n"
+        "from tftpu.checkpoint.store import Checkpoints\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "checkpoints = Checkpoints(sys.argv[1])\n"
+        "checkpoints.save(1, variables(1), {})\n"
+        "checkpoints.wait()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
+        "checkpoints.save(2, variables(2, (1000, 200)), {})\n"
+        "checkpoints.wait()\n"
+        "print(checkpoints.take_failure(), checkpoints.steps())\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "Failure(step=2, reason='File too large') [1]\n"
+    assert not (tmp_path / "checkpoints/2").exists()
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 500_000
+
+
+def test_a_broken_checkpoint_does_not_push_out_the_whole_ones(tmp_path):
+    """With keep=1, a broken checkpoint of a later step must not count as the one to keep."""
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    for step in (1, 9):
+        checkpoints.keep = 2
+        checkpoints.save(step, variables(step), STATE)
+    checkpoints.wait()
+    (tmp_path / "checkpoints/9/model.safetensors").write_bytes(b"")
+    again = Checkpoints(str(tmp_path), keep=1)
+    assert again.restore(variables(0)).step == 1
+    again.save(5, variables(5), STATE)
+    again.wait()
+    check_target = variables(0)
+    assert Checkpoints(str(tmp_path)).restore(check_target).step == 5
+    again.save(9, variables(9), STATE)  # the run comes to it again
+    assert again.steps() == [9]
+    check_target = variables(0)
+    assert Checkpoints(str(tmp_path)).restore(check_target).step == 9
+    assert value_of(check_target) == 9
+
+
+def test_a_best_checkpoint_that_is_broken_is_no_reason_to_remove_the_others(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(1, variables(1), STATE, Best("loss", 0.5))
+    checkpoints.save(2, variables(2), STATE)
+    checkpoints.wait()
+    (tmp_path / "checkpoints/1/model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"step 1 in .* there are 2. Remove .*/best to take"):
+        checkpoints.restore(variables(0), checkpoints.best())
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path):
+    two_saves(str(tmp_path))
+    for step in (1, 2):
+        (tmp_path / f"checkpoints/{step}/model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"No checkpoint in .* is whole \(there is 2; 1\)"):
+        Checkpoints(str(tmp_path)).restore(variables(0))
+
+
+def test_the_variables_may_change_while_they_are_written(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(str(tmp_path))
+    saved = variables(1, shape=(500, 500))
+    changed = threading.Event()
+
+    def held_up(operation, path, function, *args, **keywords):
+        assert changed.wait(60)
+        return function(*args, **keywords)
+
+    monkeypatch.setattr(files, "_operate", held_up)
+    checkpoints.save(1, saved, STATE)
+    for variable in [*saved["model"], *saved["step"]]:
+        variable.assign(tf.fill(variable.shape, tf.constant(7, variable.dtype)))
+    changed.set()
+    checkpoints.wait()
+    assert value_of(saved) == 7
+    target = variables(0, shape=(500, 500))
+    checkpoints.restore(target)
+    assert (target["model"][0].numpy() == np.float32(1)).all()
+
+
+def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(str(tmp_path))
+    under_way = []
+
+    def watch(operation, path, function, *args, **keywords):
+        under_way.append(path)
+        return function(*args, **keywords)
+
+    monkeypatch.setattr(files, "_operate", watch)
+    for step in range(1, 6):
+        checkpoints.save(step, variables(step), STATE)
+    checkpoints.wait()
+    order = [int(str(path).split("checkpoints/")[1].split("/")[0]) for path in under_way
+             if str(path).endswith("state.json")]  # fmt: skip
+    assert order == sorted(order)
+    assert checkpoints.steps() == [3, 4, 5]
+
+
+def test_keep_every_keeps_the_multiples(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), keep=2, keep_every=10)
+    for step in range(5, 45, 5):
+        checkpoints.save(step, variables(step), STATE)
+    assert checkpoints.steps() == [10, 20, 30, 35, 40]

@@ -1,0 +1,70 @@
+"""What `connect` connects to, and what it says when it cannot."""
+
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tftpu.engines.tensorflow import cluster
+from tftpu.errors import UserError
+
+
+def test_without_accelerators_auto_is_the_cpu(monkeypatch):
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    strategy = tftpu.connect()
+    assert strategy.num_replicas_in_sync == 1
+    assert not isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_replicas_split_the_cpu(count):
+    assert tftpu.connect(virtual_devices=count).num_replicas_in_sync == count
+
+
+def test_more_replicas_than_were_set_up_is_a_sentence():
+    tf.config.list_logical_devices()
+    with pytest.raises(UserError, match=r"call tftpu.connect\(\) before"):
+        tftpu.connect(virtual_devices=9)
+
+
+@pytest.mark.parametrize("name", ["local", "my-tpu"])
+def test_a_forced_tpu_that_is_not_there_is_an_error_with_the_likely_cause(name):
+    with pytest.raises(UserError) as caught:
+        tftpu.connect(tpu=name)
+    assert f"--tpu={name} was asked for" in str(caught.value)
+    assert "is not the TPU's" in str(caught.value)  # plain wheels hold no TPU kernels
+    assert not cluster.has_tpu_kernels()
+
+
+def test_tpu_name_is_what_auto_goes_for(monkeypatch):
+    monkeypatch.setenv("TPU_NAME", "local")
+    assert cluster.find_tpu() == "local"
+    with pytest.raises(UserError, match="--tpu=local"):
+        tftpu.connect()
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"), [("v3-8", 8), ("v5e-4", 4), ("v5litepod-8", 8), ("v5p-8", 4)]
+)
+def test_a_simulated_slice_is_the_real_strategy(name, replicas):
+    strategy = tftpu.simulated_slice(name)
+    assert isinstance(strategy, tf.distribute.TPUStrategy)
+    assert strategy.num_replicas_in_sync == replicas
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    assert type(variable).__name__ == "TPUDistributedVariable"
+
+
+@pytest.mark.parametrize("name", ["v3", "v9-8", "8", "v3-0", "v3-8x"])
+def test_what_is_no_slice_is_refused(name):
+    with pytest.raises(UserError, match=r"is not a TPU slice|There is no"):
+        tftpu.simulated_slice(name)
+
+
+def test_precision_by_name():
+    import keras
+
+    assert tftpu.set_precision("auto") == "float32"
+    tftpu.set_precision("mixed_bfloat16")
+    assert keras.layers.Dense(1).compute_dtype == "bfloat16"
+    with pytest.raises(UserError, match="Did you mean 'mixed_bfloat16'"):
+        tftpu.set_precision("bfloat16")

@@ -1,0 +1,181 @@
+"""Several processes train as one does. On loopback, as the stand-in for the hosts of a pod."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tftpu.checkpoint.store import Checkpoints
+from tftpu.errors import UserError
+from tftpu.runtime import hosts
+
+STEPS = 60
+COMMAND = [
+    *(sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet"),
+    *("--config.model.width=8", f"--config.train.steps={STEPS}"),
+    *("--config.train.steps_per_loop=5", "--config.train.checkpoint_every=10"),
+    *(
+        "--config.train.log_every=5",
+        "--config.train.eval_every=30",
+        "--config.train.ema_momentum=0.9",
+    ),
+]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
+    """A process for each of `count` hosts; their output goes into files beside the workdir."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
+    processes = []
+    for index in range(count):
+        task = {"type": "worker", "index": index}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+        if count > 1:
+            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        with open(workdir.parent / f"output-{index}.txt", "w") as output:
+            processes.append(
+                subprocess.Popen(
+                    [*COMMAND, *flags, f"--workdir={workdir}"],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+            )
+    return processes
+
+
+def wait_for(workdir: Path, step: int, processes: list[subprocess.Popen]) -> None:
+    """Until there is a checkpoint of the step or a later one."""
+    while (Checkpoints(str(workdir)).steps() or [0])[-1] < step:
+        if any(process.poll() is not None for process in processes):
+            pytest.fail("\n\n".join(said(workdir)))
+        time.sleep(0.02)
+
+
+def ends(processes: list[subprocess.Popen]) -> list[int]:
+    return [process.wait(timeout=300) for process in processes]
+
+
+def said(workdir: Path) -> list[str]:
+    return [path.read_text() for path in sorted(workdir.parent.glob("output-*.txt"))]
+
+
+def variables(workdir: Path) -> dict[str, bytes]:
+    """All that is in the last checkpoint of a run, to the bit."""
+    folder = workdir / "checkpoints" / str(STEPS)
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def losses(workdir: Path) -> dict[tuple, float]:
+    """The losses that a run wrote down, by step and split."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert len({(line["step"], line["split"]) for line in lines}) == len(lines)
+    return {(line["step"], line["split"]): line["loss"] for line in lines}
+
+
+@pytest.mark.slow
+def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
+    workdir = tmp_path / "hosts/run"
+    workdir.parent.mkdir()
+
+    # One that is asked to stop, and is not the chief: both stop after the same step, saved.
+    processes = start(workdir, 2)
+    wait_for(workdir, 10, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    assert ends(processes) == [75, 75], said(workdir)
+    step = Checkpoints(str(workdir)).steps()[-1]
+    assert step < STEPS
+    assert f"Stopped by another host after step {step}, saved" in said(workdir)[0]
+    assert f"Stopped by SIGTERM after step {step}, saved" in said(workdir)[1]
+
+    # One that is killed: the other ends, too, and says why.
+    processes = start(workdir, 2)
+    wait_for(workdir, step + 10, processes)
+    processes[1].kill()
+    assert ends(processes) == [69, -signal.SIGKILL], said(workdir)
+    assert "Another host of the run was lost" in said(workdir)[0]
+    assert "Traceback" not in said(workdir)[0]
+
+    assert ends(start(workdir, 2)) == [0, 0], said(workdir)
+    assert "Going on from the checkpoint" in said(workdir)[0]
+    assert "Done" not in said(workdir)[1]  # the chief alone reports
+    # Two replicas in one process take the same sums in the same order.
+    alone = tmp_path / "alone/run"
+    alone.parent.mkdir()
+    assert ends(start(alone, 1, "--virtual_devices=2")) == [0], said(alone)
+    assert variables(workdir) == variables(alone)
+    assert losses(workdir) == losses(alone)
+
+
+@pytest.mark.slow
+def test_four_hosts_whose_chief_is_killed_go_on_as_two(tmp_path):
+    """Another number of hosts takes up the same checkpoint."""
+    workdir = tmp_path / "hosts/run"
+    workdir.parent.mkdir()
+    processes = start(workdir, 4)
+    wait_for(workdir, 20, processes)
+    processes[0].kill()
+    codes = ends(processes)
+    assert codes[0] == -signal.SIGKILL
+    assert all(codes), said(workdir)  # TensorFlow itself may end them, with a signal
+    assert ends(start(workdir, 2)) == [0, 0], said(workdir)
+    alone = tmp_path / "alone/run"
+    alone.parent.mkdir()
+    assert ends(start(alone, 1)) == [0], said(alone)
+    # Sums in another order, as of four replicas in one process: rounding, which from some step on
+    # turns a ReLU the other way and then grows with the training.
+    found, expected = losses(workdir), losses(alone)
+    assert found == pytest.approx(expected, rel=2e-2)
+    early = [key for key in expected if key[0] <= 20]
+    assert [found[key] for key in early] == pytest.approx(
+        [expected[key] for key in early], rel=1e-5
+    )
+
+
+def config(**cluster) -> str:
+    task = {"type": cluster.pop("type", "worker"), "index": cluster.pop("index", 0)}
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (0, 1)),
+        ("{}", (0, 1)),
+        (config(worker=["a:1"]), (0, 1)),
+        (config(worker=["a:1", "b:1"], index=1), (1, 2)),
+        (config(chief=["a:1"], worker=["b:1", "c:1"], index=1), (2, 3)),
+        (config(chief=["a:1"], worker=["b:1"], type="chief"), (0, 2)),
+    ],
+)
+def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert hosts.task() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "cannot be read"),
+        ('{"cluster": {"worker": ["a:1", "b:1"]}}', "cannot be read"),
+        (config(worker=["a:1", "b:1"], index=2), "the task worker 2"),
+        (config(worker=["a:1", "b:1"], ps=["c:1"]), "TF_CONFIG has ps"),
+    ],
+)
+def test_a_tf_config_that_makes_no_sense_is_a_sentence(text, sentence, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(UserError, match=sentence):
+        hosts.task()

@@ -1,0 +1,121 @@
+"""The private interfaces of Keras and TensorFlow still are what tftpu takes them for."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.support.strategies import mlp
+from tftpu.engines.tensorflow import internals
+
+
+def built() -> keras.Model:
+    model = mlp()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="ce")
+    model.compile("adamw", loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    batch = (keras.KerasTensor((8, 6)), keras.KerasTensor((8,), "int64"), keras.KerasTensor((8,)))
+    internals.build(model, batch)
+    return model
+
+
+def test_the_losses_of_a_model():
+    model = built()
+    (term,) = internals.loss_terms(model)
+    assert (term.loss.name, term.weight) == ("ce", 1.0)
+    y, y_pred, w = tf.zeros(8), tf.zeros((8, 4)), tf.ones(8)
+    ((seen_y, seen_pred, seen_w),) = internals.match_losses(model, y, y_pred, w)
+    assert seen_y is y and seen_pred is y_pred and seen_w is w
+    assert internals.loss_terms(model) == [term]
+
+
+def test_the_metrics_of_a_model():
+    model = built()
+    bound = internals.bound_metrics(model)
+    assert [(b.metric.name, b.output, b.weighted) for b in bound] == [
+        ("accuracy", 0, False),
+        ("accuracy", 0, True),
+    ]
+    assert set(internals.metric_results(model)) == {"accuracy", "weighted_accuracy"}
+
+
+def test_the_seed_generators_of_a_model():
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((3,)), dropout])
+    own, everyones = internals.seed_states(model)
+    assert own is dropout.seed_generator.state
+    before = everyones.numpy()
+    keras.random.uniform((1,))
+    assert (everyones.numpy() != before).any()
+
+
+def test_masks_are_found():
+    embedding = keras.layers.Embedding(5, 2, mask_zero=True)
+    mask = internals.keras_mask(embedding(np.array([[0, 1]])))
+    np.testing.assert_array_equal(mask, [[False, True]])
+
+
+def test_what_an_optimizer_overrides():
+    plain = ("SGD", "Adam", "AdamW", "Lamb", "Lion", "Adafactor", "Muon", "RMSprop")
+    for name in plain:
+        assert not internals.overrides_apply(getattr(keras.optimizers, name)())
+    assert internals.overrides_apply(keras.optimizers.Nadam())
+
+
+def test_weight_decay_and_clipping_of_an_optimizer():
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1, clipvalue=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    kernel, bias = (keras.Variable(np.ones(2, np.float32), name=n) for n in ("kernel", "bias"))
+    optimizer.build([kernel, bias])
+    optimizer.learning_rate = 0.5
+    internals.apply_weight_decay(optimizer, [kernel, bias])
+    np.testing.assert_allclose(kernel.numpy(), 0.95)
+    np.testing.assert_array_equal(bias.numpy(), 1.0)
+    np.testing.assert_array_equal(internals.clip(optimizer, [tf.constant([2.0])]), [[0.5]])
+
+
+def test_kernels_tell_what_xla_compiles():
+    assert internals.xla_kernel("MatMul")
+    assert not internals.xla_kernel("StringFormat")
+    assert "CPU" in internals.kernel_devices("MatMul")
+
+
+def test_functions_within_a_graph_are_found():
+    @tf.function
+    def outer(x):
+        return tf.while_loop(lambda i: i < 3, lambda i: tf.bitcast(i, tf.int32) + 1, [x])
+
+    graph = outer.get_concrete_function(tf.constant(0)).graph
+    inner = [
+        op.type
+        for op in graph.get_operations()
+        for body in internals.called_functions(graph, op)
+        for op in body.get_operations()
+    ]
+    assert "Bitcast" in inner and "Less" in inner
+
+
+def test_the_layer_of_an_op():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="mine")])
+    graph = tf.function(model).get_concrete_function(tf.zeros((1, 3))).graph
+    layers = {internals.layer_of(op) for op in graph.get_operations() if op.type == "MatMul"}
+    assert layers == {"mine"}
+
+
+def test_the_history_of_a_callback_list():
+    callbacks = internals.callback_list([], mlp(), 1, 1)
+    assert isinstance(internals.history_of(callbacks), keras.callbacks.History)
+
+
+def test_a_strategy_of_one_device_is_what_preflight_builds_on():
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    assert type(strategy.extended) is internals.OneDeviceExtended
+    for name in ("_num_replicas_in_sync", "_use_merge_call", "_replica_ctx_all_reduce"):
+        assert hasattr(internals.OneDeviceExtended, name)
+
+
+def test_a_sum_over_replicas_lowers_to_that_of_xla():
+    group = np.arange(4, dtype=np.int32)[None]
+    function = tf.function(lambda x: internals.xla_sum(x, group), jit_compile=True)
+    concrete = function.get_concrete_function(tf.TensorSpec((3,)))
+    text = internals.compiler_ir(concrete, "hlo")
+    assert "f32[3]{0} all-reduce(" in text and "replica_groups={{0,1,2,3}}" in text
+    assert isinstance(internals.compiler_ir(concrete, "hlo_serialized"), bytes)

@@ -1,0 +1,157 @@
+"""A checkpoint is taken up on other hardware, in another precision; not by another model."""
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+
+import tftpu
+from tests.support.strategies import mlp, random_batches, relative
+from tftpu.errors import UserError
+from tftpu.input_pipelines.reading.epochs import Training
+
+HALF, STEPS = 10, 20
+
+
+def trainer(workdir, replicas: int = 1, policy: str = "float32", optimizer=None, model=None):
+    keras.config.set_dtype_policy(policy)
+    with tftpu.connect(virtual_devices=replicas).scope():
+        model = model() if model else mlp()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer or keras.optimizers.AdamW(0.01), loss)
+    options = {"steps_per_loop": 5, "log_every": 5, "ema_momentum": 0.9, "verbose": False}
+    return tftpu.Trainer(model, workdir, **options)
+
+
+def fit(trainer: tftpu.Trainer, steps: int) -> tftpu.Trainer:
+    x, y, _ = random_batches(1, 64, False)[0]
+    data = Training(
+        examples=(x, y), global_batch_size=16, seed=4, prepare=lambda batch, seeds: batch
+    )
+    trainer.fit(data, steps)
+    return trainer
+
+
+def weights(trainer: tftpu.Trainer) -> np.ndarray:
+    return np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return weights(fit(trainer(tmp_path_factory.mktemp("whole")), STEPS))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 8), (4, 1)])
+def test_on_another_number_of_replicas_the_run_is_the_same(before, after, whole, tmp_path):
+    fit(trainer(tmp_path, before), HALF)
+    again = fit(trainer(tmp_path, after), STEPS)
+    assert int(again.step.step.numpy()) == STEPS
+    assert relative(weights(again), whole) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("float32", "mixed_bfloat16"),
+        ("mixed_bfloat16", "float32"),
+        ("float32", "mixed_float16"),
+        ("mixed_float16", "mixed_bfloat16"),
+    ],
+)
+def test_in_another_precision_the_run_goes_on(before, after, whole, tmp_path):
+    first = fit(trainer(tmp_path, policy=before), HALF)
+    again = trainer(tmp_path, policy=after)
+    fit(again, HALF)  # has its steps already: only loads
+    assert (weights(again) == weights(first)).all()
+    slots = [v.numpy() for v in again.step.optimizer.variables]
+    assert all(
+        (a == b.numpy()).all() for a, b in zip(slots, first.step.optimizer.variables, strict=True)
+    )
+    fit(again, STEPS)
+    assert relative(weights(again), whole) < 0.05
+
+
+def test_another_optimizer_is_a_sentence_that_lists_the_variables(tmp_path):
+    fit(trainer(tmp_path), HALF)
+    other = trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9))
+    before = weights(other)
+    with pytest.raises(UserError) as caught:
+        fit(other, STEPS)
+    said = str(caught.value)
+    assert "is of another optimizer" in said
+    assert "kernel_momentum" in said
+    assert "is only in the checkpoint" in said
+    assert (weights(other) == before).all()
+
+
+def test_optimizers_with_slots_of_the_same_shapes_are_told_apart(tmp_path):
+    """By shapes alone the momentum of SGD would be taken for the velocity of RMSprop."""
+    fit(trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9)), HALF)
+    with pytest.raises(UserError, match="is of another optimizer: rm_sprop"):
+        fit(trainer(tmp_path, optimizer=keras.optimizers.RMSprop(0.01)), STEPS)
+
+
+def test_another_model_is_a_sentence_that_lists_what_differs_alone(tmp_path):
+    def deeper():
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(16, activation="tanh", name="first"),
+                keras.layers.Dense(16, name="extra"),
+                keras.layers.Dense(4, name="last", dtype="float32"),
+            ]
+        )
+
+    def plain():
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(16, activation="tanh", name="first"),
+                keras.layers.Dense(4, name="last", dtype="float32"),
+            ]
+        )
+
+    fit(trainer(tmp_path, model=plain), HALF)
+    with pytest.raises(UserError) as caught:
+        fit(trainer(tmp_path, model=deeper), STEPS)
+    said = str(caught.value)
+    assert said.count("is not in the checkpoint") == 2
+    assert said.count("/extra/") == 2
+    assert "first" not in said
+    assert "last" not in said
+
+
+def test_the_host_state_holds_what_a_run_needs(tmp_path):
+    import json
+
+    fit(trainer(tmp_path), HALF)
+    state = json.loads((tmp_path / f"checkpoints/{HALF}/state.json").read_text())
+    assert {"seed": 0, "position": HALF, "config": None}.items() <= state.items()
+
+
+@pytest.mark.parametrize("name", ["mine.weights.h5", "mine.safetensors"])
+def test_weights_alone_are_exported_with_the_averages_in_place(name, tmp_path):
+    trained = fit(trainer(tmp_path / "run"), HALF)
+    before = weights(trained)
+    trained.export_weights(tmp_path / name)
+    assert (weights(trained) == before).all()
+    averages = [v.numpy() for v in trained.step.averages]
+    if name.endswith(".h5"):
+        other = mlp()
+        other.load_weights(tmp_path / name)
+        values = [v.numpy() for v in other.trainable_variables]
+    else:
+        arrays = safetensors.numpy.load_file(tmp_path / name)  # the package itself
+        values = [arrays[v.path] for v in trained.model.trainable_variables]
+    for value, average in zip(values, averages, strict=True):
+        assert (value == average).all()
+
+
+def test_the_files_are_those_of_the_safetensors_package(tmp_path):
+    fit(trainer(tmp_path), HALF)
+    path = tmp_path / f"checkpoints/{HALF}/model.safetensors"
+    arrays = safetensors.numpy.load_file(path)
+    assert len(arrays) == 4
+    assert safetensors.numpy.load(safetensors.numpy.save(arrays)).keys() == arrays.keys()
+    assert tf.io.gfile.exists(str(path))

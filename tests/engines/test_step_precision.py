@@ -1,0 +1,101 @@
+"""16-bit policies: the same numbers up to the format's rounding; overflow skips everywhere."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support import stepping
+from tests.support.strategies import mlp, random_batches, relative
+
+STEPS, BATCH = 5, 64
+# The unit roundoff of each format: its significand has 8 or 11 bits.
+ROUNDOFF = {"mixed_bfloat16": 2.0**-8, "mixed_float16": 2.0**-11}
+
+
+def trained(
+    policy: str,
+    count: int,
+    gradient_accumulation_steps: int,
+    batches=None,
+    scale: float | None = None,
+):
+    """(strategy, step, weights before, results) of five steps under a policy."""
+    keras.config.set_dtype_policy(policy)
+    strategy = tftpu.connect(virtual_devices=count)
+    with strategy.scope():
+        model = mlp()
+        before = model.get_weights()
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    batches = batches or random_batches(STEPS, BATCH, False)
+    step = stepping.make_step(
+        strategy, model, batches, gradient_accumulation_steps=gradient_accumulation_steps
+    )
+    if scale is not None:
+        model.optimizer.dynamic_scale.assign(scale)
+    return strategy, step, before, stepping.train(strategy, step, batches)
+
+
+@pytest.mark.parametrize("policy", ROUNDOFF)
+@pytest.mark.parametrize("parts", [(8, 1), (2, 4)], ids=str)
+def test_equals_float32_up_to_rounding(policy, parts):
+    _, exact, before, _ = trained("float32", 1, 1)
+    _, step, _, results = trained(policy, *parts)
+    # Each update is a sum of products of which every factor was rounded: a few roundoffs.
+    for w, e, b in zip(step.model.get_weights(), exact.model.get_weights(), before):
+        assert 0 < relative(w - b, e - b) < 4 * ROUNDOFF[policy]
+    assert np.isfinite([r["loss"] for r in results]).all()
+
+
+@pytest.mark.parametrize("parts", [(4, 1), (2, 4)], ids=str)
+def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale(parts):
+    batches = random_batches(1, BATCH, True)
+    # The last example, of the last replica and the last microbatch: beyond float16's 65,504.
+    batches[0][2][BATCH - 1] = 1e7
+    strategy, step, before, results = trained("mixed_float16", *parts, batches, scale=1024.0)
+    assert results[0]["skipped_steps"] == 1
+    assert float(step.model.optimizer.dynamic_scale.numpy()) == 512.0
+    assert int(step.optimizer.iterations.numpy()) == 0
+    assert int(step.step.numpy()) == 1  # the batch is used up all the same
+    for variable, initial in zip(step.model.trainable_variables, before):
+        for copy in stepping.local_values(strategy, variable):
+            np.testing.assert_array_equal(copy, initial)
+
+
+def test_without_an_overflow_the_same_step_moves_the_weights():
+    _, step, before, results = trained(
+        "mixed_float16", 4, 1, random_batches(1, BATCH, False), scale=1024.0
+    )
+    assert "skipped_steps" not in results[0]
+    assert float(step.model.optimizer.dynamic_scale.numpy()) == 1024.0
+    assert int(step.optimizer.iterations.numpy()) == 1
+    assert relative(step.model.get_weights()[0], before[0]) > 1e-4
+
+
+def test_the_scale_doubles_after_enough_steps_without_overflow():
+    keras.config.set_dtype_policy("mixed_float16")
+    strategy = tftpu.connect(virtual_devices=2)
+    with strategy.scope():
+        model = mlp()
+        inner = keras.optimizers.SGD(0.05)
+        scaler = keras.optimizers.LossScaleOptimizer(inner, 256.0, dynamic_growth_steps=3)
+        model.compile(scaler, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    batches = random_batches(STEPS, BATCH, False)
+    step = stepping.make_step(strategy, model, batches)
+    stepping.train(strategy, step, batches)
+    assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
+    assert int(model.optimizer.step_counter.numpy()) == 2
+
+
+def test_a_loss_that_stays_infinite_at_the_least_scale_ends_the_run():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = mlp()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ((x, y, _),) = random_batches(1, 16, False)
+    batches = tf.data.Dataset.from_tensors((x * np.inf, y))
+    with pytest.raises(tftpu.UserError, match="not finite any more between step 11 and step 15"):
+        tftpu.Trainer(model, steps_per_loop=5, verbose=False).fit(batches, 100)

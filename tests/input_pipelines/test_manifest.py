@@ -1,0 +1,135 @@
+"""A data set of shards: its manifest, its files, its records, against TensorFlow's own readers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import example_proto, manifest, tfrecord
+from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
+
+FEATURES = {
+    "tokens": Feature("uint16", (4,), "raw"),
+    "label": Feature("int32", num_classes=3),
+    "name": Feature("string"),
+}
+
+
+def example(**changes) -> dict:
+    return {"tokens": np.arange(4), "label": 2, "name": "a", **changes}
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path):
+    shard = Shard("a.tfrecord", 300, 1234, "0123abcd", (0, 1000))
+    written = Manifest(str(tmp_path), FEATURES, {"train": (shard,)}, "", {"classes": ["x", "y"]})
+    manifest.write(written)
+    assert manifest.read(str(tmp_path)) == written
+
+
+def test_a_manifest_that_is_missing_or_contradicts_itself_says_so(tmp_path):
+    with pytest.raises(UserError, match=r"dataset\.json is missing"):
+        manifest.read(str(tmp_path))
+    shard = Shard("a.tfrecord", 300, 1234, "", (0,))
+    manifest.write(Manifest(str(tmp_path), FEATURES, {"train": (shard,)}))
+    with pytest.raises(UserError, match="300 examples and 1 offsets: it should have 2"):
+        manifest.read(str(tmp_path))
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read as a manifest"):
+        manifest.read(str(tmp_path))
+
+
+def test_a_split_that_is_not_there_or_empty_says_so(tmp_path):
+    data = Manifest(str(tmp_path), FEATURES, {"train": (Shard("a", 0, 0),)})
+    with pytest.raises(UserError, match="Did you mean 'train'"):
+        data.shards("trian")
+    with pytest.raises(UserError, match="empty"):
+        data.shards("train")
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_tensorflow_reads_what_tfrecord_writes(tmp_path, compression):
+    written = [bytes([i % 256]) * (i % 50) for i in range(600)]
+    shard = tfrecord.write(str(tmp_path / "a.tfrecord"), written, compression)
+    path = str(tmp_path / shard.name)
+    dataset = tf.data.TFRecordDataset(path, compression)
+    assert list(dataset.as_numpy_iterator()) == written
+    assert [record for _, record in tfrecord.records(path, compression)] == written
+    scanned = tfrecord.scan(path, compression)
+    assert (scanned.examples, scanned.bytes, scanned.offsets) == (600, shard.bytes, shard.offsets)
+    assert scanned.crc32c == shard.crc32c
+    for place, offset in enumerate(shard.offsets):
+        with open(path, "rb") as file:
+            file.seek(offset)
+            assert file.read(8) == len(written[place * manifest.INDEX_EVERY]).to_bytes(8, "little")
+
+
+def test_tfrecord_reads_what_tensorflow_writes(tmp_path):
+    path = str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        writer.write(b"one")
+        writer.write(b"two")
+    assert list(tfrecord.records(path)) == [(0, b"one"), (19, b"two")]
+    again = tfrecord.write(str(tmp_path / "b.tfrecord"), [b"one", b"two"])
+    assert (tmp_path / again.name).read_bytes() == (tmp_path / "a.tfrecord").read_bytes()
+
+
+def test_a_corrupt_record_is_named(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    tfrecord.write(str(path), [b"one", b"two", b"three"])
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"two", b"tow"))
+    with pytest.raises(UserError, match=r"a\.tfrecord: record 1 is corrupt: the checksum"):
+        tfrecord.scan(str(path))
+    path.write_bytes(whole[:-2])
+    with pytest.raises(UserError, match=r"a\.tfrecord: record 2 is corrupt: the file ends"):
+        tfrecord.scan(str(path))
+    with pytest.raises(UserError, match=r"b\.tfrecord cannot be read"):
+        tfrecord.scan(str(tmp_path / "b.tfrecord"))
+
+
+def test_an_example_comes_back_as_it_was_encoded():
+    record = example_proto.encode(example(), FEATURES)
+    assert record == example_proto.encode(example(tokens=[0, 1, 2, 3]), FEATURES)
+    parsed = example_proto.parser(FEATURES)(tf.constant([record, record]), tf.constant(["a", "b"]))
+    assert parsed["tokens"].numpy().tolist() == [[0, 1, 2, 3]] * 2
+    assert parsed["label"].numpy().tolist() == [2, 2]
+    assert parsed["name"].numpy().tolist() == [b"a", b"a"]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"label": 3}, "the class 3"),
+        ({"label": -1}, "the class -1"),
+        ({"tokens": [1, 2, 3]}, r"shape \(3,\): it must be \(4,\)"),
+        ({"tokens": [1, 2, 3, 70000]}, "no uint16"),
+        ({"lable": 1}, "Did you mean 'label'"),
+    ],
+)
+def test_an_example_that_does_not_fit_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        example_proto.encode(example(**changes), FEATURES)
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        ({"label": Feature("int32")}, r"class id 'label' is not in \[0, 3\)"),
+        ({"tokens": Feature("uint16", (5,), "raw")}, "'tokens' has not 8 bytes"),
+        ({"label": Feature("float32")}, "Data types don't match"),
+        ({"label": Feature("int32", (2,))}, "label"),
+    ],
+)
+def test_a_record_of_other_features_is_named(other, message):
+    value = example(tokens=np.arange(other.get("tokens", FEATURES["tokens"]).shape[0]), label=7)
+    if "label" in other and other["label"].shape:
+        value["label"] = [1, 2]
+    elif "tokens" in other:
+        value["label"] = 1
+    good = example_proto.encode(example(), FEATURES)
+    bad = example_proto.encode(value, {**FEATURES, **other})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
+        example_proto.parser(FEATURES)(
+            tf.constant([good, bad]), tf.constant(["record 0", "record 1"])
+        )
+    assert "record 1" in str(error.value)

@@ -1,0 +1,116 @@
+"""What reading costs: linear in the shards, flat in the epoch, nothing for what lies before."""
+
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import data_sets
+from tftpu.input_pipelines.formats import tfrecord
+from tftpu.input_pipelines.formats.manifest import INDEX_EVERY
+from tftpu.input_pipelines.reading.shards import Piece, Shards
+
+# Counts what the process opens and reads, with the kernel's own numbers, in a process of its own.
+PROGRAM = """
+import os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+import numpy as np
+from tftpu.input_pipelines import manifest, shards
+
+def read_so_far():
+    return int(open("/proc/self/io").read().split("rchar: ")[1].split()[0])
+
+folder, batch, skipped, steps, turns = sys.argv[1], *map(int, sys.argv[2:])
+source = shards.of_manifest(manifest.read(folder), "train", shuffle=64)
+batches = iter(source.drawn(batch, 0, skipped))
+for turn in range(turns):
+    before = read_so_far()
+    for _ in range(steps):
+        next(batches)
+    resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    print(read_so_far() - before, resident)
+"""
+RECORD = 2000
+FEATURES = {"x": data_sets.Feature("string")}
+
+
+def made(folder: Path, shards: int, records: int) -> Path:
+    folder.mkdir()
+    example = {"x": b"x" * RECORD}
+    data_sets.shards(folder, FEATURES, {"train": [[example] * records] * shards})
+    return folder
+
+
+def costs(folder: Path, batch: int, skipped: int, steps: int, turns: int) -> list[list[int]]:
+    """Bytes read and bytes resident of each turn of so many steps."""
+    numbers = map(str, (batch, skipped, steps, turns))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), *numbers],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+
+
+def test_an_epoch_reads_what_there_is_and_takes_the_same_memory_in_all_five(tmp_path):
+    folder = made(tmp_path / "data", shards=40, records=100)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    turns = costs(folder, batch=40, skipped=0, steps=100, turns=6)
+    read, resident = zip(*turns)
+    # What is read ahead moves from one epoch to the next, and shards at a border are read by two.
+    assert 5.5 * size < sum(read) < 9 * size
+    assert resident[-1] - resident[1] < 30 << 20  # the first fills the windows
+
+
+def test_to_go_on_reads_no_shard_that_lies_before(tmp_path):
+    folder = made(tmp_path / "data", shards=4, records=20 * INDEX_EVERY)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    epoch = 4 * 20 * INDEX_EVERY // 8
+    ((read, _),) = costs(folder, batch=8, skipped=epoch * 9 // 10, steps=1, turns=1)
+    # An index entry's worth and some blocks of each of four lanes; not nine tenths of the epoch.
+    assert read < size / 4
+
+
+class Opened:
+    """How often files of a folder are opened, as the kernel tells (inotify)."""
+
+    def __init__(self, folder: Path):
+        libc = ctypes.CDLL(None)
+        self._events = libc.inotify_init1(os.O_NONBLOCK)
+        assert libc.inotify_add_watch(self._events, str(folder).encode(), 0x20) > 0  # IN_OPEN
+
+    def count(self) -> int:
+        """Since it was asked last."""
+        found = 0
+        while True:
+            try:
+                data = os.read(self._events, 1 << 16)
+            except BlockingIOError:
+                return found
+            while data:
+                data = data[16 + struct.unpack_from("iIII", data)[3] :]
+                found += 1
+
+
+@pytest.mark.parametrize("shards", [10, 100, 1000])
+def test_files_opened_grow_with_the_shards_and_not_with_the_epoch(tmp_path, shards):
+    number, pieces = 0, []
+    for shard in range(shards):
+        written = tfrecord.write(str(tmp_path / str(shard)), [b"x"] * 8)
+        pieces.append(Piece(str(tmp_path / str(shard)), 8, 0, written.offsets, written.bytes))
+        number += 8
+    source = Shards(pieces, shuffle=64)
+    lanes = source.lanes(40).lanes
+    opened = Opened(tmp_path)
+    batches = iter(source.drawn(40, 0, 0))
+    for _ in range(4):
+        for _ in range(number // 40):
+            next(batches)
+        # Once to see that it can be, which may be counted as one with the next, and once to read
+        # it. One at the border of two lanes is opened by both; each lane reads ahead a bit.
+        assert shards - 3 * lanes <= opened.count() <= 2 * shards + 6 * lanes

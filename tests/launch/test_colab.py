@@ -1,0 +1,138 @@
+"""The notebook: executed from a clean kernel, and stored without outputs."""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parent.parent.parent / "launch" / "colab.ipynb"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory) -> nbformat.NotebookNode:
+    """The notebook after a short run, in a folder of its own."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    folder = tmp_path_factory.mktemp("colab")
+    set_parameter(notebook, "STEPS = 900", "STEPS = 60")
+    set_parameter(notebook, 'PREFLIGHT = "v5e-1,v5e-8,v3-8"', 'PREFLIGHT = "v5e-1"')
+    set_parameter(notebook, 'SAVE_TO = ""', f'SAVE_TO = "{folder}/drive"')
+    client = NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute()
+    notebook.metadata["folder"] = str(folder)
+    return notebook
+
+
+def set_parameter(notebook: nbformat.NotebookNode, line: str, replacement: str) -> None:
+    cell = notebook.cells[1]
+    assert line in cell.source
+    cell.source = cell.source.replace(line, replacement)
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    return "\n".join(
+        output.text
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "stream"
+    )
+
+
+def test_it_installs_nothing_where_all_is_there(executed):
+    assert "This is neither Colab nor Kaggle, without a TPU." in text_of(executed)
+    assert "nothing was installed" in text_of(executed)
+
+
+def test_it_shows_what_preflight_found(executed):
+    table = text_of(executed).partition("Preflight: global batch 128")[2]
+    assert "$/1k steps" in table
+    assert "\nv5e-1 " in table
+
+
+def test_it_trains_on_what_is_there(executed):
+    text = text_of(executed)
+    assert "1 replica(s), float32" in text
+    accuracy = float(text.split("'accuracy': ")[1].split("}")[0].split(",")[0])
+    assert accuracy > 0.5  # of ten classes, after 60 steps
+
+
+def test_it_shows_curves(executed):
+    images = [
+        output.data["image/png"]
+        for cell in executed.cells
+        for output in cell.get("outputs", ())
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(images) == 1
+
+
+def test_it_saves_the_run(executed):
+    saved = Path(executed.metadata["folder"]) / "drive"
+    run = Path(executed.metadata["folder"]) / "runs" / "digits_resnet"
+    names = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
+    assert names == {path.relative_to(saved) for path in saved.rglob("*") if path.is_file()}
+    assert (saved / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_it_is_stored_without_outputs():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+class Kernel:
+    """The notebook's kernel, of which only restarts count."""
+
+    restarts = 0
+
+    def do_shutdown(self, restart):
+        self.restarts += restart
+
+
+@pytest.mark.parametrize(
+    ("place", "tpu", "installed", "loaded", "commands"),
+    [
+        # Colab's image for TPUs has no TensorFlow, its others do; Kaggle's has the wrong one.
+        ("COLAB_RELEASE_TAG", True, [], False, ["install tftpu[tpu]"]),
+        ("COLAB_RELEASE_TAG", False, ["tensorflow"], False, ["install tftpu"]),
+        (
+            "KAGGLE_KERNEL_RUN_TYPE",
+            True,
+            ["tensorflow-cpu"],
+            True,
+            ["uninstall --yes tensorflow-cpu tensorflow-tpu", "install tftpu[tpu]"],
+        ),
+        ("KAGGLE_KERNEL_RUN_TYPE", True, ["tensorflow-tpu", "tftpu"], False, []),
+        ("ELSEWHERE", False, [], False, ["install tftpu[cpu]"]),
+        ("ELSEWHERE", False, ["tftpu"], False, ["install tftpu[cpu]"]),
+    ],
+)
+def test_what_it_installs_where(monkeypatch, place, tpu, installed, loaded, commands):
+    cell = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if "def pip(" in c.source)
+    modules = {"tftpu" if name == "tftpu" else "tensorflow" for name in installed}
+    for variable in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "TPU_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(place, "x")
+    if tpu:
+        monkeypatch.setenv("TPU_NAME", "local")
+    found = [types.SimpleNamespace(metadata={"Name": name}) for name in installed]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: found)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    ran = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command[4:]))
+    kernel = Kernel()
+    scope = {"PACKAGE": "tftpu", "get_ipython": lambda: types.SimpleNamespace(kernel=kernel)}
+    exec(cell.source, scope)
+    assert [" ".join(command) for command in ran] == commands
+    assert kernel.restarts == loaded

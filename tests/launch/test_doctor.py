@@ -1,0 +1,467 @@
+"""`tftpu doctor`: each breakage that users meet is laid out on disk, and doctor names it alone."""
+
+import base64
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_google_cloud import SECRET
+from tftpu.launch import main
+from tftpu.launch.commands import doctor
+from tftpu.launch.diagnosis import wheels
+from tftpu.launch.diagnosis.machine import Machine
+
+V5E = "/dev/vfio/0"  # the device file of a chip, from v5e on
+V3 = "/dev/accel0"  # and up to v4
+
+
+class Scratch:
+    """A made-up machine on disk: site-packages as pip leaves them, /dev, /proc, /tmp."""
+
+    def __init__(self, folder: Path):
+        self.site = folder / "site-packages"
+        self.root = folder / "root"
+        self.environ = {"HOME": str(folder), "NO_GCE_CHECK": "true"}
+        self.python = (3, 12)
+        for name, version in (
+            *(("keras", "3.15.1"), ("tensorboard", "2.20.0"), ("setuptools", "80.9.0")),
+            *(("tensorflow-datasets", "4.9.10"), ("importlib_resources", "7.1.0")),
+        ):
+            self.install(name, version)
+
+    def install(self, name: str, version: str) -> None:
+        """What `pip install --no-deps` leaves: files, METADATA and RECORD; the last one wins."""
+        files = {f"{name.replace('-', '_')}/__init__.py": f"# {name} {version}\n"}
+        if name in wheels.WHEELS:
+            files = {
+                "tensorflow/__init__.py": "# the same in all of them\n",
+                "tensorflow/python/__init__.py": "",
+                "tensorflow/python/client.py": f"# {version}\n" + "x = 1\n" * 100,
+                "tensorflow/libtensorflow_framework.so.2": f"{name} {version}".ljust(40) * 1000,
+                "tensorflow/python/build_info.py": f"build = {name!r}\n".ljust(60, "#"),
+            }
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        record = []
+        for path, text in files.items():
+            target = self.site / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+            record.append(f"{path},sha256={digest.decode().rstrip('=')},{len(text)}")
+        (info / "RECORD").write_text("\n".join([*record, f"{info.name}/RECORD,,"]) + "\n")
+
+    def uninstall(self, name: str) -> None:
+        """What `pip uninstall` does: every file of the RECORD goes, whoever wrote it last."""
+        (info,) = self.site.glob(f"{name.replace('-', '_')}-*.dist-info")
+        for line in (info / "RECORD").read_text().splitlines():
+            (self.site / line.split(",")[0]).unlink(missing_ok=True)
+        (info / "METADATA").unlink()
+        info.rmdir()
+
+    def replace(self, name: str, version: str) -> None:
+        self.uninstall(name)
+        self.install(name, version)
+
+    def write(self, path: str, text: str = "") -> Path:
+        file = self.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def examine(self, *buckets: str):
+        machine = Machine((str(self.site),), self.root, self.environ, self.python)
+        return doctor.examine(machine, list(buckets))
+
+    def problem(self, *buckets: str):
+        """The one problem that doctor names."""
+        _, problems = self.examine(*buckets)
+        (problem,) = problems
+        return problem
+
+
+@pytest.fixture
+def scratch(tmp_path) -> Scratch:
+    return Scratch(tmp_path)
+
+
+@pytest.fixture
+def tpu_vm(scratch) -> Scratch:
+    """A v5e TPU VM on which all is well."""
+    scratch.install("tensorflow-tpu", "2.20.0")
+    scratch.install("libtpu", "0.0.14")
+    scratch.write(V5E)
+    return scratch
+
+
+@pytest.fixture
+def laptop(scratch) -> Scratch:
+    """A machine without a TPU on which all is well."""
+    scratch.install("tensorflow-cpu", "2.20.0")
+    return scratch
+
+
+def test_nothing_is_wrong_with_the_right_wheels(tpu_vm):
+    facts, problems = tpu_vm.examine()
+    assert problems == []
+    assert facts["TensorFlow"] == "tensorflow-tpu 2.20.0"
+    assert facts["libtpu"] == "0.0.14"
+    assert facts["TPU"] == "1 chip(s) attached"
+
+
+def test_the_tpu_wheels_without_a_tpu_are_no_mistake(tpu_vm):
+    (tpu_vm.root / V5E.lstrip("/")).unlink()
+    facts, problems = tpu_vm.examine()
+    assert problems == []
+    assert facts["TPU"] == "none attached"
+
+
+def test_nothing_is_wrong_with_a_laptop(laptop):
+    assert laptop.examine()[1] == []
+
+
+@pytest.mark.parametrize("version", ["0.0.14", "0.0.43", "0.0.43.2", "0.0.45"])
+def test_libtpu_that_has_the_symbol(tpu_vm, version):
+    tpu_vm.replace("libtpu", version)
+    assert tpu_vm.examine()[1] == []
+
+
+@pytest.mark.parametrize("version", ["0.0.46", "0.0.51", "0.1", "0.0.13"])
+def test_libtpu_of_which_tensorflow_aborts_at_import(tpu_vm, version):
+    tpu_vm.replace("libtpu", version)
+    problem = tpu_vm.problem()
+    assert problem.name == "libtpu-version"
+    assert problem.command == "pip install 'libtpu==0.0.14'"
+
+
+def test_tensorflow_tpu_without_libtpu(tpu_vm):
+    tpu_vm.uninstall("libtpu")
+    assert tpu_vm.problem().name == "no-libtpu"
+
+
+@pytest.mark.parametrize("other", ["tensorflow", "tensorflow-cpu"])
+def test_a_plain_wheel_installed_over_the_tpu_one(tpu_vm, other):
+    tpu_vm.install(other, "2.20.0")
+    problem = tpu_vm.problem()
+    assert problem.name == "clobbered-wheel"
+    assert f"the files there are {other}'s" in problem.what
+    assert problem.command.startswith(f"pip uninstall -y {other} tensorflow-tpu && pip install ")
+
+
+def test_the_tpu_wheel_installed_over_a_plain_one(scratch):
+    scratch.install("tensorflow", "2.20.0")
+    scratch.install("tensorflow-tpu", "2.20.0")
+    scratch.install("libtpu", "0.0.14")
+    scratch.write(V3)
+    problem = scratch.problem()
+    assert problem.name == "several-wheels"
+    assert "the files there are tensorflow-tpu's" in problem.what
+
+
+def test_two_plain_wheels(laptop):
+    laptop.install("tensorflow", "2.20.0")
+    problem = laptop.problem()
+    assert problem.name == "several-wheels"
+    assert "the files there are tensorflow's" in problem.what
+
+
+def test_a_wheel_broken_by_removing_the_other(tpu_vm):
+    tpu_vm.install("tensorflow", "2.20.0")
+    tpu_vm.uninstall("tensorflow")
+    problem = tpu_vm.problem()
+    assert problem.name == "damaged-wheel"
+    assert problem.command == ("pip install --force-reinstall --no-deps 'tensorflow-tpu==2.20.0'")
+
+
+def test_a_source_file_changed_without_changing_its_size(laptop):
+    file = laptop.site / "tensorflow/python/client.py"
+    file.write_text(file.read_text().replace("x = 1", "x = 2"))
+    assert laptop.problem().name == "damaged-wheel"
+
+
+@pytest.mark.parametrize("device", [V3, V5E])
+def test_a_plain_wheel_on_a_tpu_vm(laptop, device):
+    laptop.write(device)
+    problem = laptop.problem()
+    assert problem.name == "no-tpu-wheel"
+    assert "ConfigureDistributedTPU" in problem.why
+
+
+def test_no_tensorflow(scratch):
+    problem = scratch.problem()
+    assert (problem.name, problem.command) == ("no-tensorflow", "pip install 'tftpu[cpu]'")
+    scratch.write(V5E)
+    assert scratch.problem().command == "pip install 'tftpu[tpu]'"
+
+
+@pytest.mark.parametrize("python", [(3, 10), (3, 14)])
+def test_a_python_without_a_wheel(laptop, python):
+    laptop.python = python
+    assert laptop.problem().name == "python-version"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "name"),
+    [
+        ("setuptools", "82.0.0", "setuptools-version"),
+        ("tensorboard", "2.21.0", "tensorboard-version"),
+        ("tensorboard", None, "no-tensorboard"),
+        ("keras", "3.12.0", "keras-version"),
+        ("keras", "2.15.0", "keras-version"),
+        ("importlib_resources", None, "no-importlib-resources"),
+    ],
+)
+def test_a_package_that_does_not_fit(laptop, package, version, name):
+    laptop.uninstall(package)
+    if version:
+        laptop.install(package, version)
+    assert laptop.problem().name == name
+
+
+def test_the_plugin_that_kills_writes_to_buckets(laptop):
+    laptop.install("tensorflow-io-gcs-filesystem", "0.37.1")
+    assert laptop.problem().name == "gcs-filesystem-plugin"
+
+
+def test_metadata_made_for_a_newer_protobuf(laptop):
+    laptop.install("protobuf", "5.29.6")
+    laptop.install("tensorflow-metadata", "1.17.3")
+    assert laptop.examine()[1] == []
+    laptop.replace("tensorflow-metadata", "1.21.0")
+    assert laptop.problem().name == "tensorflow-metadata-version"
+    laptop.replace("protobuf", "6.31.1")
+    assert laptop.examine()[1] == []
+
+
+def test_tensorflow_2_19_needs_that_plugin(scratch):
+    scratch.install("tensorflow-cpu", "2.19.1")
+    scratch.install("tensorflow-io-gcs-filesystem", "0.37.1")
+    scratch.replace("tensorboard", "2.19.0")
+    assert scratch.examine()[1] == []
+
+
+def test_a_lockfile_that_a_dead_process_left(tpu_vm):
+    tpu_vm.write("/tmp/libtpu_lockfile")
+    problem = tpu_vm.problem()
+    assert (problem.name, problem.command) == ("stale-lockfile", "sudo rm /tmp/libtpu_lockfile")
+
+
+def test_a_lockfile_means_nothing_without_a_tpu(laptop):
+    laptop.write("/tmp/libtpu_lockfile")
+    assert laptop.examine()[1] == []
+
+
+@pytest.mark.parametrize(
+    ("library", "framework"), [("jaxlib/libjax.so", "JAX"), ("_XLAC.so", "torch_xla")]
+)
+def test_another_framework_holds_the_tpu(tpu_vm, library, framework):
+    tpu_vm.write("/tmp/libtpu_lockfile")  # not stale: its process lives
+    tpu_vm.write("/proc/4321/cmdline", "python\0train.py\0")
+    tpu_vm.write("/proc/4321/maps", f"7f00-7f01 r-xp 0 00:00 0 /site-packages/{library}\n")
+    (tpu_vm.root / "proc/4321/fd").mkdir()
+    os.symlink(V5E, tpu_vm.root / "proc/4321/fd/7")
+    problem = tpu_vm.problem()
+    assert (problem.name, problem.command) == ("tpu-held", "kill 4321")
+    assert problem.what == f"Process 4321 (python train.py), which runs {framework}, holds the TPU."
+
+
+@pytest.mark.parametrize(
+    "environ", [{"TPU_NAME": "local"}, {"PJRT_DEVICE": "TPU"}, {"TPU_NAME": "local", "A": "b"}]
+)
+def test_a_tpu_is_asked_for_that_is_not_there(laptop, environ):
+    laptop.environ |= environ
+    problem = laptop.problem()
+    assert problem.name == "no-tpu"
+    assert next(iter(environ)) in problem.command
+
+
+def test_pjrt_is_told_to_leave_the_tpu_out(tpu_vm):
+    tpu_vm.environ["PJRT_DEVICE"] = "CPU"
+    assert tpu_vm.problem().name == "pjrt-device"
+
+
+def test_a_library_path_that_leads_nowhere(tpu_vm):
+    tpu_vm.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] = "/lib/libtpu.so"
+    assert tpu_vm.problem().name == "library-path"
+    tpu_vm.write("/lib/libtpu.so")
+    assert tpu_vm.examine()[1] == []
+
+
+def credentials(scratch: Scratch, **fields: str) -> None:
+    folder = Path(scratch.environ["HOME"]) / ".config" / "gcloud"
+    folder.mkdir(parents=True)
+    text = json.dumps({"refresh_token": SECRET, "client_secret": SECRET, **fields})
+    (folder / "application_default_credentials.json").write_text(text)
+
+
+def test_credentials_without_a_quota_project(laptop):
+    credentials(laptop, type="authorized_user")
+    facts, problems = laptop.examine()
+    assert [problem.name for problem in problems] == ["no-quota-project"]
+    assert "authorized_user" in facts["Credentials"]
+    assert SECRET not in repr((facts, problems))
+
+
+def test_credentials_that_are_whole(laptop):
+    credentials(laptop, type="authorized_user", quota_project_id="p")
+    assert laptop.examine()[1] == []
+
+
+def test_a_variable_that_names_no_credentials_file(laptop):
+    laptop.environ["GOOGLE_APPLICATION_CREDENTIALS"] = "/nowhere/key.json"
+    assert laptop.problem("bucket").name == "credentials-file"
+
+
+def test_a_bucket_without_credentials(laptop):
+    assert laptop.problem("bucket").name == "no-credentials"
+
+
+@pytest.fixture
+def serve():
+    """Starts an HTTP server on loopback that answers by `answers[path] = (status, text)`."""
+    servers = []
+
+    def start(answers: dict[str, tuple[int, str]]) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                status, text = answers.get(self.path.partition("?")[0], (404, "not found"))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+ALL_PERMISSIONS = ["storage.objects.create", "storage.objects.get", "storage.objects.list"]
+
+
+@pytest.mark.parametrize(
+    ("status", "granted", "name"),
+    [
+        (200, ALL_PERMISSIONS, None),
+        (200, ALL_PERMISSIONS[1:], "bucket-permissions"),
+        (404, [], "no-bucket"),
+        (401, [], "bucket-unreachable"),
+    ],
+)
+def test_access_to_the_bucket(laptop, serve, monkeypatch, status, granted, name):
+    path = "/storage/v1/b/mine/iam/testPermissions"
+    host = serve({path: (status, json.dumps({"permissions": granted}))})
+    laptop.environ["STORAGE_EMULATOR_HOST"] = f"http://{host}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{host}")  # the storage client reads it
+    _, problems = laptop.examine("mine")
+    assert [problem.name for problem in problems] == ([name] if name else [])
+
+
+def test_the_metadata_server_says_what_slice_this_is(tpu_vm, serve):
+    attributes = "/computeMetadata/v1/instance/attributes/"
+    del tpu_vm.environ["NO_GCE_CHECK"]
+    tpu_vm.environ["GCE_METADATA_HOST"] = serve(
+        {
+            f"{attributes}accelerator-type": (200, "v5litepod-16"),
+            f"{attributes}worker-network-endpoints": (200, "a:b:10.0.0.1,a:b:10.0.0.2"),
+        }
+    )
+    facts, problems = tpu_vm.examine()
+    assert problems == []
+    assert (facts["Place"], facts["Slice"]) == ("TPU VM", "v5litepod-16, 2 worker(s)")
+    assert facts["Credentials"] == "the machine's own service account"
+
+
+@pytest.mark.parametrize(
+    ("variable", "place"),
+    [("COLAB_RELEASE_TAG", "Colab"), ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle")],
+)
+def test_notebook_services(laptop, variable, place):
+    laptop.environ[variable] = "x"
+    assert laptop.examine()[0]["Place"] == place
+
+
+def test_gke(laptop):
+    laptop.environ |= {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "TPU_WORKER_HOSTNAMES": "a,b,c,d",
+        "TPU_ACCELERATOR_TYPE": "v5p-32",
+    }
+    facts, _ = laptop.examine()
+    assert (facts["Place"], facts["Slice"]) == ("GKE", "v5p-32, 4 worker(s)")
+
+
+def run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess:
+    """The command itself, on this machine."""
+    keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    program = "import sys; from tftpu.launch.main import run; sys.argv[0] = 'tftpu'; run()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "doctor", *flags],
+        capture_output=True,
+        text=True,
+        env={**keep, "NO_GCE_CHECK": "true", **environ},
+        check=False,
+    )
+
+
+def test_this_machine_is_well_and_tensorflow_is_asked_in_a_child():
+    done = run_doctor("--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["problems"]) == (0, []), done.stdout + done.stderr
+    assert report["facts"]["TensorFlow sees"].startswith("CPU; version 2.")
+    assert "without TPU kernels" in report["facts"]["TensorFlow sees"]
+
+
+def test_a_problem_makes_it_exit_with_2_and_show_the_command():
+    done = run_doctor("--workdir=gs://bucket/run", HOME="/nonexistent")
+    assert done.returncode == 2
+    assert "Mend it with:  gcloud auth application-default login" in done.stdout
+    assert done.stderr == "tftpu: doctor found 1 problem(s): no-credentials.\n"
+
+
+def test_an_import_that_aborts_is_reported(tmp_path):
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow/__init__.py").write_text(
+        "import os, sys\n"
+        "print('SomeTpuOp_DoWork not available in this library.', file=sys.stderr, flush=True)\n"
+        "os.abort()\n"
+    )
+    done = run_doctor("--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem["name"] == "tensorflow-fails"
+    assert "signal 6" in problem["what"]
+    assert "lacks SomeTpuOp_DoWork" in problem["why"]
+
+
+def test_it_does_not_import_tensorflow_itself():
+    program = (
+        "import sys\nfrom tftpu.launch import doctor\nfrom tftpu.launch.diagnosis import machine\n"
+        "doctor.examine(machine.Machine(), [])\nassert 'tensorflow' not in sys.modules\n"
+        "assert 'keras' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={"NO_GCE_CHECK": "true"})
+
+
+def test_the_config_names_the_bucket(capsys, monkeypatch):
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    flags = ["--config=digits_resnet", "--config.data.data_dir=gs://mine/data", "--json"]
+    assert main.main(["doctor", *flags]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert "gs://mine," in report["problems"][0]["what"]

@@ -1,0 +1,86 @@
+"""`tftpu preflight`: its mistakes, its files, and the prediction that `tftpu train` shows."""
+
+import json
+
+import pytest
+
+from tftpu.launch import calibrate
+from tftpu.launch import main as command_line
+from tftpu.launch.commands import preflight
+from tftpu.tpu.slices import parse_slice
+
+DIGITS = ("preflight", "--config=digits_resnet")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["preflight"], "needs --config=NAME"),
+        ([*DIGITS, "--slices=v9-8"], "is not a TPU slice"),
+        ([*DIGITS, "--slices=v3-9"], "There is no v3-9"),
+        ([*DIGITS, "--slices="], "No slice was named"),
+        ([*DIGITS, "--slices=,"], "No slice was named"),
+        ([*DIGITS, "--slice=v3-8"], "Did you mean 'slices'?"),
+        ([*DIGITS, "--price=v5e:1"], "--price"),
+        ([*DIGITS, "--json"], "write --json=VALUE"),
+        ([*DIGITS, "--time_limit=0"], "--time_limit is 0"),
+        ([*DIGITS, "--config.train.precision=mixed_float16"], "use mixed_bfloat16"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments, sentence, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and "Traceback" not in said
+
+
+def test_a_slice_that_the_config_cannot_be_shared_by_says_why(tmp_path, capsys):
+    arguments = [*DIGITS, "--slices=v3-32", f"--workdir={tmp_path}"]
+    assert command_line.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "does not compile" in said and "norm_batch=16 does not divide the 4 examples" in said
+
+
+@pytest.mark.compiles
+def test_the_report_lands_in_the_workdir_and_where_json_says(tmp_path, capsys):
+    wanted = tmp_path / "report.json"
+    arguments = [
+        *(*DIGITS, "--slices=v3-8", "--price=v3=4.00", "--explain"),
+        *(f"--workdir={tmp_path / 'run'}", f"--json={wanted}"),
+    ]
+    assert command_line.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "cycles" in said and "by layer" in said and "stage1_block1_conv1_conv" in said
+    report = json.loads(wanted.read_text())
+    assert report == json.loads((tmp_path / "run" / "preflight.json").read_text())
+    (item,) = report["slices"]
+    assert item["usd_per_1000_steps"] == pytest.approx(4 * 4.00 * item["step_ms"] / 3600)
+    # What train then shows beside its own time, if it has as many replicas.
+    assert preflight.prediction(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
+    assert preflight.prediction(str(tmp_path / "run"), 4) == ""
+
+
+def test_there_is_no_prediction_without_a_preflight(tmp_path):
+    assert preflight.prediction(str(tmp_path), 8) == ""
+
+
+def test_the_calibration_rows_are_slices_with_a_source():
+    for row in calibrate.ROWS:
+        assert parse_slice(row.slice).name == row.slice
+        assert row.step_ms > 0 and row.source
+
+
+def test_train_shows_the_prediction_beside_the_measured_step(tmp_path, capsys):
+    items = [
+        {"slice": "v5e-1", "step_ms": 12.34, "replicas": 1},
+        {"slice": "v3-8", "step_ms": 99.0, "replicas": 8},
+        {"slice": "v2-8", "step_ms": None, "replicas": 1},
+    ]
+    (tmp_path / "preflight.json").write_text(json.dumps({"slices": items}))
+    arguments = ["train", "--config=digits_resnet", f"--workdir={tmp_path}"]
+    assert command_line.main([*arguments, "--config.train.steps=80"]) == 0
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if "preflight predicted" in row]
+    assert "v5e-1: 12.3 ms" in line and "v3-8" not in line and "v2-8" not in line

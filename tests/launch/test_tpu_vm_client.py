@@ -1,0 +1,414 @@
+"""`tftpu launch tpu-vm` with Cloud TPU's real client against a service on loopback."""
+
+import sys
+import threading
+
+import grpc
+import pytest
+from google.cloud import tpu_v2
+from google.cloud.tpu_v2.services.tpu import transports
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import status_pb2
+
+from tests.support.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
+from tftpu.launch import main
+from tftpu.launch.cloud import tpu_vm_client
+
+FLAGS = (
+    *("--config=digits_resnet", "--slice=v5e-8", "--zone=us-west4-a", "--project=p"),
+    *("--workdir=gs://b/run", "--yes", "--config.train.steps=5"),
+)
+PARENT = "projects/p/locations/us-west4-a"
+QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
+
+
+class CloudTpu:
+    """A service that keeps its slices, takes each through given states, and fails as told.
+
+    A slice that is ACTIVE runs its startup script to the end, which its report in the bucket
+    tells, unless it is to be preempted.
+    """
+
+    def __init__(self, objects: dict[str, bytes]):
+        self.objects = objects
+        self.requests = []
+        self.slices = {}  # those that cost money: name to the states still to come
+        self.deleted = []
+        self.states = [[*QUEUED, "ACTIVE"]]  # of each slice in turn; the last again and again
+        self.failure = ""
+        self.exit_codes = [0]  # of each run in turn; the last again and again
+        self.ends = {}  # by name of the slice
+        self.faults = {"create": [], "get": [], "delete": []}  # raised in turn, then no more
+        self.loses_answer = False  # of the creation, which is done all the same
+        self.hangs = False  # a run that has no end yet
+
+    def create(self, request):
+        self._fail("create")
+        self.requests.append(request)
+        name = f"{request.parent}/queuedResources/{request.queued_resource_id}"
+        states = self.states.pop(0) if len(self.states) > 1 else list(self.states[0])
+        self.slices[name] = states
+        codes = self.exit_codes
+        self.ends[request.queued_resource_id] = codes.pop(0) if len(codes) > 1 else codes[0]
+        if self.loses_answer:
+            raise Fault(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return self._done(tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource(name=name)))
+
+    def get(self, request):
+        self._fail("get")
+        if request.name not in self.slices:
+            raise Fault(grpc.StatusCode.NOT_FOUND, f"Resource '{request.name}' was not found")
+        states = self.slices[request.name]
+        state = states.pop(0) if len(states) > 1 else states[0]
+        if states == ["ACTIVE"] and not self.hangs:
+            self._run(request.name.rpartition("/")[2])
+        found = {"state": state, "failed_data": {"error": {"message": self.failure}}}
+        return tpu_v2.QueuedResource(
+            name=request.name, state=found if self.failure else {"state": state}
+        )
+
+    def delete(self, request):
+        self._fail("delete")
+        if request.name not in self.slices:
+            raise Fault(grpc.StatusCode.NOT_FOUND, "not found")
+        assert request.force  # a slice that is ACTIVE cannot be deleted without
+        del self.slices[request.name]
+        self.deleted.append(request.name)
+        return self._done(empty_pb2.Empty())
+
+    def _run(self, name: str) -> None:
+        self.objects[f"b/run/launch/{name}/log.txt"] = f"trained on {name}\n".encode()
+        self.objects[f"b/run/launch/{name}/exit_code"] = f"{self.ends[name]}\n".encode()
+
+    def _fail(self, method: str) -> None:
+        if self.faults[method]:
+            raise self.faults[method].pop(0)
+
+    @staticmethod
+    def _done(message) -> operations_pb2.Operation:
+        answer = any_pb2.Any()
+        answer.Pack(message)
+        return operations_pb2.Operation(name="operations/1", done=True, response=answer)
+
+
+UNREACHABLE = Fault(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+
+
+@pytest.fixture
+def service(monkeypatch):
+    objects = {}
+    fake = CloudTpu(objects)
+    operation = operations_pb2.Operation
+    # Looked up at each request, so that a test may change one.
+    methods = {
+        "CreateQueuedResource": (
+            lambda r: fake.create(r),
+            tpu_v2.CreateQueuedResourceRequest,
+            operation,
+        ),
+        "GetQueuedResource": (
+            lambda r: fake.get(r),
+            tpu_v2.GetQueuedResourceRequest,
+            tpu_v2.QueuedResource,
+        ),
+        "DeleteQueuedResource": (
+            lambda r: fake.delete(r),
+            tpu_v2.DeleteQueuedResourceRequest,
+            operation,
+        ),
+    }
+    monkeypatch.setattr(tpu_vm_client, "POLL_S", 0.01)
+    monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 0.3)
+    with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(objects) as host:
+        client = tpu_v2.TpuClient(transport=transports.TpuGrpcTransport(channel=channel))
+        monkeypatch.setattr(tpu_vm_client, "tpu_client", lambda: client)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        yield fake
+
+
+def launch(*flags: str) -> int:
+    return main.main(["launch", "tpu-vm", *FLAGS, *flags])
+
+
+def id_of(service, number: int = 0) -> str:
+    return service.requests[number].queued_resource_id
+
+
+def delete_command(name: str) -> str:
+    return (
+        f"gcloud compute tpus queued-resources delete {name} --force --quiet --project=p "
+        "--zone=us-west4-a"
+    )
+
+
+def test_the_request_field_by_field(service):
+    assert launch("--spot", "--service_account=sa@p", "--labels=team=vision") == 0
+    (request,) = service.requests
+    wanted = request.queued_resource
+    (spec,) = wanted.tpu.node_spec
+    node = spec.node
+    assert request.parent == spec.parent == PARENT
+    assert request.queued_resource_id == spec.node_id
+    assert node.accelerator_type == "v5litepod-8"
+    assert node.runtime_version == "v2-alpha-tpuv5-lite"
+    assert node.network_config.enable_external_ips
+    assert node.service_account.email == "sa@p"
+    assert node.service_account.scope == ["https://www.googleapis.com/auth/cloud-platform"]
+    assert dict(node.labels) == {
+        "tftpu": tpu_vm_version(),
+        "config": "digits-resnet",
+        "slice": "v5e-8",
+        "team": "vision",
+    }
+    assert set(node.metadata) == {"startup-script"}
+    assert "--config.train.steps=5" in node.metadata["startup-script"]
+    assert wanted.queueing_policy.valid_until_duration.total_seconds() == 86400
+    assert "spot" in wanted
+    assert not wanted.reservation_name
+
+
+def tpu_vm_version() -> str:
+    from tftpu.version import __version__
+
+    return __version__.replace(".", "-")
+
+
+def test_it_rents_follows_and_gives_back(service, capsys):
+    assert launch() == 0
+    said = capsys.readouterr().out
+    assert "9.60 USD an hour" in said
+    assert delete_command(id_of(service)) in said
+    assert [line.split("  ")[1] for line in said.splitlines() if line[2:3] == ":"] == [
+        "accepted",
+        "waiting for resources",
+        "provisioning",
+        "active",
+    ]
+    assert said.count(f"trained on {id_of(service)}") == 1
+    assert said.endswith(f"Deleted the slice {id_of(service)}.\n")
+    assert not service.slices
+    assert "spot" not in service.requests[0].queued_resource
+
+
+def test_kept_it_is_named(service, capsys):
+    assert launch("--keep") == 0
+    assert len(service.slices) == 1
+    said = capsys.readouterr().out
+    assert f"The slice {id_of(service)} is kept, and costs; this deletes it: " in said
+
+
+def test_a_run_that_fails_ends_the_rent(service, capsys):
+    service.exit_codes = [2]
+    assert launch() == 2
+    assert not service.slices
+    assert "ended with code 2; gs://b/run/launch/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "says"),
+    [
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded.",
+            "There is no quota for this",
+        ),
+        (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "Permission 'tpu.nodes.create' denied on 'projects/p'",
+            "tpu.nodes.create",
+        ),
+        (grpc.StatusCode.UNAUTHENTICATED, "no", "gcloud auth application-default login"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "Accelerator type not found in zone", "not found in"),
+    ],
+)
+def test_what_is_refused_is_one_sentence_and_nothing_is_rented(
+    service, capsys, code, message, says
+):
+    service.faults["create"] = [Fault(code, message)]
+    assert launch() == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert "Deleted" not in captured.out
+    assert not service.slices
+
+
+def test_a_quota_that_is_found_exceeded_later(service, capsys):
+    create = service.create
+
+    def accepted_then_refused(request):
+        create(request)
+        status = status_pb2.Status(code=8, message="Quota limit 'TPUV5' has been exceeded.")
+        return operations_pb2.Operation(name="operations/1", done=True, error=status)
+
+    service.create = accepted_then_refused
+    assert launch() == 2
+    assert "There is no quota for this (asking for the slice)" in capsys.readouterr().err
+    assert not service.slices
+
+
+def test_no_capacity(service, capsys):
+    service.states = [["ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED"]]
+    service.failure = "There is no more capacity in the zone"
+    assert launch() == 2
+    captured = capsys.readouterr()
+    assert "There is no v5e-8 to be had in us-west4-a: There is no more capacity" in captured.err
+    assert not service.slices  # a failed request stays in the list, and in the quota, if left
+
+
+def test_preempted_while_queued(service, capsys):
+    service.states = [["ACCEPTED", "PROVISIONING", "SUSPENDED"], [*QUEUED, "ACTIVE"]]
+    assert launch("--spot") == 0
+    assert len(service.requests) == len(service.deleted) == 2
+    assert not service.slices
+    assert "preempted: asking for another one" in capsys.readouterr().out
+
+
+def test_preempted_while_training_it_goes_on_elsewhere(service, capsys):
+    service.states = [["ACTIVE", "ACTIVE", "SUSPENDING"], [*QUEUED, "ACTIVE"]]
+    assert launch("--spot") == 0
+    assert not service.slices
+    assert id_of(service, 0) != id_of(service, 1)
+    workdirs = [
+        line
+        for request in service.requests
+        for line in request.queued_resource.tpu.node_spec[0]
+        .node.metadata["startup-script"]
+        .splitlines()
+        if line.startswith("arguments=")
+    ]
+    assert workdirs[0] == workdirs[1]  # the same run, which goes on from its checkpoint
+    assert f"trained on {id_of(service, 1)}" in capsys.readouterr().out
+
+
+def test_stopped_and_saved_it_goes_on_elsewhere(service):
+    service.exit_codes = [75, 0]
+    assert launch("--spot") == 0
+    assert len(service.requests) == 2
+    assert not service.slices
+
+
+def test_a_slice_that_is_not_spot_is_not_rented_again(service, capsys):
+    service.states = [["ACTIVE", "SUSPENDED"]]
+    assert launch() == 2
+    assert len(service.requests) == 1
+    assert not service.slices
+    assert "The same command goes on from the last checkpoint" in capsys.readouterr().err
+
+
+def test_an_answer_lost_after_the_creation(service):
+    service.loses_answer = True
+    assert launch() == 0
+    assert len(service.requests) == 1
+    assert not service.slices
+
+
+def test_a_request_that_never_arrived(service, capsys):
+    service.faults["create"] = [UNREACHABLE]
+    assert launch() == 2
+    error = capsys.readouterr().err
+    assert "the request for it never arrived" in error
+    assert "queued-resources delete digits-resnet-" in error
+    assert not service.slices
+
+
+def test_the_network_is_lost_after_the_creation(service, capsys):
+    service.loses_answer = True
+    service.faults["get"] = service.faults["delete"] = [UNREACHABLE] * 10_000
+    assert launch() == 2
+    captured = capsys.readouterr()
+    assert len(service.slices) == 1
+    name = id_of(service)
+    assert f"The slice {name} could not be deleted" in captured.out
+    assert delete_command(name) in captured.out
+    assert "No answer from Google Cloud" in captured.err
+
+
+def test_the_network_is_lost_while_it_trains(service, capsys):
+    service.hangs = True
+    get = service.get
+    seen = []
+
+    def lost_when_active(request):
+        if seen and seen[-1] == "ACTIVE":
+            raise UNREACHABLE
+        answer = get(request)
+        seen.append(answer.state.state.name)
+        return answer
+
+    service.get = lost_when_active
+    assert launch() == 2
+    said = capsys.readouterr().out
+    assert f"The run may go on, and cost; this deletes it: {delete_command(id_of(service))}" in said
+    assert len(service.slices) == 1  # it may be training well
+
+
+def test_a_network_that_comes_back_is_waited_for(service, monkeypatch):
+    monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 5)
+    service.faults["get"] = [UNREACHABLE] * 3
+    service.faults["delete"] = [UNREACHABLE] * 3
+    assert launch() == 0
+    assert not service.slices
+
+
+def test_a_deletion_that_is_refused_names_the_slice(service, capsys):
+    service.faults["delete"] = [Fault(grpc.StatusCode.PERMISSION_DENIED, "tpu.nodes.delete denied")]
+    assert launch() == 0
+    said = capsys.readouterr().out
+    assert f"The slice {id_of(service)} could not be deleted" in said
+    assert delete_command(id_of(service)) in said
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_an_interrupt(service, capsys, monkeypatch, active):
+    service.hangs = True
+    service.states = [["ACTIVE"] if active else ["WAITING_FOR_RESOURCES"]]
+    threads = threading.current_thread()
+
+    def interrupt(_):
+        assert threading.current_thread() is threads
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tpu_vm_client.time, "sleep", interrupt)
+    code = launch()
+    captured = capsys.readouterr()
+    name = id_of(service)
+    if active:  # it trains: left alone, and named
+        assert code == 0
+        assert len(service.slices) == 1
+        assert "The run goes on, and costs; " + "this deletes it: " + delete_command(name) in (
+            captured.out
+        )
+    else:  # nothing ran on it
+        assert code == 130
+        assert not service.slices
+        assert f"Deleted the slice {name}." in captured.out
+
+
+def test_a_bucket_that_cannot_be_written_costs_nothing(service, capsys, monkeypatch):
+    with storage({}, granted=["storage.objects.get"]) as host:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+        assert launch() == 2
+    assert "storage.objects.create" in capsys.readouterr().err
+    assert not service.requests
+
+
+@pytest.mark.parametrize(("answer", "rented"), [("y", True), ("", False), ("no", False)])
+def test_it_asks(service, capsys, monkeypatch, answer, rented):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    flags = [flag for flag in FLAGS if flag != "--yes"]
+    assert main.main(["launch", "tpu-vm", *flags]) == (0 if rented else 2)
+    assert bool(service.requests) == rented
+
+
+def test_no_secret_leaves_this_machine(service, capsys, monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, SECRET)
+    assert launch() == 0
+    service.faults["create"] = [Fault(grpc.StatusCode.PERMISSION_DENIED, "denied")]
+    assert launch() == 2
+    captured = capsys.readouterr()
+    assert SECRET not in captured.out + captured.err + repr(service.requests)

@@ -1,0 +1,191 @@
+"""`tftpu launch vertex`: what is printed is what the service's own message types take."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from google.cloud import aiplatform_v1
+from google.protobuf import json_format
+
+from tftpu.errors import UserError
+from tftpu.launch import main
+from tftpu.launch.cloud import job, vertex
+
+
+def launch(capsys, *flags: str) -> str:
+    """The standard output of `tftpu launch vertex`, which must succeed."""
+    code = main.main(["launch", "vertex", *flags])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def refused(capsys, *flags: str) -> str:
+    """The one line that `tftpu launch vertex` refuses with."""
+    assert main.main(["launch", "vertex", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+FLAGS = ("--config=digits_resnet", "--slice=v5e-4", "--dry_run", "--workdir=gs://b/run")
+
+
+def test_the_printed_yaml_is_a_custom_job_spec(capsys):
+    text = launch(
+        capsys,
+        *FLAGS,
+        "--config.train.steps=5",
+        "--project=p",
+        "--image=eu.gcr.io/p/i:1",
+        "--service_account=sa@p.iam.gserviceaccount.com",
+        "--timeout=90m",
+        "--spot",
+    )
+    spec = json_format.ParseDict(
+        yaml.safe_load(text), aiplatform_v1.CustomJobSpec.pb(aiplatform_v1.CustomJobSpec())
+    )
+    (pool,) = spec.worker_pool_specs
+    assert pool.machine_spec.machine_type == "ct5lp-hightpu-4t"
+    assert pool.machine_spec.tpu_topology == "2x2"
+    assert pool.machine_spec.accelerator_count == 0
+    assert pool.replica_count == 1
+    assert pool.container_spec.image_uri == "eu.gcr.io/p/i:1"
+    assert list(pool.container_spec.command) == ["tftpu"]
+    assert list(pool.container_spec.args) == [
+        "train",
+        "--config=digits_resnet",
+        "--config.train.steps=5",
+        "--workdir=gs://b/run",
+        "--tpu=local",
+    ]
+    assert spec.scheduling.timeout.seconds == 5400
+    assert spec.scheduling.restart_job_on_worker_restart
+    assert spec.scheduling.strategy == aiplatform_v1.Scheduling.Strategy.SPOT
+    assert spec.base_output_directory.output_uri_prefix == "gs://b/run"
+    assert spec.service_account == "sa@p.iam.gserviceaccount.com"
+
+
+def test_the_first_line_is_the_command_that_takes_the_yaml(capsys):
+    first = launch(capsys, *FLAGS, "--project=p", "--labels=team=vision").splitlines()[0]
+    assert first.startswith("# gcloud ai custom-jobs create --config=FILE --project=p ")
+    assert "--display-name=digits-resnet-" in first
+    assert "config=digits-resnet,slice=v5e-4,team=vision" in first
+
+
+@pytest.mark.parametrize("slice_name", vertex.MACHINES)
+def test_every_slice_names_a_machine_that_the_service_knows(slice_name):
+    created = vertex.custom_job("digits_resnet", [], slice_name, "gs://b/run", "image")
+    machine = json_format.ParseDict(
+        created, aiplatform_v1.CustomJob.pb(aiplatform_v1.CustomJob())
+    ).job_spec.worker_pool_specs[0]
+    # A slice's machine is named by accelerators up to v3, and by a topology from v5e on.
+    assert bool(machine.machine_spec.accelerator_count) != bool(machine.machine_spec.tpu_topology)
+
+
+def test_it_needs_no_network_credentials_or_sdk():
+    # An interpreter in which the SDK cannot be imported and every connection fails.
+    program = """
+import socket, sys
+def refuse(*args, **kwargs): raise AssertionError("network")
+socket.socket.connect = socket.create_connection = refuse
+for name in ("google.cloud.aiplatform", "google.cloud.aiplatform_v1", "google.auth", "grpc"):
+    sys.modules[name] = None
+from tftpu.launch import main
+code = main.main(["launch", "vertex", "--config=digits_resnet", "--slice=v3-8", "--dry_run"])
+assert "tensorflow" not in sys.modules and "keras" not in sys.modules
+sys.exit(code)
+"""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "TPU_V3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--slice=v6e-4", "v6e-4 has no TensorFlow on Vertex AI"),
+        ("--slice=v4-8", "v4-8 has no TensorFlow on Vertex AI"),
+        ("--slice=v5e-16", "v5e-16 is more than one machine"),
+        ("--slice=tpu", "'tpu' is not the name of a slice"),
+        ("--workdir=runs/mine", "write gs://BUCKET/FOLDER"),
+        ("--workdir=gs:///mine", "write gs://BUCKET/FOLDER"),
+        ("--timeout=2 hours", "as 90m, 24h or 7d"),
+        ("--timeout=0h", "as 90m, 24h or 7d"),
+        ("--labels=Team=vision", "lower-case"),
+        ("--labels=team=Vision", "lower-case"),
+        ("--labels=slice=v3", "tftpu itself sets the label 'slice'"),
+        ("--tensorboard=projects/p/locations/l/tensorboards/1", "needs --service_account="),
+        ("--config.data.global_batch_size=144", "one of 4 replicas"),
+        ("--sice=v3-8", "Did you mean 'slice'?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, flag, sentence):
+    name = flag.partition("=")[0]
+    others = [other for other in FLAGS if not other.startswith(f"{name}=")]
+    assert sentence in refused(capsys, *others, flag)
+
+
+def test_tensorboard_reads_the_folder_that_the_run_writes(capsys):
+    name = "projects/p/locations/us-central1/tensorboards/123"
+    spec = yaml.safe_load(launch(capsys, *FLAGS, f"--tensorboard={name}", "--service_account=s@p"))
+    assert spec["tensorboard"] == name
+    base = spec["baseOutputDirectory"]["outputUriPrefix"]
+    # AIP_TENSORBOARD_LOG_DIR, as the service defines it.
+    assert f"--workdir={base}/logs" in spec["workerPoolSpecs"][0]["containerSpec"]["args"]
+
+
+HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \n"
+
+
+def test_a_config_file_of_the_users_own_travels_and_is_run(tmp_path):
+    own = tmp_path / "Mine & $(touch owned).py"
+    own.write_text(f"# {HOSTILE!r}\n# é\n")
+    container = job.container_command(str(own), [f"--config.data.name={HOSTILE}"])
+    # The container's command, with a `tftpu` that shows what it was given.
+    shown = tmp_path / "tftpu"
+    shown.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    shown.chmod(0o755)
+    done = subprocess.run(
+        [*container["command"], *container["args"]],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            **{pair["name"]: pair["value"] for pair in container["env"]},
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command, config, override, _ = done.stdout.split("\0")
+    assert (command, override) == ("train", f"--config.data.name={HOSTILE}")
+    written = config.removeprefix("--config=")
+    with open(written) as file:
+        assert file.read() == own.read_text()
+    os.remove(written)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ("digits_resnet", "digits-resnet"),
+        ("a/b/My Config.py", "my-config"),
+        ("50.py", "run-50"),
+        ("$(x).py", "x"),
+        ("___.py", "run"),
+    ],
+)
+def test_a_config_gives_a_name_that_google_cloud_allows(config, name):
+    assert job.name_of(config) == name
+
+
+def test_durations():
+    assert (job.seconds("90m"), job.seconds("24h"), job.seconds("7d")) == (5400, 86400, 604800)
+    with pytest.raises(UserError, match="3 weeks"):
+        job.seconds("3 weeks")

@@ -1,0 +1,187 @@
+"""The flash kernel: its numbers by Pallas's interpreter, and that the TPU compiler takes it.
+
+Evidence: executed (interpreted on a CPU) and compiled. Nothing here ran on a TPU.
+"""
+
+import builtins
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tftpu import models, preflight
+from tftpu.errors import UserError
+from tftpu.models.kernels import flash, internals, tensorflow_ops
+from tftpu.models.layers.attention import attention
+from tftpu.preflight import compiler, cost
+from tftpu.preflight.lower import lower
+from tftpu.tpu.slices import parse_slice
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """`attention="flash"` runs the kernels by Pallas's interpreter, in small blocks."""
+    from jax.experimental import jax2tf
+
+    if not internals.reads_what_jax_writes():
+        pytest.skip("this TensorFlow reads kernels of older versions of jax only")
+
+    def in_graph(function):
+        return jax2tf.convert(functools.partial(function, interpret=True), with_gradient=False)
+
+    monkeypatch.setattr(flash, "BLOCK", 128)
+    monkeypatch.setattr(tensorflow_ops, "_in_graph", in_graph)
+    monkeypatch.setattr(tensorflow_ops, "on_tpu", lambda: True)
+
+
+def test_a_jax_that_is_too_new_for_tensorflow_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(tensorflow_ops, "on_tpu", lambda: True)
+    query = tf.zeros((1, 128, 1, 128))
+    if internals.reads_what_jax_writes():  # as TensorFlow 2.19 with jax 0.10
+        from jax import export
+
+        monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 99)
+    with pytest.raises(UserError, match=r"cannot read what this jax writes.*jax==0\.6\.0"):
+        attention(query, query, query, implementation="flash")
+
+
+def arrays(time, heads, head_dim, key_heads=None, dtype="float32"):
+    rng = np.random.default_rng(0)
+    shapes = [(2, time, n, head_dim) for n in (heads, key_heads or heads, key_heads or heads)]
+    return [tf.cast(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def with_gradients(implementation, given, weight, **options):
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        found = attention(*given, implementation=implementation, **options)
+        loss = tf.reduce_sum(tf.cast(found, "float32") * weight)
+    return [found, *tape.gradient(loss, given)]
+
+
+SEGMENTS = np.sort(np.random.default_rng(1).integers(0, 3, (2, 256)), axis=1)
+LENGTHS = np.array([[150], [200]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((256, 2, 64), {}),
+        ((256, 2, 64), {"causal": True}),
+        ((256, 1, 128), {"causal": True, "segment_ids": SEGMENTS}),
+        ((256, 4, 64, 2), {"causal": True, "mask": np.arange(256)[None] < LENGTHS}),
+        ((197, 3, 64), {}),
+        ((200, 2, 64), {"mask": np.arange(200)[None] < LENGTHS}),
+    ],
+    ids=["all", "causal", "packed", "grouped-padded", "odd-length-and-heads", "padded"],
+)
+def test_flash_computes_what_plain_does_forward_and_backward(interpreted, shape, options):
+    given = arrays(*shape)
+    weight = np.random.default_rng(2).normal(size=given[0].shape)
+    plain = with_gradients("plain", given, weight, **options)
+    fast = with_gradients("flash", given, weight, **options)
+    for a, b in zip(plain, fast):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_in_bfloat16_it_is_as_near_to_the_exact_result_as_plain_attention(interpreted):
+    given = arrays(256, 2, 64, dtype="bfloat16")
+    weight = np.ones(given[0].shape)
+    exact = with_gradients("plain", [tf.cast(x, "float32") for x in given], weight, causal=True)
+    plain, fast = (with_gradients(i, given, weight, causal=True) for i in ("plain", "flash"))
+    for e, p, f in zip(exact, plain, fast):
+        assert f.dtype == "bfloat16"
+        error = [np.abs(np.asarray(x, "float32") - e).max() for x in (p, f)]
+        assert error[1] < 1.5 * error[0] + 1e-3
+
+
+def test_without_a_tpu_flash_is_the_plain_way():
+    given = arrays(16, 2, 8)
+    plain, flash_ = (attention(*given, causal=True, implementation=i) for i in ("plain", "flash"))
+    np.testing.assert_array_equal(plain, flash_)
+
+
+def test_what_the_kernel_does_not_take_is_said_with_the_way_out(interpreted, monkeypatch):
+    def call(query, *others):
+        attention(query, *others, implementation="flash")
+
+    with pytest.raises(UserError, match=r"heads of 80.*attention='plain'"):
+        call(*arrays(16, 2, 80))
+    with pytest.raises(UserError, match="as many keys as queries, not 8 and 16"):
+        call(arrays(16, 2, 64)[0], *arrays(8, 2, 64)[1:])
+    monkeypatch.setattr(flash, "LONGEST", 64)
+    with pytest.raises(UserError, match="up to 64 tokens"):
+        call(*arrays(128, 2, 64))
+
+
+def test_without_jax_the_way_to_it_is_said(interpreted, monkeypatch):
+    real = builtins.__import__
+
+    def no_kernel(name, *rest, **named):
+        if name == "tftpu.models.kernels":
+            raise ImportError("No module named 'jax'")
+        return real(name, *rest, **named)
+
+    given = arrays(128, 2, 64)
+    monkeypatch.setattr(builtins, "__import__", no_kernel)
+    with pytest.raises(UserError, match="pip install jax"):
+        tensorflow_ops.flash_attention(*given, True, None, None)
+
+
+# Compiled
+
+BATCH, TIME, WIDTH = 2, 512, 128
+
+
+def tiny_gpt(**fields):
+    def model():
+        sizes = {"layers": 1, "vocabulary": 512, "width": WIDTH, "heads": 2, **fields}
+        built = models.build("gpt2_small", **sizes)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        built.compile(keras.optimizers.SGD(0.1), loss)
+        return built
+
+    return model
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
+def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(name):
+    target = parse_slice(name)
+    tokens = tf.TensorSpec((BATCH, TIME), tf.int32)
+    program = lower(
+        tiny_gpt(attention="flash"), (tokens, tokens), target.replicas, "mixed_bfloat16"
+    )
+    compiled = compiler.compile_program(program.hlo, target)
+    assert not compiled.error
+    found = cost.price(program, compiled, target).instructions
+    calls = [p for p in found if p.kind == "custom call" and p.flops]
+    # Forward: scores and mixed values. Backward: scores again, and four gradients. Of 2 x 2 blocks
+    # of 256 the causal mask leaves 3; each of 2 heads works on 128 lanes.
+    product = 2 * BATCH * 2 * 3 * 256 * 256 * 128
+    assert sorted(p.flops for p in calls) == [2 * product, 5 * product]
+    assert all(p.seconds > 0 for p in calls)
+
+
+@pytest.mark.compiles
+def test_where_a_kernel_needs_more_than_a_cores_memory_preflight_says_what_to_do():
+    tokens = tf.TensorSpec((8, 8192), tf.int32)
+    wide = tiny_gpt(attention="flash", width=256, heads=1, context=8192)  # a head of 256
+    item = preflight.check(wide, (tokens, tokens), ["v3-8"]).slices[0]
+    assert not item.compiles
+    assert "VMEM" in item.error and "model.attention='plain'" in item.error
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+def test_flash_needs_less_memory_than_the_scores():
+    tokens = tf.TensorSpec((8 * 32, 1024), tf.int32)
+
+    def memory(implementation):
+        model = tiny_gpt(attention=implementation, vocabulary=128)
+        return preflight.check(model, (tokens, tokens), ["v5e-8"]).slices[0].hbm["temporaries"]
+
+    plain, fast = memory("plain"), memory("flash")
+    assert fast < plain / 2, (plain, fast)

@@ -1,0 +1,62 @@
+"""Every family of the zoo learns, in every precision, and traces as a TPU would run it."""
+
+import math
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
+from tests.support import zoo
+from tftpu import models
+
+__all__ = ["slice_of_eight"]  # a fixture
+
+
+def compiled(family: str, **fields) -> keras.Model:
+    config = zoo.TINY[family]
+    model = models.build(type(config)(**{**vars(config), **fields}))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+VARIANTS = ("vit_mean", "bert_classes")  # of families that are there already
+
+
+def cases() -> list:
+    slow = pytest.mark.slow  # float16 is not a format of TPUs
+    return [
+        *((family, "float32") for family in zoo.TINY),
+        *((family, "mixed_bfloat16") for family in zoo.TINY if family not in VARIANTS),
+        *(pytest.param(family, "mixed_float16", marks=slow) for family in zoo.TINY),
+    ]
+
+
+@pytest.mark.parametrize(("family", "policy"), cases())
+def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(policy)
+    model = compiled(family)
+    assert model.output.dtype == "float32"
+    trainer = tftpu.Trainer(model, steps_per_loop=200, log_every=200, verbose=False)
+    data = tf.data.Dataset.from_tensors(zoo.batch(family))
+    history = trainer.fit(data, 200, validation_data=data).history
+    chance = math.log(model.output.shape[-1])
+    assert history["val_loss"][-1] < chance / 10
+
+
+RANDOM = {"convnext": 0.5, "efficientnetv2": 0.5, "vit": 0.5}
+
+
+@pytest.mark.parametrize("family", zoo.TINY)
+def test_a_training_step_traces_on_a_slice(family, slice_of_eight):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x, y = zoo.batch(family)
+    fields = {"stochastic_depth": RANDOM[family]} if family in RANDOM else {}
+    with slice_of_eight.scope():
+        model = compiled(family, **fields)
+    batch = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
+    step, ops = traced(model, batch, gradient_accumulation_steps=2)
+    assert_one_reduction_and_no_host_op(step, ops)

@@ -1,0 +1,132 @@
+"""The zoo: published sizes by name, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+import tftpu
+from tests.support import zoo
+from tftpu import models
+from tftpu.config import Share
+from tftpu.models.families import gpt
+
+# Parameters that a gradient updates. Where no paper or library gives them to the last digit, the
+# rounded figure of the paper is what they were checked against.
+PUBLISHED = {
+    # torchvision's model tables
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "convnext_tiny": 28_589_128,
+    "convnext_small": 50_223_688,
+    "convnext_base": 88_591_464,
+    "efficientnetv2_s": 21_458_488,
+    "efficientnetv2_m": 54_139_356,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    # Keras Applications (7,200,312 with 60,608 moving statistics)
+    "efficientnetv2_b0": 7_139_704,
+    # timm's result tables, 5.72 M and 22.05 M
+    "vit_ti16": 5_717_416,
+    "vit_s16": 22_050_664,
+    # Hugging Face Transformers, BertForMaskedLM
+    "bert_base": 109_514_298,
+    "bert_large": 335_174_458,
+    # Hugging Face Transformers, GPT2LMHeadModel
+    "gpt2_small": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    # llama2.c's stories110M; the model cards of Llama 3.2 1B (1.23 B) and Llama 3 8B (8.03 B)
+    "llama_110m": 109_529_856,
+    "llama_1b": 1_235_814_400,
+    "llama_8b": 8_030_261_248,
+}
+
+
+def without_weights(name: str) -> keras.Model:
+    """The model with variables that have a shape and no value: an 8B model takes no memory."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = models.build(name)
+    keras.utils.clear_session()  # or the next scope would initialise them after all
+    return model
+
+
+def test_every_name_has_a_published_count():
+    assert sorted(PUBLISHED) == models.names()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_parameters_are_as_many_as_published(name):
+    model = without_weights(name)
+    assert sum(np.prod(v.shape) for v in model.trainable_variables) == PUBLISHED[name]
+
+
+def test_counting_without_values_counts_what_a_built_model_holds():
+    built = models.build("vit_ti16").trainable_variables
+    assert sum(v.numpy().size for v in built) == PUBLISHED["vit_ti16"]
+
+
+@pytest.mark.parametrize("family", zoo.TINY)
+def test_any_image_size_or_sequence_length(family):
+    config = zoo.TINY[family]
+    if hasattr(config, "image_size"):
+        model = models.build(type(config)(**{**vars(config), "image_size": 24}))
+        assert model(np.zeros((2, 24, 24, 3), np.float32)).shape == (2, 5)
+        return
+    model = models.build(config)
+    for time in (1, 7, 12):
+        logits = model(np.zeros((2, time), np.int32))
+        assert logits.shape == (2, 5) if family == "bert_classes" else (2, time, 20)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_a_sequence_longer_than_the_learned_positions_is_refused(family):
+    with pytest.raises(ValueError, match="13 tokens is longer than the model's context of 12"):
+        models.build(zoo.TINY[family])(np.zeros((2, 13), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "said"),
+    [
+        ("vit_b16", "image_size", 225, "225 is not a multiple of model.patch 16"),
+        ("vit_b16", "pooling", "men", "Did you mean 'mean'"),
+        ("vit_b16", "heads", 7, "768 is not a multiple of model.heads 7"),
+        ("vit_b16", "attention", "flsh", "Did you mean 'flash'"),
+        ("vit_b16", "stochastic_depth", 1.0, "model.stochastic_depth is 1.0"),
+        ("bert_base", "head", "masked", "Did you mean 'masked_lm'"),
+        ("bert_base", "dropout", -0.1, "model.dropout is -0.1"),
+        ("llama_1b", "kv_heads", 5, "kv_heads 5 does not divide model.heads 32"),
+        ("llama_1b", "heads", 2048, "odd number of channels"),
+        ("llama_1b", "rope_scaling", 0.5, "rope_scaling is 0.5"),
+        ("convnext_tiny", "widths", (96, 192), "widths has 2 entries and model.blocks 4"),
+        ("efficientnetv2_s", "strides", (1, 2), "strides has 2 entries and model.blocks 6"),
+        ("efficientnetv2_s", "norm_batch", 48, "does not divide the 64 examples"),
+    ],
+)
+def test_what_a_family_does_not_allow_is_said_before_it_is_built(name, field, value, said):
+    with pytest.raises(tftpu.UserError, match=said):
+        models.config(name, **{field: value}).validate(Share(512, 8, 1))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_size_is_valid(name):
+    models.config(name).validate(Share(512, 8, 1))
+
+
+@pytest.mark.parametrize("family", zoo.TINY)
+def test_a_model_can_be_saved_and_loaded_by_keras(family, tmp_path):
+    model = models.build(zoo.TINY[family])
+    x, _ = zoo.batch(family)
+    model.save(tmp_path / "model.keras")
+    custom = {type(layer).__name__: type(layer) for layer in [*model.layers, model]}
+    custom["_gelu"] = gpt._gelu
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=custom)
+    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_family_of_somebody_else_is_refused():
+    with pytest.raises(tftpu.UserError, match="no family of the zoo"):
+        models.build(tftpu.config.Model("mine"))

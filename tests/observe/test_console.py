@@ -1,0 +1,194 @@
+"""The live line of a run, at any width; and what it is made of."""
+
+import io
+
+import pytest
+from rich.console import Console as RichConsole
+
+from tftpu.engines.tensorflow import flops
+from tftpu.observe import console
+from tftpu.observe.console import Console, LiveLine, Progress, duration
+from tftpu.tpu import hardware
+from tftpu.tpu.slices import GENERATIONS
+
+FULL = Progress(step=340, loss=0.61234, rate=7388.4, mfu=0.412, eta=125.0, usd=12.345)
+
+
+def drawn(progress: Progress, width: int, phase: str = "training") -> str:
+    line = LiveLine(900, 0)
+    line.phase(phase)
+    line.progress = progress
+    return line.text(width)
+
+
+def test_the_line_has_it_all_where_there_is_room():
+    text = drawn(FULL, 120)
+    for part in ("training 340/900", "loss 0.6123", "7,388 ex/s/chip", "MFU 41.2%", "ETA 2:05"):
+        assert part in text
+    assert "$12.35" in text or "$12.34" in text
+    assert "━" in text
+
+
+def test_all_of_it_fits_into_80_columns():
+    text = drawn(FULL, 80)
+    assert all(part in text for part in ("340/900", "loss", "ex/s/chip", "MFU", "ETA", "$"))
+
+
+def test_the_line_is_never_wider_than_the_terminal():
+    for width in range(5, 200):
+        text = drawn(FULL, width)
+        assert len(text) <= width
+        assert text.startswith("training"[:width])
+
+
+def test_what_matters_least_goes_first():
+    assert "loss" in drawn(FULL, 40) and "MFU" not in drawn(FULL, 40)
+    assert "ETA" in drawn(FULL, 45) and "$" not in drawn(FULL, 45)
+
+
+def test_what_is_not_known_is_not_shown():
+    text = drawn(Progress(0), 80, "compiling")
+    assert text.startswith("compiling 0/900 0:00")
+    assert not any(part in text for part in ("loss", "ex/s", "MFU", "ETA", "$", "None"))
+
+
+def test_on_a_terminal_lines_stand_above_the_live_one():
+    screen = io.StringIO()
+    shown = Console(900)
+    shown._console = RichConsole(file=screen, force_terminal=True, width=80, highlight=False)
+    shown._live = console.Live(shown._line, console=shown._console, auto_refresh=False)
+    shown._live.start()
+    shown.advance(FULL)
+    shown.write(340, "train", {"loss": 0.6})  # in the live line already
+    shown.write(340, "eval", {"loss": 0.5})
+    shown.write(340, "host", {"machine/cpu_percent": 50.0})
+    shown.close()
+    text = screen.getvalue()
+    assert "eval  step 340/900  loss 0.5" in text
+    assert "train step" not in text and "cpu_percent" not in text
+    assert text.rindex("stopped at 340/900") > text.index("eval  step")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (725, "12:05"), (12000, "3:20:00"), (184200, "2 d 03:10")],
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert duration(seconds) == text
+
+
+# What a chip can do and costs
+
+
+def test_mfu_and_dollars_are_known_where_the_chip_is():
+    v5e = hardware.Hardware(8, GENERATIONS["v5e"])
+    assert v5e.mfu(8 * 197e12 / 2) == pytest.approx(0.5)
+    assert v5e.usd(1800) == pytest.approx(8 * 1.20 / 2)
+    cpu = hardware.Hardware(1)
+    assert cpu.usd(3600) is None
+
+
+def test_the_tpu_is_found_by_its_pci_device_or_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    assert hardware.attached_tpu(str(tmp_path)) is None
+    for name, vendor, device in (("00:01", "0x8086", "0x0063"), ("00:05", "0x1ae0", "0x0063")):
+        folder = tmp_path / "sys/bus/pci/devices" / name
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "device").write_text(f"{device}\n")
+    assert hardware.attached_tpu(str(tmp_path)) == "v5e"
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    assert hardware.attached_tpu(str(tmp_path)) == "v3"
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    assert hardware.attached_tpu(str(tmp_path)) == "v5e"
+
+
+# FLOPs of a step
+
+
+def counted(function, *shapes) -> int:
+    import tensorflow as tf
+
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    return flops.of_forward(graph.get_operations())
+
+
+def test_the_flops_of_products_and_convolutions_are_those_on_paper():
+    import tensorflow as tf
+
+    assert counted(tf.matmul, (4, 5), (5, 6)) == 2 * 4 * 5 * 6
+    assert counted(lambda a, b: tf.matmul(a, b, transpose_a=True), (5, 4), (5, 6)) == 240
+    assert counted(tf.matmul, (3, 4, 5), (5, 6)) == 3 * 240
+    assert counted(lambda a, b: tf.einsum("btd,dhk->bthk", a, b), (2, 7, 8), (8, 3, 4)) == (
+        2 * 2 * 7 * 8 * 3 * 4
+    )
+    # Attention's, of activations with activations.
+    assert counted(tf.matmul, (3, 4, 5), (3, 5, 6)) == 0
+    assert counted(lambda a, b: tf.einsum("bqhd,bkhd->bhqk", a, b), *[(2, 7, 3, 4)] * 2) == 0
+    valid = lambda x, k: tf.nn.conv2d(x, k, 1, "VALID")  # noqa: E731
+    assert counted(valid, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 6 * 6 * 16 * 3 * 3 * 3
+    padded = lambda x, k: tf.nn.conv2d(x, k, 1, "SAME")  # noqa: E731
+    # Along an axis 8 outputs of 3 taps, of which the first and the last meet the padding.
+    assert counted(padded, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 22 * 22 * 16 * 3
+    assert counted(tf.add, (4, 5), (4, 5)) == 0
+
+
+@pytest.mark.parametrize(
+    "config", ["digits_resnet", pytest.param("python_gpt", marks=pytest.mark.slow)]
+)
+def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
+    import tftpu
+    from tftpu import input_pipelines
+    from tftpu.engines.tensorflow.step import Step
+    from tftpu.launch import config_flags, experiment
+    from tftpu.preflight import cost, lower
+
+    settings = config_flags.load(config, [])
+    batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
+    with tftpu.connect(virtual_devices=1).scope():
+        step = Step(experiment.build_model(settings), batch)
+    program = lower.lower(lambda: experiment.build_model(settings), batch, 1, "float32")
+    assert step.model_flops == pytest.approx(cost.model_flops(program), rel=0.02)
+
+
+def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
+    """By neither count: a ResNet of large groups computes products for them."""
+    import keras
+    import tensorflow as tf
+
+    import tftpu
+    from tftpu import models
+    from tftpu.engines.tensorflow.step import Step
+    from tftpu.models.sizes import ResNet
+    from tftpu.preflight import cost, lower
+
+    def compiled(norm_batch):
+        fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 5}
+        model = models.build(ResNet("tiny", norm_batch=norm_batch, **fields))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    batch = tf.TensorSpec((64, 8, 8, 3)), tf.TensorSpec((64,), tf.int32)
+    found = set()
+    for norm_batch in (32, 64):
+        with tftpu.connect(virtual_devices=1).scope():
+            found.add(Step(compiled(norm_batch), batch).model_flops)
+        program = lower.lower(lambda n=norm_batch: compiled(n), batch, 1, "float32")
+        found.add(cost.model_flops(program))
+    assert len(found) == 1
+
+
+def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):
+    """Two dense layers, 6 to 16 to 4, on 16 examples: forward, and backward twice."""
+    import tftpu
+    from tests.training.test_trainer import compiled, data
+
+    for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
+        with tftpu.connect(virtual_devices=replicas).scope():
+            model = compiled()
+        trainer = tftpu.Trainer(
+            model, verbose=False, gradient_accumulation_steps=gradient_accumulation_steps
+        )
+        trainer.fit(data(), 1)
+        assert trainer.step.model_flops == 3 * 2 * 16 * (6 * 16 + 16 * 4)

@@ -1,0 +1,140 @@
+"""The report: its order, its marks, its sentences and its JSON."""
+
+import json
+
+import pytest
+
+from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, all_reduce_seconds
+from tftpu.preflight.examine import Run
+from tftpu.preflight.report import Report, SliceReport, fill
+from tftpu.tpu.slices import parse_slice
+
+
+def instruction(name, kind, layer, seconds, overlaps=False):
+    return Priced(name, kind, layer, "", 1, seconds, 1000, 10**9, 10**6, overlaps)
+
+
+def filled(slice_name, seconds=0.1, **run):
+    """The report of a step of so many seconds."""
+    target = parse_slice(slice_name)
+    cost = Cost(
+        memory=Memory(2 << 30, 1 << 30, 1 << 30, 3 << 30, 1 << 20),
+        large=[LargeTensor("f32[100,130]", 104 * 256 * 4, 54_496, "block1")],
+        instructions=[
+            instruction("fusion.1", "matrix", "block1", 0.7 * seconds),
+            instruction("fusion.2", "memory-bound", "block2", 0.3 * seconds),
+            instruction("copy-start.1", "copy", "block2", 5 * seconds, overlaps=True),
+        ],
+        flops=2 * 10**12,
+        model_flops=10**12,
+        bytes_accessed=10**10,
+        cycles=10**8,
+        seconds=seconds,
+        seconds_low=0.9 * seconds,
+        seconds_high=1.1 * seconds,
+        roofline_seconds=0.5 * seconds,
+        collective_seconds=0.01 * seconds,
+    )
+    report = SliceReport(
+        slice_name,
+        target.replicas,
+        per_core_batch=128,
+        compiles=True,
+        fits=True,
+        hbm_limit_bytes=target.generation.hbm_limit,
+    )
+    fill(report, cost, target, Run(**run), 1024)
+    return report
+
+
+def test_dollars_hours_and_energy_are_those_of_the_whole_slice():
+    item = filled("v3-8", 0.1, steps=36_000, examples_per_epoch=102_400)
+    assert item.usd_per_1000_steps == pytest.approx(4 * 2.00 * 100 / 3600)  # 4 chips, 100 s
+    assert item.usd_per_epoch == pytest.approx(item.usd_per_1000_steps / 10)
+    assert item.hours_per_run == pytest.approx(1.0)
+    assert item.usd_per_run == pytest.approx(8.00)
+    assert item.kwh_per_run == pytest.approx(4 * 0.220)
+    assert item.examples_per_second == pytest.approx(10_240)
+
+
+def test_a_price_of_the_users_own_replaces_the_tables():
+    assert filled("v5e-8", prices={"v5e": 2.4}).usd_per_1000_steps == pytest.approx(
+        2 * filled("v5e-8").usd_per_1000_steps
+    )
+
+
+def test_mfu_is_model_flops_over_the_peak_of_one_core():
+    assert filled("v3-8", 0.1).mfu == pytest.approx(1e12 / 0.1 / (123e12 / 2))
+
+
+def test_copies_beside_the_step_are_not_counted_in_the_layers():
+    item = filled("v3-8", 0.1)
+    assert sum(spent.step_share for spent in item.by_layer) == pytest.approx(1)
+    assert [spent.name for spent in item.by_layer] == ["block1", "block2"]
+
+
+def test_the_cheapest_is_first_and_marked_and_the_fastest_is_marked():
+    dear, cheap, bad = filled("v6e-8", 0.05), filled("v5e-8", 0.09), SliceReport("v2-8", 8)
+    bad.error = "XLA says no."
+    text = Report(1024, "mixed_bfloat16", None, [bad, dear, cheap]).text()
+    rows = [line for line in text.splitlines() if line.startswith(("v5e-8 ", "v6e-8 ", "v2-8 "))]
+    assert [row.split()[0] for row in rows] == ["v5e-8", "v6e-8", "v2-8"]
+    assert "cheapest" in rows[0] and "fastest" in rows[1]
+    assert "does not compile" in rows[2] and "XLA says no." in text
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would():
+    item = SliceReport(
+        *("v5e-8", 8),
+        per_core_batch=512,
+        compiles=True,
+        error="RESOURCE_EXHAUSTED: ran out",
+        hbm_bytes=20 << 30,
+        hbm_limit_bytes=16 << 30,
+        largest_per_core_batch=400,
+        smallest_failing_batch=408,
+        advice=["gradient_accumulation_steps=2 fits this batch: 9.00 GiB, the same update."],
+    )
+    text = Report(4096, "mixed_bfloat16", None, [item]).text()
+    for part in (
+        "20 GiB",
+        "4 too few",
+        "ran out",
+        "400 a core",
+        "3200",
+        "408",
+        "gradient_accumulation_steps=2",
+    ):
+        assert part in text
+
+
+def test_explain_shows_layers_kinds_and_instructions():
+    report = Report(1024, "mixed_bfloat16", None, [filled("v3-8")])
+    plain, explained = report.text(), report.text(explain=True)
+    for part in ("by layer", "by kind", "top instructions", "fusion.1", "70.0%"):
+        assert part in explained and part not in plain
+    assert "f32[100,130] 0.1016 MiB, 51% padding of block1" in plain
+
+
+def test_every_claim_names_its_evidence():
+    text = Report(1024, "mixed_bfloat16", None, [filled("v3-8")]).text()
+    assert "Compiled with the TPU compiler, not run" in text
+    assert "published runs" in text and "list price" in text
+
+
+def test_the_json_holds_what_others_read():
+    report = json.loads(Report(1024, "mixed_bfloat16", 10, [filled("v3-8")]).to_json())
+    wanted = {"slice", "compiles", "fits", "hbm_bytes", "hbm_limit_bytes", "step_ms", "mfu"}
+    wanted |= {"step_ms_low", "step_ms_high", "flops", "bytes_accessed", "estimated_cycles"}
+    wanted |= {"usd_per_1000_steps", "replicas", "per_core_batch"}
+    assert wanted <= set(report["slices"][0])
+
+
+def test_an_all_reduce_takes_its_bytes_over_two_links():
+    target = parse_slice("v3-8")  # 4 chips
+    bandwidth = 2 * 82e9
+    expected = 2 * 3 / 4 * 100e6 / bandwidth
+    assert all_reduce_seconds(100_000_000, target) == pytest.approx(expected, rel=0.01)
+    # On more chips it tends to twice the bytes, whatever their number.
+    assert all_reduce_seconds(100_000_000, parse_slice("v3-2048")) < 1.5 * expected
+    assert all_reduce_seconds(10**8, parse_slice("v5e-1")) < 1e-5  # nobody to talk to

@@ -1,0 +1,181 @@
+"""Where the time of a run went: every second once, over restarts too."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.training.test_trainer import compiled, data
+from tftpu.runtime import goodput
+
+# A run of 60 steps that saves every 20, for a process of its own; it says where it is, and waits
+# at the step that it is to be killed at.
+RUN = textwrap.dedent(
+    """
+    import os, sys, time
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras, tensorflow as tf, tftpu
+    from tests.test_trainer import compiled, data
+    from tftpu import goodput
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.02)
+            if self.model.optimizer.iterations.numpy() == int(sys.argv[2]):
+                trainer.account.write("running")
+                print("here", flush=True)
+                time.sleep(60)
+
+    trainer = tftpu.Trainer(
+        compiled(), sys.argv[1], steps_per_loop=1, log_every=10, checkpoint_every=20, verbose=False
+    )
+    trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
+    trainer.fit(data(), 60, validation_data=data(), callbacks=[Watch()])
+    print("done", flush=True)
+    os._exit(0)
+    """
+)
+
+
+def start(workdir, stop_at: int) -> subprocess.Popen:
+    command = [sys.executable, "-c", RUN, str(workdir), str(stop_at)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def killed_and_taken_up(tmp_path_factory):
+    """The account of a run killed at step 33, 13 after its checkpoint, and its true wall time."""
+    workdir = tmp_path_factory.mktemp("goodput")
+    began = time.time()
+    first = start(workdir, 33)
+    assert first.stdout.readline() == "here\n"
+    first.kill()
+    first.wait()
+    between = goodput.read(workdir)
+    time.sleep(1.5)
+    second = start(workdir, -1)
+    assert second.stdout.readline() == "done\n"
+    passed = time.time() - began
+    second.wait()
+    record = goodput.read(workdir)
+    # Until the account was made up; a busy disk takes its time to write it.
+    wall = record["updated"] - began
+    assert wall <= passed < wall + 10
+    return between, record, wall
+
+
+def test_the_parts_sum_to_the_wall_time_over_a_restart(killed_and_taken_up):
+    _, record, wall = killed_and_taken_up
+    assert sum(record["seconds"].values()) == pytest.approx(wall, rel=0.01)
+    assert record["wall_seconds"] == pytest.approx(wall, rel=0.01)
+    assert set(record["seconds"]) == set(goodput.PARTS)
+    assert record["updated"] - record["started"] == pytest.approx(wall, rel=0.01)
+
+
+def test_what_a_kill_cost_is_booked_to_the_restart(killed_and_taken_up):
+    between, record, _ = killed_and_taken_up
+    assert (between["state"], between["restarts"], between["step"]) == ("running", 0, 33)
+    assert between["seconds"]["restart"] == 0
+    assert (record["state"], record["restarts"], record["step"]) == ("finished", 1, 60)
+    assert record["repeated_steps"] == 13
+    # The pause, and 13 steps of at least 20 ms each.
+    assert 1.5 + 12 * 0.02 < record["seconds"]["restart"] < 6.0
+    # 20 + 27 steps count once; each took 20 ms or more.
+    assert record["seconds"]["step"] > 45 * 0.02
+
+
+def slowly(x, y):
+    """Takes 20 ms, whatever the machine."""
+    end = tf.timestamp() + 0.02
+    with tf.control_dependencies([tf.while_loop(lambda _: tf.timestamp() < end, lambda i: i, [0])]):
+        return tf.identity(x), tf.identity(y)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_input_wait_is_what_a_slow_pipeline_takes(replicas, tmp_path):
+    """A pipeline that sleeps 20 ms a batch, and a step that takes far less."""
+    with tftpu.connect(virtual_devices=replicas).scope():
+        model = compiled()
+    trainer = tftpu.Trainer(model, tmp_path, verbose=False, steps_per_loop=10)
+    trainer.fit(data().cache().repeat().map(slowly), 50)
+    seconds = trainer.account.seconds()
+    assert 0.85 * 50 * 0.02 < seconds["input_wait"] < 2 * 50 * 0.02  # a busy machine stretches it
+    assert seconds["step"] < 0.5 * seconds["input_wait"]
+    text = (tmp_path / "train.log").read_text()
+    assert "Input wait is " in text and "see tftpu data check" in text
+
+
+def test_a_fast_pipeline_is_not_waited_for(tmp_path):
+    """Batches that lie in memory, and a step of nine million weights."""
+    wide = [keras.layers.Dense(3000, "relu"), keras.layers.Dense(3000, "relu")]
+    model = keras.Sequential([*wide, keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer="sgd", loss=loss)
+    trainer = tftpu.Trainer(model, tmp_path, verbose=False)
+    trainer.fit(data().cache().repeat(), 100)
+    seconds = trainer.account.seconds()
+    assert seconds["input_wait"] < 0.3 * seconds["step"]
+
+
+def test_blocks_within_blocks_are_booked_once():
+    clock = goodput.Clock()
+    began = time.monotonic()
+    with clock.spend("evaluation"):
+        time.sleep(0.05)
+        with clock.spend("compiling"):
+            time.sleep(0.1)
+        time.sleep(0.05)
+    passed = time.monotonic() - began
+    seconds = clock.seconds()
+    assert seconds["compiling"] == pytest.approx(0.1, abs=0.03)
+    assert seconds["evaluation"] == pytest.approx(0.1, abs=0.03)
+    assert sum(seconds.values()) == pytest.approx(passed, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("state", "counts"),
+    [("running", True), ("preempted", True), ("failed", True), ("finished", False), ("stopped", 0)],
+)
+def test_the_time_until_a_restart_counts_if_the_run_was_cut_off(state, counts, tmp_path):
+    clock = goodput.Clock()
+    account = goodput.Account(str(tmp_path), clock)
+    account.write(state)
+    record = json.loads((tmp_path / goodput.FILE).read_text())
+    record["updated"] -= 100
+    (tmp_path / goodput.FILE).write_text(json.dumps(record))
+    again = goodput.Account(str(tmp_path), goodput.Clock())
+    assert again.seconds()["restart"] == pytest.approx(100.0 if counts else 0.0, abs=1.0)
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away(tmp_path):
+    goodput.Account(str(tmp_path), goodput.Clock()).write(goodput.RUNNING)
+    record = json.loads((tmp_path / goodput.FILE).read_text())
+    record["updated"] += 3600
+    (tmp_path / goodput.FILE).write_text(json.dumps(record))
+    assert goodput.Account(str(tmp_path), goodput.Clock()).seconds()["restart"] == 0.0
+
+
+def test_an_account_that_cannot_be_read_is_begun_anew(tmp_path):
+    (tmp_path / goodput.FILE).write_text('{"state": "runn')
+    assert goodput.Account(str(tmp_path), goodput.Clock()).restarts == 0
+
+
+def test_the_age_of_a_process_is_what_another_clock_says():
+    code = "import time; time.sleep(0.5); from tftpu.runtime.goodput import process_age as a; print(a())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0.5 <= float(done.stdout) <= time.monotonic() - began
+    assert os.path.exists("/proc/self/stat")
+
+
+def test_the_table_names_the_largest_part_first_and_leaves_out_what_took_no_time():
+    seconds = dict.fromkeys(goodput.PARTS, 0.0) | {"step": 90.0, "input_wait": 10.0}
+    assert [line.split()[0] for line in goodput.table(seconds)] == ["step", "input", "whole"]
+    assert "90.0 s   90.0%" in goodput.table(seconds)[0]

@@ -1,0 +1,195 @@
+"""Being asked to stop: real signals to real processes, and a metadata server on loopback."""
+
+import http.server
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tftpu.runtime import preemption
+
+# The main thread sits where no Python runs: a signal must be heard all the same.
+DEAF = """
+import signal, sys, time
+from tftpu.preemption import PreemptionNotice
+with PreemptionNotice(float(sys.argv[1]), lambda: 40) as notice:
+    print("ready", flush=True)
+    try:
+        {busy}
+    finally:
+        pass
+    print("noted", notice.requested, flush=True)
+"""
+WAITING = (
+    "end = time.monotonic() + 60\n"
+    "        while not notice.requested and time.monotonic() < end: time.sleep(0.01)"
+)
+
+
+def start(busy: str, grace_seconds: float = 60.0) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEAF.format(busy=busy), str(grace_seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_said(number):
+    process = start(WAITING)
+    process.send_signal(number)
+    output, said = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, f"noted {number.name}\n")
+    assert f"{number.name}: finishing the device loop, then saving." in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once_whatever_the_main_thread_does(number):
+    process = start("time.sleep(60)")
+    process.send_signal(number)
+    assert "finishing the device loop" in process.stderr.readline()
+    process.send_signal(number)
+    output, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert "A second signal" in said
+    assert "noted" not in output
+
+
+def test_the_end_of_the_grace_period_is_the_end_of_the_process():
+    process = start("time.sleep(60)", grace_seconds=0.5)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == preemption.PREEMPTED
+    assert time.monotonic() - began >= 0.5
+    assert "did not end within the 0 s after SIGTERM. The newest is of step 40." in said
+
+
+def test_after_ctrl_c_nobody_is_in_a_hurry():
+    process = start("time.sleep(1.5)", grace_seconds=0.2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "noted SIGINT\n")
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with preemption.PreemptionNotice():
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_clock_that_jumps_changes_nothing(monkeypatch):
+    """All times are of the monotonic clock; the wall clock may go where it likes."""
+    monkeypatch.setattr(time, "time", lambda: 1e12)
+    with preemption.PreemptionNotice(grace_seconds=30) as notice:
+        signal.raise_signal(signal.SIGTERM)
+        end = time.monotonic() + 10
+        while notice.requested is None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert notice.requested == "SIGTERM"
+        time.sleep(0.2)  # alive
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    """A metadata server that answers what stands in the dictionary, or 404."""
+    answers = {"maintenance-event": "NONE", "preempted": "FALSE"}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            key = self.path.removeprefix("/computeMetadata/v1/instance/")
+            known = key in answers and self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            if known:
+                self.wfile.write(answers[key].encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(preemption, "POLL_SECONDS", 0.05)
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"), ("preempted", "TRUE")],
+)
+def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
+    with preemption.PreemptionNotice(grace_seconds=60) as notice:
+        time.sleep(0.3)
+        assert notice.requested is None
+        metadata[key] = value
+        end = time.monotonic() + 10
+        while notice.requested is None and time.monotonic() < end:
+            time.sleep(0.01)
+    assert notice.requested == "a maintenance event"
+    assert "a maintenance event: finishing the device loop" in capfd.readouterr().err
+
+
+def test_a_metadata_server_that_does_not_answer_is_no_notice(metadata, monkeypatch):
+    metadata.clear()
+    assert preemption.maintenance_event() is None
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    assert preemption.maintenance_event() is None
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe"])
+def test_signals_are_heard_whatever_a_metadata_server_answers(answer, monkeypatch):
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1024)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(preemption, "POLL_SECONDS", 0.05)
+        with preemption.PreemptionNotice(grace_seconds=30) as notice:
+            time.sleep(0.3)
+            signal.raise_signal(signal.SIGTERM)
+            end = time.monotonic() + 5
+            while notice.requested is None and time.monotonic() < end:
+                time.sleep(0.01)
+        assert notice.requested == "SIGTERM"
+        server.shutdown()
+
+
+def test_loops_too_long_for_the_grace_period_are_told_of_once(caplog):
+    notice = preemption.PreemptionNotice(grace_seconds=25)
+    notice.measured(50, 10.0)
+    assert not caplog.text
+    notice.measured(500, 50.0)
+    notice.measured(500, 50.0)
+    assert caplog.text.count("set steps_per_loop to 125 or less") == 1
+
+
+def test_a_signal_before_the_first_step_is_75_too():
+    """The machine that is preempted then runs the command again."""
+    code = (
+        "import time\nfrom tftpu.runtime.preemption import PreemptionNotice, exit_on_notice\n"
+        "with exit_on_notice():\n"
+        "    with PreemptionNotice():\n        pass\n"
+        "    print('ready', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == preemption.PREEMPTED
+    assert "the same command goes on" in said

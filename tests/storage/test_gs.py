@@ -1,0 +1,274 @@
+"""TensorFlow's own `gs://` with all that tftpu writes and reads, against an emulated bucket."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import gs_proxy
+from tests.support.fake_storage import BUCKET, Fault
+from tftpu import input_pipelines
+from tftpu.checkpoint.store import Checkpoints
+from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import converter, parts, verify
+from tftpu.input_pipelines.formats import manifest
+from tftpu.input_pipelines.reading import cache
+from tftpu.input_pipelines.sources import Tokens
+from tftpu.launch import main as command_line
+from tftpu.observe import writers
+from tftpu.storage import buckets, files
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    """The bucket, and the environment of a process that is to reach it."""
+    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
+    with serving as (service, environment), gs_proxy.in_this_process(environment):
+        buckets._client.cache_clear()
+        yield service, environment
+    buckets._client.cache_clear()
+
+
+@pytest.fixture
+def service(bucket):
+    service, _ = bucket
+    service.storage.wipe(keep_buckets=True)
+    service.faults.clear()
+    service.requests.clear()
+    tf.io.gfile.listdir(f"gs://{BUCKET}")
+    return service
+
+
+def test_files_of_a_bucket_are_written_read_listed_and_removed(service):
+    folder = f"gs://{BUCKET}/files"
+    files.write_whole(f"{folder}/a/one", b"1")
+    files.write_whole(f"{folder}/two", b"")
+    assert files.read(f"{folder}/a/one") == b"1"
+    assert files.read(f"{folder}/two") == b""
+    assert files.names_in(folder) == ["a", "two"]
+    assert files.exists(f"{folder}/two") and not files.exists(f"{folder}/three")
+    with pytest.raises(FileNotFoundError):
+        files.read(f"{folder}/three")
+    files.remove_tree(folder)
+    assert files.names_in(folder) == []
+    assert service.names() == set()
+
+
+def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_path, monkeypatch):
+    """Uploaded by Google's client, read by TensorFlow; a service that falters changes nothing."""
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(parts, "PART_BYTES", 20_000)
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * 5000)
+    options = parts.Options(context=100)
+
+    def conversion(output):
+        source = f"text:{tmp_path}/*.txt"
+        return converter.Conversion(source, str(output), options, min_shards=5)
+
+    output = f"gs://{BUCKET}/data/text"
+    service.faults += [
+        Fault("POST", "upload.*uploadType=multipart", 503, times=2),
+        Fault("POST", "upload.*uploadType=multipart", "drop", times=1),
+    ]
+    made = converter.run(conversion(output), workers=1, say=lambda *_: None)
+    here = converter.run(conversion(tmp_path / "here"), workers=1, say=lambda *_: None)
+    assert made.splits == here.splits
+    for shard in made.shards("train"):
+        assert (
+            service.content(f"data/text/{shard.name}")
+            == (tmp_path / "here" / shard.name).read_bytes()
+        )
+    assert not list((tmp_path / "cache").glob(".converting*"))
+    assert verify.run(output, workers=1)[1] == []
+    paths = [made.path(shard) for shard in manifest.read(output).shards("train")]
+    count = sum(1 for _ in tf.data.TFRecordDataset(paths))
+    assert count == made.examples("train")
+    # Given again nothing is uploaded; a spoilt shard is found.
+    service.requests.clear()
+    converter.run(conversion(output), workers=1, say=lambda *_: None)
+    assert service.requested("POST", "upload") == 0
+    service.overwrite(f"data/text/{made.shards('train')[2].name}", b"spoilt")
+    assert "00002-of-00005" in verify.run(output, workers=1)[1][0]
+    # The source in the bucket as well.
+    again = converter.Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", options)
+    service.overwrite(
+        f"data/text/{made.shards('train')[2].name}",
+        (tmp_path / "here" / made.shards("train")[2].name).read_bytes(),
+    )
+    assert converter.run(again, 1, say=lambda *_: None).examples("train") == count
+
+
+def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
+    """Packed text in so many shards."""
+    for number in range(shards):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
+    options = parts.Options(context=50)
+    conversion = converter.Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=shards)
+    return converter.run(conversion, 1, staging=str(tmp_path), say=lambda *_: None)
+
+
+@pytest.fixture
+def rows(service, tmp_path, monkeypatch):
+    """Packed text in 6 shards in the bucket."""
+    monkeypatch.setattr(parts, "PART_BYTES", 5_000)
+    return converted(tmp_path, f"gs://{BUCKET}/rows", 6)
+
+
+def batches(count: int, **changes) -> list:
+    given = {"data_dir": f"gs://{BUCKET}/rows", "context": 50, "global_batch_size": 16}
+    data = Tokens(**(given | changes))
+    data.validate()
+    stream = input_pipelines.training(data, seed=1).starting_at(0).take(count)
+    return [features["tokens"].tolist() for features, _, _ in stream.as_numpy_iterator()]
+
+
+def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
+    epochs = 2 * rows.examples("train") // 16
+    whole = batches(epochs)
+    folder = str(tmp_path / "cache")
+    service.requests.clear()
+    assert batches(epochs, cache_dir=folder) == whole
+    assert service.requested("GET", "download.*train-0") == 6
+    service.requests.clear()
+    assert batches(epochs, cache_dir=folder) == whole
+    assert service.requested("GET", "train-0.*alt=media|buckets.googleapis.*train-0") == 0
+
+
+def test_a_cache_with_room_for_what_is_read_at_once_fetches_again(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    rows = converted(tmp_path, f"gs://{BUCKET}/many", 70)
+    converted(tmp_path, str(tmp_path / "here"), 70)
+    room = sum(sorted(shard.bytes for shard in rows.shards("train"))[-64:])
+    folder = tmp_path / "cache"
+    cached = {"data_dir": rows.folder, "cache_dir": str(folder), "global_batch_size": 64}
+    epochs = 3 * rows.examples("train") // 64
+    here = batches(epochs, data_dir=str(tmp_path / "here"), global_batch_size=64)
+    assert batches(epochs, cache_gb=room / 2**30, **cached) == here
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= room
+    assert service.requested("GET", "download.*train-0") > 70
+    with pytest.raises(UserError, match="the 64 shards that may be read at once have"):
+        batches(epochs, cache_gb=0.9 * room / 2**30, **cached)
+
+
+def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
+    shard = rows.shards("train")[3]
+    service.overwrite(f"rows/{shard.name}", bytes(shard.bytes))
+    with pytest.raises(tf.errors.OpError, match=f"{shard.name} changed since its manifest"):
+        batches(2 * rows.examples("train") // 16, cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data_dir": "/local"}, "for shards in a bucket"),
+        ({"cache_gb": 0}, "must be above 0"),
+        ({"service": "grpc://localhost:1"}, "use one of the two"),
+    ],
+)
+def test_a_cache_that_makes_no_sense_is_refused(tmp_path, changes, sentence):
+    data = Tokens(**{"data_dir": "gs://b/c", "cache_dir": str(tmp_path), **changes})
+    with pytest.raises(UserError, match=sentence):
+        data.validate()
+        cache.of(data)
+
+
+def test_checkpoints_of_a_bucket_are_whole_or_not_there(service):
+    checkpoints = Checkpoints(f"gs://{BUCKET}/run", keep=2)
+    variable = tf.Variable(np.arange(6, dtype=np.float32).reshape(2, 3))
+    for step in (1, 2, 3):
+        variable.assign_add(tf.ones((2, 3)))
+        checkpoints.save(step, {"model": [variable]}, {"step": step})
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 3]
+    # A checkpoint whose manifest is not there yet is none.
+    files.remove(f"gs://{BUCKET}/run/checkpoints/3/manifest.json")
+    variable.assign(tf.zeros((2, 3)))
+    restored = checkpoints.restore({"model": [variable]})
+    assert restored.step == 2
+    assert variable.numpy().tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_writers_write_into_a_bucket(service):
+    folder = f"gs://{BUCKET}/run"
+    tensorboard = writers.TensorBoard(folder)
+    lines = writers.JsonLines(f"{folder}/metrics.jsonl", 0)
+    for step in (1, 2, 3):
+        tensorboard.write(step, "train", {"loss": 1.0 / step})
+        lines.write(step, "train", {"loss": 1.0 / step})
+    tensorboard.close()
+    lines.close()
+    (events,) = tf.io.gfile.glob(f"{folder}/train/events*")
+    records = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(events)]
+    seen = {
+        event.step: float(tf.make_ndarray(event.summary.value[0].tensor))
+        for event in records
+        if event.summary.value
+    }
+    assert seen == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
+    kept = [json.loads(line) for line in files.read(f"{folder}/metrics.jsonl").splitlines()]
+    assert [line["step"] for line in kept] == [1, 2, 3]
+
+
+def test_a_keras_model_is_saved_in_a_bucket_and_loaded(service):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    path = f"gs://{BUCKET}/model.keras"
+    model.save(path)
+    x = np.ones((4, 3), np.float32)
+    loaded = keras.models.load_model(path)
+    assert np.array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_a_workdir_in_a_bucket_that_may_not_be_written_is_a_sentence(service, capsys):
+    """And what is said holds no token."""
+    service.faults += [Fault(m, "upload|/o", 403, times=None) for m in ("POST", "PUT", "GET")]
+    code = command_line.main(["train", "--config=digits_resnet", f"--workdir=gs://{BUCKET}/no"])
+    said = capsys.readouterr()
+    assert code == 2
+    assert "Traceback" not in said.err
+    assert gs_proxy.TOKEN not in said.err + said.out
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_killed_and_goes_on(bucket, service, tmp_path):
+    """`tftpu train --workdir=gs://…` in a process of its own, against one that was not killed."""
+    _, environment = bucket
+
+    def start(workdir):
+        command = (sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet")
+        small = ("--config.train.steps=60", "--config.train.eval_every=30")
+        more = ("--config.train.checkpoint_every=20", "--config.train.log_every=10")
+        return subprocess.Popen(
+            [*command, *small, *more, f"--workdir={workdir}"],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    workdir = f"gs://{BUCKET}/killed"
+    child = start(workdir)
+    while "killed/checkpoints/20/manifest.json" not in service.names():
+        assert child.poll() is None, child.communicate()[0]
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    said = []
+    for place in (workdir, str(tmp_path / "whole")):
+        child = start(place)
+        said.append(child.communicate(timeout=300)[0])
+        assert child.returncode == 0, said[-1]
+    assert gs_proxy.TOKEN not in said[0]
+    results = []
+    for folder in (workdir, str(tmp_path / "whole")):
+        lines = [json.loads(x) for x in files.read(f"{folder}/metrics.jsonl").splitlines()]
+        results.append([(x["step"], x["split"], x["loss"]) for x in lines])
+    assert results[0] == results[1]
+    assert tf.io.gfile.glob(f"{workdir}/train/events*")

@@ -1,0 +1,52 @@
+"""The environment variables of a TPU, for each kind of machine."""
+
+import sys
+
+import pytest
+
+from tftpu.tpu import environment
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Gives the variables that `prepare` sets on a machine with such a device file."""
+    (tmp_path / "site" / "libtpu").mkdir(parents=True)
+    (tmp_path / "site" / "libtpu" / "__init__.py").touch()
+
+    def prepare(device: str | None, libtpu: bool = True, **environ: str) -> dict[str, str]:
+        monkeypatch.delitem(sys.modules, "libtpu", raising=False)  # whatever others loaded
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "site")] if libtpu else [])
+        if device:
+            (tmp_path / device).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / device).touch()
+        environment.prepare(environ, str(tmp_path))
+        return environ
+
+    return prepare
+
+
+def test_pjrt_is_chosen_from_v5e_on(prepared, tmp_path):
+    assert prepared("dev/vfio/0") == {
+        "PJRT_DEVICE": "TPU",
+        "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",
+        "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": str(tmp_path / "site/libtpu/libtpu.so"),
+        "TF_XLA_FLAGS": "--tf_mlir_enable_mlir_bridge=true",
+        "TPU_NAME": "local",
+    }
+
+
+def test_nothing_is_needed_up_to_v4(prepared):
+    assert prepared("dev/accel0") == {}
+
+
+def test_no_metadata_server_is_asked_for_without_a_tpu(prepared):
+    assert prepared(None) == {"TPU_SKIP_MDS_QUERY": "1"}
+
+
+def test_nothing_is_set_without_libtpu(prepared):
+    assert prepared("dev/vfio/0", libtpu=False) == {}
+
+
+def test_what_the_user_has_set_stays(prepared):
+    assert prepared("dev/vfio/0", PJRT_DEVICE="CPU", TPU_NAME="mine")["PJRT_DEVICE"] == "CPU"
+    assert prepared("dev/vfio/0", TPU_NAME="mine")["TPU_NAME"] == "mine"

@@ -1,0 +1,255 @@
+"""A run that was cut off goes on as if nothing had happened, to the bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support.strategies import random_batches
+from tftpu.checkpoint.store import Checkpoints
+from tftpu.config import Data
+from tftpu.errors import Preempted
+from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.models.layers.normalization import GhostBatchNormalization
+
+STEPS = 40
+CUTS = sorted(np.random.default_rng(20).choice(np.arange(1, STEPS - 1), 20, False).tolist())
+
+
+class CutError(Exception):
+    """What ends a run in the middle."""
+
+
+class CutAfter(keras.callbacks.Callback):
+    """Ends the run at the first device loop that reaches a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() >= self.step:
+            raise CutError
+
+
+def pipeline() -> Training:
+    x, y, _ = random_batches(1, 50, False)[0]
+    return Training(
+        examples=(x, y),
+        global_batch_size=16,
+        seed=4,
+        # Noise drawn for each example anew: augmentation has to come back the same, too.
+        prepare=lambda examples, seeds: (
+            examples[0] + tf.cast(seeds[:, :1], tf.float32) / 2.0**31,
+            examples[1],
+        ),
+    )
+
+
+def trainer(workdir, replicas: int, **options) -> tftpu.Trainer:
+    keras.utils.set_random_seed(8)
+    with tftpu.connect(virtual_devices=replicas).scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8),
+                keras.layers.Reshape((1, 8)),
+                GhostBatchNormalization(2),
+                keras.layers.Flatten(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(4),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
+    options = {
+        "checkpoint_every": 4,
+        "steps_per_loop": 3,
+        "log_every": 5,
+        "ema_momentum": 0.9,
+        **options,
+    }
+    return tftpu.Trainer(model, workdir, verbose=False, **options)
+
+
+def fit(trainer: tftpu.Trainer, callbacks=(), data=None):
+    evaluation = tf.data.Dataset.from_tensor_slices(random_batches(1, 50, False)[0][:2]).batch(20)
+    return trainer.fit(data or pipeline(), STEPS, evaluation, eval_every=10, callbacks=callbacks)
+
+
+def outcome(trainer: tftpu.Trainer, workdir) -> tuple[list[bytes], list[dict]]:
+    """All variables to the bit, and metrics.jsonl without what depends on the clock."""
+    bits = [v.numpy().tobytes() for group in trainer.step.variables.values() for v in group]
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["time"]
+        line.pop("examples_per_sec", None)
+    return bits, lines
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    results = {}
+    for replicas in (1, 2):
+        workdir = tmp_path_factory.mktemp("whole")
+        whole = trainer(workdir, replicas)
+        history = fit(whole).history
+        results[replicas] = (*outcome(whole, workdir), history)
+    return results
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupted, tmp_path):
+    replicas = 2 if cut % 4 == 0 else 1
+    with pytest.raises(CutError):
+        fit(trainer(tmp_path, replicas), [CutAfter(cut)])
+    again = trainer(tmp_path, replicas)
+    history = fit(again).history
+    bits, lines = outcome(again, tmp_path)
+    assert lines == uninterrupted[replicas][1]
+    assert bits == uninterrupted[replicas][0]
+    assert history == uninterrupted[replicas][2]
+
+
+def test_a_users_own_dataset_is_taken_up_where_it_was_left(tmp_path):
+    batches = tf.data.Dataset.from_tensor_slices(random_batches(1, 70, False)[0][:2]).batch(16)
+    whole = trainer(tmp_path / "whole", 1)
+    fit(whole, data=batches)
+    with pytest.raises(CutError):
+        fit(trainer(tmp_path / "cut", 1), [CutAfter(21)], data=batches)
+    again = trainer(tmp_path / "cut", 1)
+    fit(again, data=batches)
+    assert outcome(again, tmp_path / "cut") == outcome(whole, tmp_path / "whole")
+
+
+class PreemptAt(keras.callbacks.Callback):
+    """Asks the run to stop in the device loop that ends at a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() == self.step:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.5)  # for the thread that hears it
+
+
+def test_an_evaluation_that_was_left_to_the_next_run_can_be_the_best(tmp_path):
+    """A run that is asked to stop at the end of an epoch saves at once; the next evaluates."""
+    with pytest.raises(Preempted):
+        fit(trainer(tmp_path, 1), [PreemptAt(10)])
+    checkpoints = Checkpoints(str(tmp_path))
+    assert (checkpoints.steps()[-1], checkpoints.best()) == (10, None)
+    with pytest.raises(CutError):
+        fit(trainer(tmp_path, 1), [CutAfter(13)])
+    assert Checkpoints(str(tmp_path)).best() == 10
+
+
+def test_other_metrics_begin_where_the_run_goes_on(tmp_path, caplog):
+    with pytest.raises(Preempted):
+        fit(trainer(tmp_path, 1), [PreemptAt(6)])
+    again = trainer(tmp_path, 1)
+    again.model.compile(
+        again.model.optimizer,
+        again.model.loss,
+        metrics=["accuracy", "sparse_categorical_crossentropy"],
+    )
+    history = fit(tftpu.Trainer(again.model, tmp_path, verbose=False, ema_momentum=0.9)).history
+    assert "the means of this epoch begin at step 6" in caplog.text
+    assert len(history["loss"]) == 4
+
+
+def test_what_callbacks_put_into_the_logs_is_saved_with_the_history(tmp_path):
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs |= {"f1": np.float32(0.5), "confusion": np.eye(2), "lr": tf.constant(1.0)}
+            logs["note"] = self
+
+    fit(trainer(tmp_path, 1), [Own()])
+    history = fit(trainer(tmp_path, 1)).history
+    assert history["f1"] == [0.5] * 4 and history["confusion"][0] == [[1.0, 0.0], [0.0, 1.0]]
+    assert history["lr"] == [1.0] * 4 and "Own" in history["note"][0]
+
+
+def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
+    here = trainer(None, 1)
+    here.fit(pipeline(), 12)
+    here.fit(pipeline(), STEPS)
+    bits = [v.numpy().tobytes() for group in here.step.variables.values() for v in group]
+    assert bits == uninterrupted[1][0]
+
+
+def test_another_seed_gives_another_run(uninterrupted, tmp_path):
+    """That the comparison can fail."""
+    other = trainer(tmp_path, 1, seed=1)
+    fit(other)
+    assert outcome(other, tmp_path)[0] != uninterrupted[1][0]
+
+
+def run_command(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet"]
+    return subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+SHORT = (
+    "--config.train.steps=120",
+    "--config.train.checkpoint_every=20",
+    "--config.train.eval_every=0",
+)
+
+
+def weights(workdir) -> bytes:
+    return (workdir / "checkpoints/120/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_after_a_kill(tmp_path):
+    killed = tmp_path / "killed"
+    victim = run_command(*SHORT, f"--workdir={killed}")
+    while not Checkpoints(str(killed)).steps() and victim.poll() is None:
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    reached = Checkpoints(str(killed)).steps()[-1]
+    assert reached < 120
+    again = run_command(*SHORT, f"--workdir={killed}")
+    output, _ = again.communicate()
+    assert again.returncode == 0
+    assert f"Going on from the checkpoint of step {reached}." in output
+    assert run_command(*SHORT, f"--workdir={tmp_path / 'whole'}").wait() == 0
+    assert weights(killed) == weights(tmp_path / "whole")
+
+
+def test_a_preempted_run_saves_says_so_and_exits_with_75(tmp_path):
+    victim = run_command("--config.train.steps=100000", f"--workdir={tmp_path}")
+    for line in victim.stdout:
+        if line.startswith("train"):
+            break
+        assert victim.poll() is None, line
+    os.kill(victim.pid, signal.SIGTERM)
+    output = victim.stdout.read()
+    assert victim.wait() == 75
+    (step,) = Checkpoints(str(tmp_path)).steps()
+    assert f"Stopped by SIGTERM after step {step}, saved" in output
+    assert "Traceback" not in output
+
+
+def test_the_config_is_read_back_equal(tmp_path):
+    from tftpu.config import from_json, to_json
+    from tftpu.launch import config_flags
+
+    for name in config_flags.names():
+        experiment = config_flags.load(name, [])
+        assert from_json(to_json(experiment)) == experiment
+        assert isinstance(experiment.data, Data)

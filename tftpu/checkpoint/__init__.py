@@ -1,0 +1,1 @@
+"""Checkpoints: manifests, shards and the copy in host memory."""

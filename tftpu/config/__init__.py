@@ -1,0 +1,43 @@
+"""The dataclasses of an experiment: validation, JSON in and out."""
+
+from tftpu.config.experiment import (
+    DECAYS,
+    ON_NAN,
+    OPTIMIZERS,
+    PRECISIONS,
+    SCALINGS,
+    WRITERS,
+    Cluster,
+    Data,
+    Experiment,
+    Model,
+    Optimizer,
+    ProfilePlan,
+    Share,
+    Train,
+    check_types,
+    from_json,
+    profile_plan,
+    to_json,
+)
+
+__all__ = [
+    "DECAYS",
+    "ON_NAN",
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "SCALINGS",
+    "WRITERS",
+    "Cluster",
+    "Data",
+    "Experiment",
+    "Model",
+    "Optimizer",
+    "ProfilePlan",
+    "Share",
+    "Train",
+    "check_types",
+    "from_json",
+    "profile_plan",
+    "to_json",
+]

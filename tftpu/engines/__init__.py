@@ -1,0 +1,1 @@
+"""Engines: what runs a train step on devices. `engine.py` is the protocol that the trainer knows."""

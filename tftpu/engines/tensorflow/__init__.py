@@ -1,0 +1,1 @@
+"""The TensorFlow engine: TPUStrategy, and the strategies for GPUs and CPUs."""

@@ -1,0 +1,1 @@
+"""Output of a run: writers, console, telemetry and profiles."""

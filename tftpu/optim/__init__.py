@@ -1,0 +1,1 @@
+"""Optimizers, learning-rate schedules, losses, metrics and precision."""

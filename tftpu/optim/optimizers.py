@@ -1,0 +1,108 @@
+"""Optimizers by name: Keras's own, and LARS, which Keras lacks."""
+
+import re
+
+import keras
+from keras import ops
+
+from tftpu.config import OPTIMIZERS, Optimizer
+from tftpu.errors import UserError, did_you_mean
+from tftpu.optim.schedules import schedule
+
+# The variables that weight decay leaves alone, by the last part of their path: biases, and the
+# scales and shifts of norms. Keras searches for this pattern in the variable's name.
+NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
+
+
+def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimizers.Optimizer:
+    """The optimizer of an experiment.
+
+    Args:
+        config: its name and hyper-parameters.
+        global_batch_size: examples a step, for the scaling of the learning rate.
+        steps: of the whole run, for the decay.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    if config.name not in OPTIMIZERS:
+        raise UserError(
+            f"There is no optimizer {config.name!r}.{did_you_mean(config.name, OPTIMIZERS)}"
+        )
+    rate = schedule(config, global_batch_size, steps)
+    decay = config.weight_decay or None
+    kinds = keras.optimizers
+    make = {
+        "adafactor": lambda: kinds.Adafactor(rate, weight_decay=decay),
+        "adamw": lambda: kinds.AdamW(rate, weight_decay=config.weight_decay, beta_2=config.beta_2),
+        "lamb": lambda: kinds.Lamb(rate, weight_decay=decay, beta_2=config.beta_2),
+        "lars": lambda: LARS(
+            rate, momentum=config.momentum, trust_weight_decay=config.weight_decay
+        ),
+        "lion": lambda: kinds.Lion(rate, weight_decay=decay, beta_2=config.beta_2),
+        "muon": lambda: kinds.Muon(rate, weight_decay=config.weight_decay),
+        "sgd": lambda: kinds.SGD(
+            rate, momentum=config.momentum, nesterov=config.nesterov, weight_decay=decay
+        ),
+    }
+    optimizer = make[config.name]()
+    optimizer.exclude_from_weight_decay(var_names=[NO_DECAY])
+    return optimizer
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class LARS(keras.optimizers.Optimizer):
+    """Layer-wise adaptive rate scaling, for very large batches of images.
+
+    You et al. 2017, https://arxiv.org/abs/1708.03888. Each matrix or kernel moves by a step whose
+    norm is `trust` times its own: `v <- momentum v + lr trust |w| / (|g| + decay |w|)
+    (g + decay w)`, `w <- w - v`. Biases and norms take the plain gradient and no decay.
+
+    Args:
+        learning_rate: a number or a schedule.
+        momentum: of the update.
+        trust: the paper's eta.
+        trust_weight_decay: L2, inside the trust ratio as the paper has it (not decoupled).
+    """
+
+    def __init__(
+        self,
+        learning_rate=1.0,
+        momentum: float = 0.9,
+        trust: float = 0.001,
+        trust_weight_decay: float = 0.0,
+        name: str = "lars",
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.momentum = momentum
+        self.trust = trust
+        self.trust_weight_decay = trust_weight_decay
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums = self.add_optimizer_variables(variables, "momentum")
+
+    def update_step(self, gradient, variable, learning_rate):
+        rate = ops.cast(learning_rate, variable.dtype)
+        gradient = ops.cast(gradient, variable.dtype)
+        momentum = self._momentums[self._get_variable_index(variable)]
+        if not re.search(NO_DECAY, variable.name):
+            decay = self.trust_weight_decay
+            weight_norm = ops.sqrt(ops.sum(ops.square(variable)))
+            grad_norm = ops.sqrt(ops.sum(ops.square(gradient)))
+            both = ops.logical_and(weight_norm > 0, grad_norm > 0)
+            ratio = self.trust * weight_norm / (grad_norm + decay * weight_norm + 1e-30)
+            gradient = ops.where(both, ratio, 1.0) * (gradient + decay * variable)
+        self.assign(momentum, self.momentum * momentum + rate * gradient)
+        self.assign_sub(variable, momentum)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "trust": self.trust,
+            "trust_weight_decay": self.trust_weight_decay,
+        }

@@ -1,0 +1,1 @@
+"""A run's process: hosts, preemption, watchdog and the account of its time."""

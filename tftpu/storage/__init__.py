@@ -1,0 +1,1 @@
+"""Files on local disk and in buckets."""

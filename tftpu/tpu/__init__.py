@@ -1,0 +1,1 @@
+"""TPU slices, their hardware, prices and environment variables."""

@@ -1,0 +1,1 @@
+"""The trainer, the session of one call of `fit`, and its reporting."""
