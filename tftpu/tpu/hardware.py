@@ -4,8 +4,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-import tensorflow as tf
-
 from tftpu.tpu.slices import GENERATIONS, Generation
 
 GOOGLE = "0x1ae0"  # PCI vendor
@@ -24,6 +22,7 @@ class Hardware:
 
     chips: int
     generation: Generation | None = None
+    is_tpu: bool = False
 
     def mfu(self, flops_per_s: float) -> float:
         """The share of the peak of a known generation that so many model FLOPs a second are."""
@@ -36,14 +35,19 @@ class Hardware:
         return self.chips * self.generation.usd_hour * seconds / 3600
 
 
-def of(strategy: tf.distribute.Strategy) -> Hardware:
-    """The hardware of a strategy."""
-    replicas = strategy.num_replicas_in_sync
-    if not isinstance(strategy, tf.distribute.TPUStrategy):
-        return Hardware(replicas)
+def of_devices(data_shares: int, is_tpu: bool) -> Hardware:
+    """Returns the hardware of a run.
+
+    Args:
+        data_shares: number of devices that share a global batch.
+        is_tpu: whether they are cores of a TPU.
+    """
+    if not is_tpu:
+        return Hardware(data_shares)
     generation = GENERATIONS.get(attached_tpu() or "")
-    # Of a v5p, the two cores of a chip are one replica.
-    return Hardware(replicas // generation.cores if generation else replicas, generation)
+    # The two cores of a v5p chip are one replica.
+    chips = data_shares // generation.cores if generation else data_shares
+    return Hardware(chips, generation, is_tpu=True)
 
 
 def attached_tpu(root: str = "/") -> str | None:
