@@ -116,7 +116,7 @@ def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str)
         measured = 1e3 * experiment.data.global_batch_size / rate
         print(f"  step        {format_number(measured)} ms; preflight predicted {predicted}")
     print(f"  run         {workdir}  ({trainer.clock.wall():.0f} s)")
-    usd = trainer.account.facts.get("usd")
+    usd = trainer.account.facts.usd
     if usd is not None:
         print(f"  cost        ${usd:,.2f} at list price, on demand")
     restarts = trainer.account.restarts

@@ -79,7 +79,7 @@ def test_another_optimizer_is_a_sentence_that_lists_the_variables(tmp_path):
     with pytest.raises(UserError) as caught:
         fit(other, STEPS)
     said = str(caught.value)
-    assert "is of another optimizer" in said
+    assert "belongs to another optimizer" in said
     assert "kernel_momentum" in said
     assert "is only in the checkpoint" in said
     assert (weights(other) == before).all()
@@ -88,7 +88,7 @@ def test_another_optimizer_is_a_sentence_that_lists_the_variables(tmp_path):
 def test_optimizers_with_slots_of_the_same_shapes_are_told_apart(tmp_path):
     """By shapes alone the momentum of SGD would be taken for the velocity of RMSprop."""
     fit(trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9)), HALF)
-    with pytest.raises(UserError, match="is of another optimizer: rm_sprop"):
+    with pytest.raises(UserError, match="belongs to another optimizer: rm_sprop"):
         fit(trainer(tmp_path, optimizer=keras.optimizers.RMSprop(0.01)), STEPS)
 
 

@@ -53,7 +53,7 @@ def test_the_status_of_a_finished_run_is_what_its_files_say(run):
         last = [line for line in written if line["split"] == split][-1]
         assert record["metrics"][split]["loss"] == last["loss"]
     text = "\n".join(lines(record))
-    assert "60/60 (100%)" in text and "finished" in text and "whole" in text
+    assert "60/60 (100%)" in text and "finished" in text and "total" in text
     assert all(len(line) <= 110 for line in text.splitlines())
 
 
@@ -61,10 +61,11 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     """Running while the lock is held; crashed once its holder is gone without a word."""
     with files.claim(str(tmp_path)):
         assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
-    record = goodput.read(str(run)) | {"state": "running", "eta_seconds": 75.0, "step": 30}
+    record = goodput.read(str(run)).to_json()
+    record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     code = (
-        "import sys, time\nfrom tftpu import files\n"
+        "import sys, time\nfrom tftpu.storage import files\n"
         "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(

@@ -53,6 +53,7 @@ class Report:
         self._telemetry = telemetry.Telemetry(
             workdir, self._beat, tpu=isinstance(trainer.strategy, tf.distribute.TPUStrategy)
         )
+        self._facts = goodput.Facts()
         self._pace: tuple[float, int] | None = None  # time and step after the first device loop
         self._seconds = trainer.clock.seconds()  # of each part at the last point of goodput
         self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
@@ -63,8 +64,8 @@ class Report:
         """Writes what is known before the first step."""
         if self._console:
             self._console.start()
-        self._facts(self._start)
-        self._trainer.account.write(goodput.RUNNING)
+        self._facts = self._facts_at(self._start)
+        self._trainer.account.write(goodput.RUNNING, self._facts)
         self._writers.begin(self._config())
         text = io.StringIO()
         self._trainer.model.summary(print_fn=lambda line, **_: text.write(line + "\n"))
@@ -86,18 +87,18 @@ class Report:
 
     def advance(self, step: int, loss: float) -> None:
         """After every device loop."""
-        self._facts(step)
+        self._facts = self._facts_at(step)
         if self._console:
-            facts = self._trainer.account.facts
-            rate = facts.get("examples_per_sec")
+            facts = self._facts
+            rate = facts.examples_per_sec
             self._console.advance(
                 Progress(
                     step,
                     loss,
                     rate / self._hardware.chips if rate else None,
-                    facts.get("mfu"),
-                    facts.get("eta_seconds"),
-                    facts.get("usd"),
+                    facts.mfu,
+                    facts.eta_seconds,
+                    facts.usd,
                 )
             )
 
@@ -113,8 +114,8 @@ class Report:
         self._seconds = seconds
         total = self._trainer.account.seconds()
         host = {f"goodput/{part}": goodput.share(total, part) for part in total}
-        facts = self._trainer.account.facts
-        host |= {f"goodput/{name}": facts[name] for name in ("mfu", "usd") if name in facts}
+        price = {"mfu": self._facts.mfu, "usd": self._facts.usd}
+        host |= {f"goodput/{name}": value for name, value in price.items() if value is not None}
         sample = self._telemetry.latest
         host |= {f"machine/{name}": value for name, value in sample.items()}
         self._writers.write(step, writers.HOST, host)
@@ -136,19 +137,19 @@ class Report:
 
     def saved(self) -> None:
         """After a checkpoint: a run that is killed now has lost nothing."""
-        self._trainer.account.write(goodput.RUNNING)
+        self._trainer.account.write(goodput.RUNNING, self._facts)
 
     def end(self, state: str) -> None:
         """Closes everything, and the account with how the run stands."""
         self._telemetry.stop()
         self._writers.close()
-        self._trainer.account.write(state)
+        self._trainer.account.write(state, self._facts)
 
     def _beat(self) -> None:
-        self._trainer.account.write(goodput.RUNNING)
+        self._trainer.account.write(goodput.RUNNING, self._facts)
 
-    def _facts(self, step: int) -> None:
-        """Brings what stands in the account beside the seconds up to date."""
+    def _facts_at(self, step: int) -> goodput.Facts:
+        """Returns the progress of the run at a step."""
         trainer, now = self._trainer, time.monotonic()
         facts: dict[str, Any] = {
             "step": step,
@@ -171,7 +172,7 @@ class Report:
         usd = self._hardware.usd(sum(trainer.account.seconds().values()))
         if usd is not None:
             facts["usd"] = round(usd, 4)
-        trainer.account.facts = facts
+        return goodput.Facts(**facts)
 
     def _show_images(self, step: int, data: tf.data.Dataset) -> None:
         if self._sampled is None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tftpu.checkpoint.store import Best, Failure
 from tftpu.engines.tensorflow import internals
+from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.errors import UserError, did_you_mean
 from tftpu.observe import writers
 from tftpu.runtime import goodput
@@ -88,7 +89,7 @@ class Run:
         elif self.step:
             self._report.say(f"Going on from step {self.step}.")
         if self._trainer.writes and self.step < self._steps:
-            self._trainer.checkpoints.reserve(self._trainer.step.variables)
+            self._trainer.checkpoints.reserve(leaves_of(self._trainer.step.variables))
         self._trainer.model.stop_training = False
         self._callbacks.on_train_begin()  # which empties the history's epochs
         self.history.history, self.history.epoch = self._past
@@ -197,7 +198,8 @@ class Run:
                 trainer.checkpoints.mark_best(self.step, best)
             return
         with self._report.doing("saving", "checkpoint_wait"):
-            trainer.checkpoints.save(self.step, trainer.step.variables, self.state, best)
+            leaves = leaves_of(trainer.step.variables)
+            trainer.checkpoints.save(self.step, leaves, self.state, best)
         self._saved_step, self._saved_at = self.step, time.monotonic()
         self._report.saved()
 

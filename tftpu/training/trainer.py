@@ -12,13 +12,15 @@ import tensorflow as tf
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import Train
 from tftpu.engines.tensorflow import checks, feed
+from tftpu.engines.tensorflow.hosts import Hosts
+from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.engines.tensorflow.step import Step
+from tftpu.engines.tensorflow.tracer import TensorFlowTracer
 from tftpu.errors import HostLost, Preempted, UserError
 from tftpu.inference import export
 from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
-from tftpu.runtime.hosts import Hosts
 from tftpu.runtime.preemption import PreemptionNotice
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import files
@@ -145,7 +147,7 @@ class Trainer:
         self.config = dict(config or {})
         self.sample = sample
         self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
-        self.profiler = Profiler(self.workdir if self.writes else None, profile)
+        self.profiler = Profiler(self.workdir if self.writes else None, profile, TensorFlowTracer())
         self.clock = goodput.Clock()
         self.account: goodput.Account | None = None
         self.step: Step | None = None
@@ -279,7 +281,7 @@ class Trainer:
             return None
         found = None
         if self.hosts.chief:
-            found = self.checkpoints.restore(self.step.variables, step)
+            found = self.checkpoints.restore(leaves_of(self.step.variables), step)
         step = self.hosts.from_chief(found.step if found else None)
         if step is None or found is not None:
             return found
@@ -288,7 +290,7 @@ class Trainer:
                 f"The chief goes on from step {step}, and this host has no checkpoints in "
                 f"{self.workdir!r}: all hosts have to see the same workdir, as gs://BUCKET/RUN."
             )
-        return self.checkpoints.restore(self.step.variables, step)
+        return self.checkpoints.restore(leaves_of(self.step.variables), step)
 
     def restore_for_evaluation(self, dataset: tf.data.Dataset) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.

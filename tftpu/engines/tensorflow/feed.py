@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import Share
+from tftpu.engines.tensorflow.hosts import input_hosts
 from tftpu.errors import UserError
-from tftpu.runtime.hosts import input_hosts
 
 
 def for_training(

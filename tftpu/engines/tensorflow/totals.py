@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.checkpoint.store import uncounted
+from tftpu.checkpoint.matching import uncounted
 from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import internals
 
