@@ -52,36 +52,13 @@ def _metrics(data: Data) -> tuple[list, list]:
     return ([], [Accuracy()]) if weighted else ([Accuracy()], [])
 
 
-def build_trainer(
-    experiment: Experiment,
-    workdir: str | None,
-    verbose: bool = True,
-    watchdog: float | None = None,
-) -> Trainer:
-    """The trainer of an experiment, with its model, in the current strategy's scope."""
-    train = experiment.train
+def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
+    """Returns the trainer of an experiment, with its model, in the current engine's scope."""
     return Trainer(
         build_model(experiment),
         workdir,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        global_clipnorm=train.global_clipnorm,
-        ema_momentum=train.ema_momentum,
-        steps_per_loop=train.steps_per_loop,
-        log_every=train.log_every,
-        checkpoint_every=train.checkpoint_every,
-        checkpoint_minutes=train.checkpoint_minutes,
-        keep=train.keep,
-        keep_every=train.keep_every,
-        grace_seconds=train.grace_seconds,
-        best_metric=train.best_metric,
-        seed=train.seed,
-        profile=train.profile,
-        on_nan=train.on_nan,
-        max_rollbacks=train.max_rollbacks,
-        verbose=verbose,
-        watchdog=watchdog,
-        writers=train.writers,
-        config=flat(experiment),
+        experiment.train,
+        hyperparameters=flat(experiment),
         sample=lambda trainer: sample.of(experiment, trainer),
     )
 
@@ -107,7 +84,7 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
         UserError: the weights are not for this model. A head of another shape is left as it is.
     """
     path = experiment.model.init_from
-    if not path or (trainer.checkpoints and trainer.checkpoints.steps()):
+    if not path or trainer.has_checkpoint():
         return ""
     return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
 

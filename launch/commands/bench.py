@@ -16,8 +16,9 @@ import tensorflow as tf
 
 import tftpu
 from tftpu.config import Experiment
-from tftpu.engines.tensorflow import feed
-from tftpu.engines.tensorflow.step import Step
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.launch import experiment as build
 
 TURNS = 20
@@ -28,25 +29,23 @@ def run(
     experiment: Experiment, config: str, tpu: str, virtual_devices: int | None, compare: bool
 ) -> None:
     """Prints milliseconds a step of each contestant, and the ratios between them."""
-    strategy = tftpu.connect(tpu, virtual_devices)
-    experiment.validate(strategy.num_replicas_in_sync)
+    engine = tftpu.connect(tpu, virtual_devices)
+    experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment.train.checkpoint_every = 0
     # As many steps a turn as from one line of the log to the next: all that `train` does is in it.
     steps = experiment.train.log_every
     contestants = {
-        "trainer": lambda turn: _trainer(experiment, strategy, turn),
-        "bare step": lambda turn: _bare_step(experiment, strategy, turn),
-        "pipeline": lambda turn: _pipeline(experiment, strategy, turn),
+        "trainer": lambda turn: _trainer(experiment, engine, turn),
+        "bare step": lambda turn: _bare_step(experiment, engine, turn),
+        "pipeline": lambda turn: _pipeline(experiment, engine, turn),
     }
     if compare:
-        contestants["keras fit"] = lambda turn: _keras_fit(experiment, strategy, turn, "auto")
-        contestants["keras fit, no XLA"] = lambda turn: _keras_fit(
-            experiment, strategy, turn, False
-        )
+        contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
+        contestants["keras fit, no XLA"] = lambda turn: _keras_fit(experiment, engine, turn, False)
     times = take_turns(contestants, steps)
     print(
-        f"{config}: {strategy.num_replicas_in_sync} replica(s), {precision}, "
+        f"{config}: {engine.data_shares} replica(s), {precision}, "
         f"{experiment.data.global_batch_size} examples a step; medians of {TURNS} turns of {steps} steps"
     )
     for name, seconds in times.items():
@@ -151,54 +150,50 @@ class _CallTurn(keras.callbacks.Callback):
             self._seen = batch
 
 
-def _trainer(experiment: Experiment, strategy, turn: Turn) -> None:
+def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
     """All that `tftpu train` does in a step: pipeline, device loop, log, events."""
     with tempfile.TemporaryDirectory() as workdir:
-        with strategy.scope():
-            trainer = build.build_trainer(experiment, workdir, verbose=False)
-        trainer.fit(build.training_data(experiment), FOREVER, callbacks=[_CallTurn(turn)])
+        with engine.scope():
+            trainer = build.build_trainer(experiment, workdir)
+        trainer.fit(
+            build.training_data(experiment), FOREVER, callbacks=[_CallTurn(turn)], verbose=False
+        )
 
 
-def _bare_step(experiment: Experiment, strategy, turn: Turn) -> None:
-    """The same step in a bare loop, one batch over and over, which is on the device already."""
-    data = build.training_data(experiment).starting_at(0)
-    train = experiment.train
-    with strategy.scope():
+def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+    """The same step in a bare loop, on one batch over and over that is on the device already."""
+    data = build.training_data(experiment)
+    microbatches = experiment.train.gradient_accumulation_steps
+    with engine.scope():
         model = build.build_model(experiment)
-        spec = feed.share_spec(
-            data, strategy.num_replicas_in_sync, train.gradient_accumulation_steps
-        )
-        step = Step(
-            model,
-            spec,
-            gradient_accumulation_steps=train.gradient_accumulation_steps,
-            global_clipnorm=train.global_clipnorm,
-            ema_momentum=train.ema_momentum,
-            seed=train.seed,
-        )
-    batch = next(iter(feed.distribute(data, strategy)))
+        spec = engine.training_spec(data, microbatches)
+        step = TrainStep(ModelState(model, spec, experiment.train), spec)
+    batch = next(engine.batches(data, 0))
     function = tf.autograph.experimental.do_not_convert(step.train)
 
     @tf.function
     def loop(batch, count):
         for _ in tf.range(count):
-            strategy.run(function, args=(batch,))
+            engine.strategy.run(function, args=(batch,))
 
     while True:
-        loop(batch, tf.constant(turn.steps))
-        step.train_totals.drain()  # waits for the device
+        with engine.scope():
+            loop(batch, tf.constant(turn.steps))
+        step.accumulator.drain()  # waits for the device
         turn(turn.steps)
 
 
-def _pipeline(experiment: Experiment, strategy, turn: Turn) -> None:
+def _pipeline(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
     """The input pipeline alone."""
-    for _ in feed.training_iterator(build.training_data(experiment), 0, strategy):
+    for _ in engine.batches(build.training_data(experiment), 0):
         turn(1)
 
 
-def _keras_fit(experiment: Experiment, strategy, turn: Turn, jit_compile: bool | str) -> None:
+def _keras_fit(
+    experiment: Experiment, engine: TensorFlowEngine, turn: Turn, jit_compile: bool | str
+) -> None:
     """Keras's own trainer, on the same model, batches and strategy."""
-    with strategy.scope():
+    with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)
     data = build.training_data(experiment).starting_at(0).prefetch(tf.data.AUTOTUNE)
     model.fit(data, steps_per_epoch=FOREVER, verbose=0, callbacks=[_CallTurn(turn)])

@@ -43,10 +43,10 @@ def restored(experiment: Experiment, workdir: str) -> tuple:
     from tftpu import input_pipelines
     from tftpu.launch import experiment as build
 
-    strategy = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     tftpu.set_precision(experiment.train.precision)
-    with strategy.scope():
-        trainer = build.build_trainer(experiment, workdir, verbose=False)
+    with engine.scope():
+        trainer = build.build_trainer(experiment, workdir)
     test = input_pipelines.evaluation(experiment.data)
     found = trainer.restore_for_evaluation(test)
     if found is None:

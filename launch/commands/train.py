@@ -41,21 +41,23 @@ def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | 
     from tftpu import input_pipelines
     from tftpu.launch import experiment as build
 
-    strategy = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
-    experiment.validate(strategy.num_replicas_in_sync)
+    experiment.train.watchdog_seconds = watchdog
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
     chief = hosts.task().chief
     print(
-        f"tftpu train {config}: {strategy.num_replicas_in_sync} replica(s), {precision}, "
+        f"tftpu train {config}: {engine.data_shares} replica(s), {precision}, "
         f"{experiment.train.steps} steps of {experiment.data.global_batch_size} examples, in {workdir}",
         flush=True,
     )
     data = build.training_data(experiment)
     test = input_pipelines.evaluation(experiment.data)
-    with strategy.scope():
-        trainer = build.build_trainer(experiment, workdir, watchdog=watchdog)
+    with engine.scope():
+        trainer = build.build_trainer(experiment, workdir)
         loaded = build.initialise(experiment, trainer)
-    trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
+    clock = trainer.account.clock
+    clock.started_earlier(goodput.process_age() - clock.wall())
     if loaded:
         print(loaded, flush=True)
     # Only now: a run that was refused must not claim the workdir for its configuration.
@@ -105,18 +107,18 @@ def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str)
     if text:
         print(f"\nA sample of what it writes:\n{text}")
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
-    steps = int(trainer.step.step.numpy())
+    steps = trainer.step
     print(f"\nDone: {steps} steps.")
     print(f"  test        {numbers}")
-    rate = trainer.clock.rate()
+    rate = trainer.account.clock.rate()
     if rate:
         print(f"  speed       {format_number(rate)} examples/s, without compiling and evaluation")
-    predicted = preflight.prediction(workdir, trainer.step.replicas)
+    predicted = preflight.prediction(workdir, trainer.engine.data_shares)
     if rate and predicted:
         measured = 1e3 * experiment.data.global_batch_size / rate
         print(f"  step        {format_number(measured)} ms; preflight predicted {predicted}")
-    print(f"  run         {workdir}  ({trainer.clock.wall():.0f} s)")
-    usd = trainer.account.facts.get("usd")
+    print(f"  run         {workdir}  ({trainer.account.clock.wall():.0f} s)")
+    usd = trainer.account.facts.usd
     if usd is not None:
         print(f"  cost        ${usd:,.2f} at list price, on demand")
     restarts = trainer.account.restarts

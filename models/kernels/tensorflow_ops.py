@@ -9,6 +9,7 @@ from keras import ops
 
 from tftpu.errors import UserError
 from tftpu.models.kernels import internals
+from tftpu.tpu import target
 
 _INSTALL = (
     "model.attention='flash' needs jax beside TensorFlow, and it is not installed: run "
@@ -19,9 +20,7 @@ _INSTALL = (
 
 def on_tpu() -> bool:
     """Whether what is traced now will run on a TPU, or is compiled for one by preflight."""
-    strategy = tf.distribute.get_strategy()
-    compiled = getattr(strategy.extended, "compiles_for_tpu", False)
-    return compiled or isinstance(strategy, tf.distribute.TPUStrategy)
+    return target.platform() == "tpu"
 
 
 def flash_attention(

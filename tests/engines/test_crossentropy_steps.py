@@ -118,12 +118,12 @@ def text(steps=2, weighted=True):
 
 
 def run(replicas, gradient_accumulation_steps=1, **options):
-    strategy = tftpu.connect(virtual_devices=replicas)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=replicas)
+    with engine.scope():
         model = tiny_gpt(**options)
     results = train(
-        strategy,
-        make_step(strategy, model, text(), gradient_accumulation_steps=gradient_accumulation_steps),
+        engine,
+        make_step(engine, model, text(), gradient_accumulation_steps=gradient_accumulation_steps),
         text(),
     )
     return results, model.get_weights()

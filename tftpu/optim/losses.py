@@ -46,9 +46,6 @@ class SmoothedCrossentropy(keras.losses.Loss):
     def call(self, y_true, y_pred):
         soft = len(y_true.shape) == len(y_pred.shape)
         labels = ops.cast(y_true, y_pred.dtype if soft else "int32")
-        factors = getattr(y_pred, "tftpu_factors", None)
-        if factors and not soft and factors[1].shape[0] > CHUNK:
-            return chunked_crossentropy(*factors, labels, self.smoothing)
         log_sum = ops.logsumexp(y_pred, axis=-1)  # (batch, ...)
         if soft:
             true = ops.sum(labels * y_pred, axis=-1)
@@ -59,6 +56,11 @@ class SmoothedCrossentropy(keras.losses.Loss):
             return log_sum - true
         mean = ops.mean(y_pred, axis=-1)
         return log_sum - (1.0 - self.smoothing) * true - self.smoothing * mean
+
+    def call_factored(self, y_true, y_pred, hidden, matrix):
+        if len(y_true.shape) == len(y_pred.shape) or matrix.shape[0] <= CHUNK:
+            return self.call(y_true, y_pred)
+        return chunked_crossentropy(hidden, matrix, ops.cast(y_true, "int32"), self.smoothing)
 
     def get_config(self):
         return {**super().get_config(), "smoothing": self.smoothing}

@@ -1,7 +1,7 @@
 """From a compiled Keras model to the program that one replica of N runs, without a TPU.
 
-Not a copy of the step: `tftpu.engines.tensorflow.step.Step` itself, made and traced under a strategy that says it
-has N replicas and whose all-reduce is XLA's.
+Not a copy of the step: `TrainStep` itself, made and traced under a strategy that says it has
+N replicas and whose all-reduce is XLA's.
 """
 
 import dataclasses
@@ -13,10 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tftpu.config import TrainOptions
+from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow import checks, internals
-from tftpu.engines.tensorflow.step import Step
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.errors import UserError
 from tftpu.preflight.hlo import layer_path
+from tftpu.tpu import target
 
 
 @dataclasses.dataclass
@@ -61,7 +65,7 @@ def lower(
         replicas: how many share the global batch.
         precision: the dtype policy that the model is built under.
         gradient_accumulation_steps: microbatches a step.
-        options: the other options of `tftpu.engines.tensorflow.step.Step`.
+        options: further fields of `TrainOptions`.
 
     Raises:
         UserError: XLA cannot compile the step; the message names the layer and the op.
@@ -70,18 +74,18 @@ def lower(
     keras.config.set_dtype_policy(precision)
     try:
         strategy = OneReplicaOf(replicas)
-        with strategy.scope(), internals.fresh_names():
+        with target.compiling_for("tpu"), strategy.scope(), keras_internals.fresh_names():
             model = model_fn()
-            step = Step(
-                model, batch, gradient_accumulation_steps=gradient_accumulation_steps, **options
-            )
+            own = TrainOptions(gradient_accumulation_steps=gradient_accumulation_steps, **options)
+            step = TrainStep(ModelState(model, batch, own), batch)
     finally:
         keras.config.set_dtype_policy(before)
-    flat = internals.flat_layers(model)
+    flat = keras_internals.flat_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
     grouped = [layer.name for layer in flat if getattr(layer, "groups", 1) > 1]
     kernels = {v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1}
-    train, arguments = _trace(lambda *b: strategy.run(step.train, args=(b,)), batch)
+    with target.compiling_for("tpu"):
+        train, arguments = _trace(lambda *b: strategy.run(step.train, args=(b,)), batch)
     hlo = _to_hlo(train, "hlo_serialized", layers)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     micro = keras.tree.map_structure(
@@ -104,8 +108,6 @@ class OneReplicaOf(tf.distribute.Strategy):
 
 class _Extended(internals.OneDeviceExtended):
     """Private interface of TensorFlow: tried with 2.19 to 2.21."""
-
-    compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
         super().__init__(strategy, "/cpu:0")

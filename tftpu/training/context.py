@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tftpu.checkpoint import Checkpoints, Restored
+from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Engine, Executor
 from tftpu.observe.profiler import Profiler

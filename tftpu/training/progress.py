@@ -75,7 +75,9 @@ class RunProgress:
             names: names of the losses and metrics that are summed up now. If they differ from
                 those of the state, its sums are dropped with a warning.
         """
-        window, epoch = (np.array(state[key]) if state[key] else None for key in ("window", "epoch"))
+        window, epoch = (
+            np.array(state[key]) if state[key] else None for key in ("window", "epoch")
+        )
         if state["totals"] != names:
             logger.warning(
                 "The run was saved with other losses or metrics: the means of this epoch begin at "

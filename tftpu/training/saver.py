@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tftpu.checkpoint import Best, Checkpoints
+from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.engines.engine import Executor
 from tftpu.training.timetable import Timetable
 

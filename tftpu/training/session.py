@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tftpu.checkpoint import Best
+from tftpu.checkpoint.store import Best
 from tftpu.engines.engine import TrainLoop
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number

@@ -1,6 +1,7 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tftpu.checkpoint import Checkpoints, Restored
+from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
 from tftpu.engines.selection import engine_of
@@ -73,7 +74,7 @@ class Trainer:
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
     ):
-        self.options = TrainOptions() if options is None else options
+        self.options = TrainOptions() if options is None else dataclasses.replace(options)
         self.options.validate()
         self.engine: Engine = engine_of(model) if engine is None else engine
         self.engine.refuse(model)
@@ -90,7 +91,7 @@ class Trainer:
         self._watchdog = Watchdog(self.options.watchdog_seconds)
         keep, keep_every = self.options.keep, self.options.keep_every
         self._checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
-        self._profiler = Profiler(self.engine.tracer, self._writes_to, self.options.profile)
+        self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._prepared: Executor | None = None
         self._loops: dict[Any, TrainLoop] = {}
 
@@ -303,9 +304,7 @@ class Trainer:
             config=_config_of(self.workdir),
         )
 
-    def _output(
-        self, executor: Executor, loop: TrainLoop, spec: Nest, verbose: bool
-    ) -> RunOutput:
+    def _output(self, executor: Executor, loop: TrainLoop, spec: Nest, verbose: bool) -> RunOutput:
         share = keras.tree.flatten(spec)[0].shape[0]
         sample = self._sample
         workdir, named = self._writes_to, ()

@@ -5,11 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.tpu.slices import parse_slice
 
 
-def simulated_slice(name: str) -> tf.distribute.TPUStrategy:
-    """Returns the real TPUStrategy with made-up metadata of a slice.
+def simulated_slice(name: str) -> TensorFlowEngine:
+    """Returns an engine of the real TPUStrategy, with made-up metadata of a slice.
 
     Every failure on the Python side of a TPU shows up in tracing: a variable that may not be
     assigned in replica context, an op of the host, a dynamic shape, a string.
@@ -21,7 +22,7 @@ def simulated_slice(name: str) -> tf.distribute.TPUStrategy:
         UserError: not the name of a slice, or of a size that is not sold.
     """
     resolver: Any = _SimulatedResolver(parse_slice(name).replicas)
-    return tf.distribute.TPUStrategy(resolver)
+    return TensorFlowEngine(tf.distribute.TPUStrategy(resolver))
 
 
 _Device = collections.namedtuple("_Device", "name device_type")

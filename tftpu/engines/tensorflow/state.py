@@ -11,6 +11,7 @@ from tftpu.engines import keras_internals
 from tftpu.engines.engine import Leaf
 from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import checks
+from tftpu.engines.tensorflow.leaves import leaves_of
 
 Nest = Any  # a nest of tensors or specs
 Tensors = list[Any]  # a list of tensors
@@ -124,17 +125,4 @@ class ModelState:
 
     def leaves(self) -> dict[str, list[Leaf]]:
         """Returns `groups` as leaves, which checkpoints read and assign."""
-        return {group: [leaf(v) for v in members] for group, members in self.groups().items()}
-
-
-def leaf(variable: Any) -> Leaf:
-    """Returns a Keras or TensorFlow variable as a leaf of a checkpoint."""
-    dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-    return Leaf(
-        name=getattr(variable, "path", variable.name),
-        shape=tuple(variable.shape),
-        dtype=dtype.__name__,
-        # On a CPU the variable's own memory, without a copy.
-        read=lambda: tf.convert_to_tensor(variable).numpy(),
-        assign=lambda value: variable.assign(value.astype(dtype, copy=False)),
-    )
+        return leaves_of(self.groups())

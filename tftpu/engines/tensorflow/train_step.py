@@ -91,9 +91,7 @@ class TrainStep:
         """
         model = self.state.model
         forward = tf.function(lambda x: model(x, training=False), autograph=False)
-        ops = checks.graph_ops(
-            forward.get_concrete_function(features_of(self._microbatch)).graph
-        )
+        ops = checks.graph_ops(forward.get_concrete_function(features_of(self._microbatch)).graph)
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
         return flops.PASSES * parts * flops.of_forward(ops)
 
@@ -178,9 +176,7 @@ def _describe(state: ModelState, traced: Forward) -> Description:
     outputs = traced.outputs.y_pred
     return Description(
         output=keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs),
-        masked=any(
-            keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)
-        ),
+        masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
         divisors=[
             None if elements.count is not None else divisor(term, elements, state.replicas)
             for term, elements in zip(state.objective.terms, traced.elements)
