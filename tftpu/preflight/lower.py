@@ -17,6 +17,7 @@ from tftpu.engines.tensorflow import checks, internals
 from tftpu.engines.tensorflow.step import Step
 from tftpu.errors import UserError
 from tftpu.preflight.hlo import layer_path
+from tftpu.tpu import target
 
 
 @dataclasses.dataclass
@@ -70,7 +71,7 @@ def lower(
     keras.config.set_dtype_policy(precision)
     try:
         strategy = OneReplicaOf(replicas)
-        with strategy.scope(), internals.fresh_names():
+        with strategy.scope(), internals.fresh_names(), target.compiling_for("tpu"):
             model = model_fn()
             step = Step(
                 model, batch, gradient_accumulation_steps=gradient_accumulation_steps, **options
@@ -81,14 +82,16 @@ def lower(
     layers = {layer.name: type(layer).__name__ for layer in flat}
     grouped = [layer.name for layer in flat if getattr(layer, "groups", 1) > 1]
     kernels = {v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1}
-    train, arguments = _trace(lambda *b: strategy.run(step.train, args=(b,)), batch)
+    with target.compiling_for("tpu"):
+        train, arguments = _trace(lambda *b: strategy.run(step.train, args=(b,)), batch)
     hlo = _to_hlo(train, "hlo_serialized", layers)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     micro = keras.tree.map_structure(
         lambda s: tf.TensorSpec((s.shape[0] // gradient_accumulation_steps, *s.shape[1:]), s.dtype),
         x,
     )
-    forward, _ = _trace(lambda x: model(x, training=False), (micro,))
+    with target.compiling_for("tpu"):
+        forward, _ = _trace(lambda x: model(x, training=False), (micro,))
     forward = _to_hlo(forward, "hlo", layers)
     return Program(
         hlo, forward, gradient_accumulation_steps, arguments, layers, grouped, kernels, precision
@@ -104,8 +107,6 @@ class OneReplicaOf(tf.distribute.Strategy):
 
 class _Extended(internals.OneDeviceExtended):
     """Private interface of TensorFlow: tried with 2.19 to 2.21."""
-
-    compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
         super().__init__(strategy, "/cpu:0")

@@ -28,6 +28,18 @@ from tftpu.engines.objective import Objective, divisor, weighted_sum
 from tftpu.engines.tensorflow import checks, flops, internals
 from tftpu.engines.tensorflow.totals import EvalTotals, TrainTotals
 from tftpu.errors import UserError
+from tftpu.tpu import target
+
+
+def _for_its_platform(method: Callable) -> Callable:
+    """Traces a method of `Step` for the platform that the step was made for."""
+
+    @functools.wraps(method)
+    def traced(self, *args):
+        with target.compiling_for(self.platform):
+            return method(self, *args)
+
+    return traced
 
 
 class Forward(NamedTuple):
@@ -73,7 +85,10 @@ class Step:
         self.global_clipnorm = global_clipnorm
         self.ema_momentum = ema_momentum
         self.seed = seed
-        self.replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        strategy = tf.distribute.get_strategy()
+        self.replicas = strategy.num_replicas_in_sync
+        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self.platform = "tpu" if on_tpu else target.platform()
         self.prepared = False
         self._statistics: list = []  # the moving statistics that training changes
         checks.refuse_model(model)
@@ -104,6 +119,7 @@ class Step:
         self.prepared = True
 
     @functools.cached_property
+    @_for_its_platform
     def model_flops(self) -> int:
         """Of a global batch, forward and backward; traces the model, as it is in evaluation.
 
@@ -116,6 +132,7 @@ class Step:
             flops.PASSES * self.gradient_accumulation_steps * self.replicas * flops.of_forward(ops)
         )
 
+    @_for_its_platform
     def train(self, batch: Any) -> None:
         """One update of the model from one replica's share of the global batch.
 
@@ -172,6 +189,7 @@ class Step:
         weights = [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
         return tf.linalg.global_norm(weights)
 
+    @_for_its_platform
     def evaluate(self, batch: Any, valid: tf.Tensor) -> None:
         """Adds one replica's share of an evaluation batch to `eval_totals`.
 
@@ -190,6 +208,7 @@ class Step:
         ]
         self.eval_totals.add(self.replicas, forward.added, sums, counts, forward.metrics)
 
+    @_for_its_platform
     def predict(self, x: Any) -> Any:
         """The model's output for one replica's share of the features."""
         with self._scope(self._evaluated_weights(), None, None, None):
@@ -238,6 +257,7 @@ class Step:
         self._dynamic_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self.optimizer = optimizer.inner_optimizer if self._dynamic_scale else optimizer
 
+    @_for_its_platform
     def _describe(self, microbatch: Any) -> None:
         """Traces the forward pass once, to learn what it updates, masks and cannot do on XLA."""
         output = {}
