@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from tftpu.models.sizes import check_attention
+from tftpu.tpu import target
 
 BLOCKS = 4  # of queries, where none sees a key behind its block: 5/8 of the scores are left
 LANES = 128  # of a TPU: blocks that are no multiple of it cost more than they save
@@ -49,12 +50,11 @@ def attention(
     check_attention(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
-    if implementation == "flash":
+    if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
         from tftpu.models.kernels import tensorflow_ops
 
-        if tensorflow_ops.on_tpu() and all(isinstance(size, int) for size in shape):
-            query = query * head_dim**-0.5
-            return tensorflow_ops.flash_attention(query, key, value, causal, segment_ids, mask)
+        query = query * head_dim**-0.5
+        return tensorflow_ops.flash_attention(query, key, value, causal, segment_ids, mask)
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
     mixed = _plain(query, key, value, causal, segment_ids, mask)
     return ops.reshape(mixed, shape)
@@ -131,12 +131,16 @@ def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
         `tftpu.models.kernels.tensorflow_ops.whole_attention`, or None: `attention` it is.
     """
     check_attention(implementation)
-    if implementation == "flash":
+    if _has_kernel(implementation):
         from tftpu.models.kernels import tensorflow_ops
 
         if tensorflow_ops.takes_whole(x, heads):
             return tensorflow_ops.whole_attention
     return None
+
+
+def _has_kernel(implementation: str) -> bool:
+    return implementation == "flash" and target.platform() == "tpu"
 
 
 def _plain(query, key, value, causal: bool, segment_ids, mask):
