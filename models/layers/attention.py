@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from tftpu.models.sizes import check_attention
+from tftpu.models import checks
 from tftpu.tpu import target
 
 BLOCKS = 4  # of queries, where none sees a key behind its block: 5/8 of the scores are left
@@ -47,7 +47,7 @@ def attention(
         UserError: an unknown implementation; flash attention on a TPU without jax, or of shapes
             that it does not take.
     """
-    check_attention(implementation)
+    checks.attention(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
     if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
@@ -72,7 +72,7 @@ def attention_by_heads(
     Returns:
         As `query`.
     """
-    check_attention(implementation)
+    checks.attention(implementation)
     if implementation == "flash":
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
@@ -130,7 +130,7 @@ def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
     Returns:
         `tftpu.models.kernels.tensorflow_ops.whole_attention`, or None: `attention` it is.
     """
-    check_attention(implementation)
+    checks.attention(implementation)
     if _has_kernel(implementation):
         from tftpu.models.kernels import tensorflow_ops
 
