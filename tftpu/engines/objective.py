@@ -58,17 +58,20 @@ class Objective:
                     "it cannot be added up over replicas: use a metric made of sums and counts."
                 )
 
-    def elements(self, y: Any, y_pred: Any, sample_weight: Any, valid: Any) -> list[Elements]:
+    def elements(
+        self, y: Any, y_pred: Any, sample_weight: Any, valid: Any, factors: tuple | None = None
+    ) -> list[Elements]:
         """Every loss, element by element.
 
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_loss`, one microbatch.
             valid: (batch,) 1.0 for real examples and 0.0 for padding; None: all are real.
+            factors: hidden states and matrix that y_pred is the product of, if they are known.
         """
         if not self.terms:
             return []
         matched = internals.match_losses(self.model, y, y_pred, sample_weight)
-        return [_elements(term, *parts, valid) for term, parts in zip(self.terms, matched)]
+        return [_elements(term, *parts, valid, factors) for term, parts in zip(self.terms, matched)]
 
     def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any, valid: Any) -> None:
         """Updates every metric; within a `keras.StatelessScope` the scope keeps the new states."""
@@ -112,13 +115,16 @@ def divisor(term: internals.Term, elements: Elements, replicas: int) -> float | 
     return tf.reduce_sum(elements.count)
 
 
-def _elements(term: internals.Term, y, y_pred, sample_weight, valid) -> Elements:
+def _elements(term: internals.Term, y, y_pred, sample_weight, valid, factors) -> Elements:
     mask = internals.keras_mask(y_pred)
     y, y_pred = (
         keras.tree.map_structure(lambda t: keras.ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
     )
-    values = term.loss.call(y, y_pred)
+    if factors is not None and hasattr(term.loss, "call_factored"):
+        values = term.loss.call_factored(y, y_pred, *factors)
+    else:
+        values = term.loss.call(y, y_pred)
     out_mask = internals.keras_mask(values)
     values = tf.cast(values, tf.float32)
     if values.shape.rank == 0:

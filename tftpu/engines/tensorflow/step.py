@@ -326,19 +326,26 @@ class Step:
         if metrics is None:
             metrics = [tf.zeros(v.shape, v.dtype) for v in self.objective.metric_variables]
         with self._scope(trainable, statistics, seeds, metrics) as scope:
-            y_pred = self.model(x, training=training)
+            y_pred, factors = self._logits(x, training)
             own = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in scope.losses]
             for variable in self.model.trainable_variables:
                 if variable.regularizer is not None:
                     own.append(tf.cast(variable.regularizer(variable.value), tf.float32))
             # The scopes are how preflight knows what an instruction is for.
             with tf.name_scope("loss"):
-                elements = self.objective.elements(y, y_pred, weight, valid)
+                elements = self.objective.elements(y, y_pred, weight, valid, factors)
             with tf.name_scope("metrics"):
                 self.objective.update_metrics(y, y_pred, weight, valid)
             new = [scope.get_current_value(v) for v in self._statistics]
             states = [scope.get_current_value(v) for v in self.objective.metric_variables]
         return Forward(y_pred, elements, tf.add_n([tf.zeros(()), *own]), new, states)
+
+    def _logits(self, x: Any, training: bool) -> tuple[Any, tuple | None]:
+        """Returns the model's output and, where it offers them, the factors of its logits."""
+        if hasattr(self.model, "factored_logits"):
+            logits, *factors = self.model.factored_logits(x, training)
+            return logits, tuple(factors)
+        return self.model(x, training=training), None
 
     def _divisors(self, context, batch, trainable, statistics) -> list:
         """The global divisor of each loss; Python numbers where the data do not matter."""
