@@ -18,11 +18,6 @@ _INSTALL = (
 )
 
 
-def on_tpu() -> bool:
-    """Whether what is traced now will run on a TPU, or is compiled for one by preflight."""
-    return target.platform() == "tpu"
-
-
 def flash_attention(
     query: Any, key: Any, value: Any, causal: bool, segment_ids: Any, mask: Any
 ) -> Any:
@@ -69,7 +64,7 @@ def takes_whole(x: Any, heads: int) -> bool:
     Raises:
         UserError: on a TPU, jax is missing.
     """
-    if not on_tpu() or not all(isinstance(size, int) for size in x.shape):
+    if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
     _kernel()
     from tftpu.models.kernels import whole
@@ -151,7 +146,7 @@ def _in_graph(function):
         function,
         with_gradient=False,
         native_serialization_platforms=("tpu",),
-        # Preflight lowers on a machine without a TPU; `on_tpu` has looked already.
+        # Preflight lowers on a machine without a TPU; the callers have asked `target.platform()` already.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )
 

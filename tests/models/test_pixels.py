@@ -11,7 +11,7 @@ from tftpu.models.layers import pixels
 
 
 def small() -> keras.Model:
-    fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 3}
+    fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 3}
     return models.build("resnet18", **fields, norm_batch=4)
 
 

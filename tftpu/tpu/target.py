@@ -1,7 +1,10 @@
-"""The platform that code is being traced for, which may not be the one that traces it.
+"""The kind of device that the code being traced is meant for.
 
-Preflight traces for a TPU on a machine without one. An engine says in this context what it traces
-for; kernels ask.
+A program for a TPU may be traced on a machine without one: preflight does so. Layers with a kernel
+for one kind of device ask here, not the machine or a distribution strategy.
+
+    with target.compiling_for("tpu"):
+        ...  # trace
 """
 
 import contextlib
@@ -13,10 +16,10 @@ _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform
 
 @contextlib.contextmanager
 def compiling_for(platform: str | None) -> Iterator[None]:
-    """Makes `platform` return the given one inside the block.
+    """Sets what `platform` returns while the block runs, in this thread only.
 
     Args:
-        platform: "tpu", or None for any other.
+        platform: "tpu", "gpu" or "cpu"; None: unknown.
     """
     token = _PLATFORM.set(platform)
     try:
@@ -26,5 +29,5 @@ def compiling_for(platform: str | None) -> Iterator[None]:
 
 
 def platform() -> str | None:
-    """Returns "tpu" where a program for a TPU is being traced, else None."""
+    """Returns the platform that is being traced for; None if nobody has set one."""
     return _PLATFORM.get()
