@@ -140,9 +140,10 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
 def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
     import tftpu
     from tftpu import input_pipelines
+    from tftpu.engines.tensorflow import lower
     from tftpu.engines.tensorflow.step import Step
     from tftpu.launch import config_flags, experiment
-    from tftpu.preflight import cost, lower
+    from tftpu.preflight import cost
 
     settings = config_flags.load(config, [])
     batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
@@ -159,9 +160,10 @@ def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
 
     import tftpu
     from tftpu import models
+    from tftpu.engines.tensorflow import lower
     from tftpu.engines.tensorflow.step import Step
     from tftpu.models.sizes import ResNet
-    from tftpu.preflight import cost, lower
+    from tftpu.preflight import cost
 
     def compiled(norm_batch):
         fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 5}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tftpu.engines.tensorflow import hardware
 from tftpu.observe import samples, telemetry, writers
 from tftpu.observe.console import Console, Progress
 from tftpu.runtime import goodput
 from tftpu.storage import files
-from tftpu.tpu import hardware
 
 if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
