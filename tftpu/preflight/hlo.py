@@ -53,7 +53,7 @@ class Tensor:
 
     @property
     def on_chip(self) -> bool:
-        """Whether the array is in the core's own memory (VMEM, CMEM, SMEM) and not in HBM."""
+        """True if the array is in the core's own memory (VMEM, CMEM, SMEM) and not in HBM."""
         return bool(re.search(r"S\([1-9]", self.layout))
 
     def __str__(self) -> str:

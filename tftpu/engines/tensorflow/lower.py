@@ -17,6 +17,7 @@ from tftpu.engines.lowered import LoweredStep, layer_path
 from tftpu.engines.tensorflow import checks, internals
 from tftpu.engines.tensorflow.step import Step
 from tftpu.errors import UserError
+from tftpu.tpu import target
 
 # `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
 BatchSpec = Any
@@ -92,7 +93,7 @@ class _Extended(internals.OneDeviceExtended):
     The type checker reads literal return types (1 replica, merge calls) from the base class.
     """
 
-    compiles_for_tpu = True  # `tftpu.models.kernels` looks for it
+    compiles_for_tpu = True  # `tftpu.models.kernels` asks for it until it asks `target`
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
         super().__init__(strategy, "/cpu:0")
@@ -130,7 +131,7 @@ def _build(
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        with strategy.scope(), internals.fresh_names():
+        with strategy.scope(), internals.fresh_names(), target.compiling_for("tpu"):
             model = model_fn()
             step = Step(
                 model,
@@ -149,7 +150,8 @@ def _to_hlo(
 ) -> tuple[Any, list[str]]:
     """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
-    concrete = traced.get_concrete_function(*batch)
+    with target.compiling_for("tpu"):
+        concrete = traced.get_concrete_function(*batch)
     checks.refuse_host_ops(checks.graph_ops(concrete.graph))
     try:
         hlo = internals.compiler_ir(concrete, stage)
