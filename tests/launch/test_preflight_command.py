@@ -8,6 +8,7 @@ from tftpu.errors import UserError
 from tftpu.launch import calibrate
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import preflight
+from tftpu.launch.preflight_check import parse_prices
 from tftpu.tpu.slices import parse_slice
 
 DIGITS = ("preflight", "--config=digits_resnet")
@@ -65,14 +66,14 @@ def test_the_report_is_written_to_the_workdir_and_to_the_json_file(tmp_path, cap
 
 
 def test_prices_can_be_given():
-    assert preflight.parse_prices("v5e=1.10,v3=0.5") == {"v5e": 1.10, "v3": 0.5}
-    assert preflight.parse_prices("") == {}
+    assert parse_prices("v5e=1.10,v3=0.5") == {"v5e": 1.10, "v3": 0.5}
+    assert parse_prices("") == {}
 
 
 @pytest.mark.parametrize("text", ["v5e", "v5e=cheap", "v5e=-1", "v9=1", "v5e=nan"])
 def test_an_invalid_price_is_refused(text):
     with pytest.raises(UserError, match="--price"):
-        preflight.parse_prices(text)
+        parse_prices(text)
 
 
 def test_there_is_no_prediction_without_a_preflight(tmp_path):
