@@ -223,7 +223,7 @@ def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn
 def test_a_users_own_model_gets_a_report():
     def mobile_net():
         model = keras.applications.MobileNetV3Small(
-            input_shape=(96, 96, 3), weights=None, num_classes=100, classifier_activation=None
+            input_shape=(96, 96, 3), weights=None, classes=100, classifier_activation=None
         )
         return compiled(model)
 
