@@ -8,10 +8,10 @@ import tensorflow as tf
 import tftpu
 from tests.support.stepping import make_step, train
 from tftpu import models
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.optim import losses
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import compiler, cost
-from tftpu.preflight.lower import lower
 from tftpu.tpu.slices import parse_slice
 
 WIDTH, VOCABULARY = 16, 1000

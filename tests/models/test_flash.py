@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from tftpu import models, preflight
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.errors import UserError
 from tftpu.models.kernels import flash, internals, tensorflow_ops
 from tftpu.models.layers.attention import attention
 from tftpu.preflight import compiler, cost
-from tftpu.preflight.lower import lower
 from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
 

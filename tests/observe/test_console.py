@@ -141,8 +141,9 @@ def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program
     import tftpu
     from tests.support.stepping import train_step
     from tftpu import input_pipelines
+    from tftpu.engines.tensorflow import lower
     from tftpu.launch import config_flags, experiment
-    from tftpu.preflight import cost, lower
+    from tftpu.preflight import cost
 
     settings = config_flags.load(config, [])
     batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
@@ -160,8 +161,9 @@ def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
     import tftpu
     from tests.support.stepping import train_step
     from tftpu import models
+    from tftpu.engines.tensorflow import lower
     from tftpu.models.sizes import ResNet
-    from tftpu.preflight import cost, lower
+    from tftpu.preflight import cost
 
     def compiled(norm_batch):
         fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 5}
