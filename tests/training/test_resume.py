@@ -1,4 +1,4 @@
-"""A run that was cut off goes on as if nothing had happened, to the bit."""
+"""A run that was cut off resumes as if nothing had happened, to the bit."""
 
 import json
 import os
@@ -233,7 +233,7 @@ def test_the_same_command_goes_on_after_a_kill(tmp_path):
     again = run_command(*SHORT, f"--workdir={killed}")
     output, _ = again.communicate()
     assert again.returncode == 0
-    assert f"Going on from the checkpoint of step {reached}." in output
+    assert f"Resuming from the checkpoint of step {reached}." in output
     assert run_command(*SHORT, f"--workdir={tmp_path / 'whole'}").wait() == 0
     assert weights(killed) == weights(tmp_path / "whole")
 

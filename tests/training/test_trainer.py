@@ -484,7 +484,7 @@ def test_a_run_that_a_callback_ends_logs_its_last_steps(tmp_path):
 def test_times_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match=r"steps is 2\.5"):
         trainer_of(compiled()).fit(data(), 2.5)
-    with pytest.raises(UserError, match="watchdog is 0"):
+    with pytest.raises(UserError, match="watchdog_seconds is 0"):
         trainer_of(compiled(), watchdog_seconds=0)
     with pytest.raises(UserError, match="eval_every is -5"):
         trainer_of(compiled()).fit(data(), 4, validation_data=data(), eval_every=-5)
