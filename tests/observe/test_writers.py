@@ -237,7 +237,7 @@ def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_l
 @pytest.mark.slow
 def test_weights_and_biases_without_a_key_is_a_sentence(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
-    code = "import sys; from tftpu import writers; writers.WandB(sys.argv[1])"
+    code = "import sys; from tftpu.observe import writers; writers.WandB(sys.argv[1])"
     done = subprocess.run(  # in a process of its own: the package remembers how it was set up
         [sys.executable, "-c", code, str(tmp_path)],
         env={**environment, "NETRC": str(tmp_path / "none")},
