@@ -34,7 +34,7 @@ class Report:
         self._steps = steps
         self._start = start
         self._hardware = hardware.of(trainer.strategy)
-        self._console = Console(steps, start) if trainer.verbose else None
+        self._console = self._make_console() if trainer.verbose else None
         sinks: list[writers.Writer] = [self._console] if self._console else []
         workdir = trainer.workdir if trainer.writes else None
         if workdir:
@@ -59,6 +59,10 @@ class Report:
         self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
         self._alerted: set[str] = set()
         self._sampled: tuple | None = None  # features and labels that samples are shown of
+
+    def _make_console(self) -> Console:
+        on_tpu = isinstance(self._trainer.strategy, tf.distribute.TPUStrategy)
+        return Console(self._steps, self._start, self._hardware.chips if on_tpu else None)
 
     def begin(self) -> None:
         """Writes what is known before the first step."""
@@ -95,7 +99,7 @@ class Report:
                 Progress(
                     step,
                     loss,
-                    rate / self._hardware.chips if rate else None,
+                    rate,
                     facts.mfu,
                     facts.eta_seconds,
                     facts.usd,
