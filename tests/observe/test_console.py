@@ -105,7 +105,8 @@ import sys, time
 from tftpu.observe.console import Console, Progress
 console = Console(900)
 console.start()
-console.say("the line above")
+for number in range(20):
+    console.say(f"line {number}")
 console.advance(Progress(450, 0.5, 1000.0, None, 60.0))
 time.sleep(60)
 """
@@ -132,8 +133,8 @@ def test_a_terminal_that_is_resized_shows_one_line():
             assert time.monotonic() < end
             time.sleep(0.1)
         for columns in (110, 60, 35, 100, 50, 120, 42, 25):
-            above, line = screen(columns)
-            assert above == "the line above"
+            *above, line = screen(columns)
+            assert above == [f"line {number}" for number in range(20)]
             assert line.startswith("training 450/900 50%")
             assert ("━" in line) == (columns > 60)
     finally:

@@ -16,8 +16,8 @@ from tftpu.observe import writers
 
 _SHORTEST_BAR = 10
 _LONGEST_BAR = 30
-# Erases from the cursor to the end of the screen. The cursor rests at the first column of the line,
-# so this removes all the rows that a line takes after the terminal became narrower.
+# Between two drawings the cursor rests in the first column. Where a narrower terminal has wrapped the
+# line, that is its first row, and erasing all below the new line removes the other ones.
 _ERASE_BELOW = Segment("\x1b[J", None, [(ControlType.ERASE_IN_LINE, 0)])
 _TO_FIRST_COLUMN = Control(ControlType.CARRIAGE_RETURN)
 
@@ -164,8 +164,9 @@ class LiveLine:
         return f"{writers.format_number(rate / self._chips)} ex/s/chip"
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
+        # One column stays free: in the last one, erasing would take the last character along.
+        yield Text(self.text(options.max_width - 1), no_wrap=True, overflow="crop", end="")
         yield _ERASE_BELOW
-        yield Text(self.text(options.max_width), no_wrap=True, overflow="crop", end="")
         yield _TO_FIRST_COLUMN
 
 
