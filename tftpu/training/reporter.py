@@ -73,7 +73,8 @@ class Reporter:
         self._account = output.account
         self._steps = steps
         self._start = start
-        self._console = Console(steps, start) if output.verbose else None
+        chips = output.hardware.chips if output.hardware.is_tpu else None
+        self._console = Console(steps, start, chips) if output.verbose else None
         sinks = self._sinks()
         self._writers = writers.Writers(sinks)
         self._seen = bool(sinks)
@@ -125,9 +126,8 @@ class Reporter:
         if self._console:
             facts = self._facts
             rate = facts.examples_per_sec
-            per_chip = rate / self._output.hardware.chips if rate else None
             self._console.advance(
-                Progress(step, loss, per_chip, facts.mfu, facts.eta_seconds, facts.usd)
+                Progress(step, loss, rate, facts.mfu, facts.eta_seconds, facts.usd)
             )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
