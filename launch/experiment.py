@@ -1,26 +1,32 @@
-"""From an `Experiment` to the objects that it names: strategy, data, compiled model, trainer."""
+"""Builds what an `Experiment` describes: the compiled model, the data and the trainer."""
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment
 from tftpu.input_pipelines import sources
-from tftpu.launch import sample
+from tftpu.launch import sample, until_core
 from tftpu.models.layers import pixels
 from tftpu.optim import optimizers
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.optim.metrics import Accuracy, BitsPerToken
 from tftpu.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.pipeline import Pipeline
+    from tftpu.input_pipelines.reading.epochs import Training
 
-def build_model(experiment: Experiment, jit_compile: bool | str = False) -> keras.Model:
-    """The model of an experiment, compiled, in the current strategy's scope.
+
+def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model:
+    """Builds and compiles the model of an experiment, in the current scope of an engine.
 
     Args:
         experiment: validated.
-        jit_compile: for Keras's own `fit`; the trainer of tftpu does not look at it.
+        jit_compile: True, False or "auto" for Keras's own `fit`, which annotates it as text only;
+            the trainer of tftpu ignores it.
     """
     train = experiment.train
     keras.utils.set_random_seed(train.seed)
@@ -43,68 +49,48 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     return model
 
 
-def _metrics(data: Data) -> tuple[list, list]:
-    """The metrics of a data set, and those that look at the weights of its examples."""
-    if isinstance(data, sources.Text | sources.Tokens):
-        return [], [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
-    weighted = isinstance(data, sources.Streamed) and data.on_bad_record == "skip"
-    weighted |= isinstance(data, sources.Records) and bool(data.weight)
-    return ([], [Accuracy()]) if weighted else ([Accuracy()], [])
-
-
 def build_trainer(
-    experiment: Experiment,
-    workdir: str | None,
-    verbose: bool = True,
-    watchdog: float | None = None,
+    experiment: Experiment, workdir: str | None, engine: until_core.Engine | None = None
 ) -> Trainer:
-    """The trainer of an experiment, with its model, in the current strategy's scope."""
-    train = experiment.train
-    return Trainer(
+    """Builds the model and the trainer of an experiment, in the current scope of an engine.
+
+    Args:
+        experiment: validated.
+        workdir: folder of the run, local or `gs://`; None writes nothing.
+        engine: what trains; None means the one whose scope is current.
+    """
+    return until_core.trainer(
         build_model(experiment),
         workdir,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        global_clipnorm=train.global_clipnorm,
-        ema_momentum=train.ema_momentum,
-        steps_per_loop=train.steps_per_loop,
-        log_every=train.log_every,
-        checkpoint_every=train.checkpoint_every,
-        checkpoint_minutes=train.checkpoint_minutes,
-        keep=train.keep,
-        keep_every=train.keep_every,
-        grace_seconds=train.grace_seconds,
-        best_metric=train.best_metric,
-        seed=train.seed,
-        profile=train.profile,
-        on_nan=train.on_nan,
-        max_rollbacks=train.max_rollbacks,
-        verbose=verbose,
-        watchdog=watchdog,
-        writers=train.writers,
-        config=flat(experiment),
-        sample=lambda trainer: sample.of(experiment, trainer),
+        experiment.train,
+        engine=engine,
+        hyperparameters=hyperparameters(experiment),
+        sample=lambda trainer: sample.text(experiment, trainer),
     )
 
 
-def flat(experiment: Experiment) -> dict:
-    """The fields of an experiment by their path, "optimizer.name", as far as they are set."""
-    groups = dataclasses.asdict(experiment)
-    return {
+def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
+    """Returns the fields of an experiment that are set, by their path: "optimizer.name"."""
+    found = {
         f"{group}.{field}": value
-        for group, fields in groups.items()
+        for group, fields in dataclasses.asdict(experiment).items()
         for field, value in fields.items()
         if value is not None and value != ""
+    }
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in found.items()
     }
 
 
 def initialise(experiment: Experiment, trainer: Trainer) -> str:
-    """Gives a run that starts the weights of `model.init_from`; a run that goes on has its own.
+    """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
 
     Returns:
-        What was loaded, in a sentence; "" if nothing was.
+        A message about what was loaded; "" if nothing was.
 
     Raises:
-        UserError: the weights are not for this model. A head of another shape is left as it is.
+        UserError: the weights do not fit the model. A head of another shape is left as it is.
     """
     path = experiment.model.init_from
     if not path or (trainer.checkpoints and trainer.checkpoints.steps()):
@@ -112,6 +98,15 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
     return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
 
 
-def training_data(experiment: Experiment):
-    """The training pipeline of an experiment."""
+def training_data(experiment: Experiment) -> "Training | Pipeline":
+    """Returns the training pipeline of an experiment."""
     return input_pipelines.training(experiment.data, experiment.train.seed)
+
+
+def _metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
+    """Returns the metrics for a data set: those without and those with weights per example."""
+    if isinstance(data, sources.Text | sources.Tokens):
+        return [], [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
+    weighted = isinstance(data, sources.Streamed) and data.on_bad_record == "skip"
+    weighted |= isinstance(data, sources.Records) and bool(data.weight)
+    return ([], [Accuracy()]) if weighted else ([Accuracy()], [])

@@ -1,62 +1,94 @@
-"""`tftpu preflight`: does a config compile for these slices, does it fit, and what does it cost?"""
+"""Compiles a config for TPU slices, without a TPU: whether it fits, how fast it is, what it costs.
+
+The report is printed, and written to preflight.json in the workdir.
+
+    tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
+"""
 
 import dataclasses
 import functools
-import json
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
+from tftpu.launch import predictions
+from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.startup import require_tensorflow
 from tftpu.storage import files
-from tftpu.tpu import slices as tpus
+from tftpu.tpu import slices as tpu_slices
+
+if TYPE_CHECKING:
+    from tftpu.preflight.report import Report
 
 _WIDTH = 120  # of the report where there is no terminal
 
 
-def run(
-    experiment: Experiment,
-    config: str,
-    workdir: str | None,
-    slices: str,
-    json: str | None,
-    explain: bool,
-    price: str,
-    verbose: bool,
-    time_limit: int,
-) -> None:
-    """Prints the report; `preflight.json` lands in the workdir, and where --json says."""
-    if time_limit < 1:
-        raise UserError(f"--time_limit is {time_limit}: give the seconds that a compile may take.")
-    names = [name for name in slices.split(",") if name]
-    for name in names:  # before TensorFlow loads
-        tpus.parse_slice(name)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """What to compile, and for which slices."""
+
+    workdir: str | None = flag(
+        None, "folder for preflight.json, local or gs://", metavar="DIR", shown="runs/<config>"
+    )
+    slices: str = flag("v3-8,v5e-8", "TPU slices to compare", metavar="SLICE,...")
+    json: str | None = flag(None, "write the report to this file, too", metavar="FILE")
+    explain: bool = flag(False, "show where the time goes, layer by layer")
+    price: str = flag(
+        "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
+    )
+    verbose: bool = flag(False, "show the messages of the TPU compiler")
+    time_limit: int = flag(1800, "limit for one compilation, in seconds", metavar="SECONDS")
+
+
+def run(options: Options) -> None:
+    """Prints the report, and writes it to the workdir and where --json says."""
+    experiment = options.experiment()
+    if options.time_limit < 1:
+        raise UserError(
+            f"--time_limit is {options.time_limit}: give the seconds that a compilation may take."
+        )
+    names = [name for name in options.slices.split(",") if name]
+    for name in names:
+        tpu_slices.parse_slice(name)
+    require_tensorflow()
     report = check(
         experiment,
         names,
-        prices=tpus.parse_prices(price),
-        verbose=verbose,
-        time_limit=time_limit,
+        prices=tpu_slices.parse_prices(options.price),
+        verbose=options.verbose,
+        time_limit=options.time_limit,
     )
-    _print(report, explain)
+    _print(report, options.explain)
     text = report.to_json().encode()
-    for path in {files.join(workdir or files.join("runs", config), "preflight.json"), json}:
+    workdir = options.workdir or options.default_workdir
+    for path in {files.join(workdir, predictions.FILE), options.json}:
         if path:
             files.write_whole(path, text)
 
 
-def check(experiment: Experiment, slices: list[str], **options):
-    """The `tftpu.preflight.Report` of an experiment.
+def check(
+    experiment: Experiment,
+    slices: list[str],
+    *,
+    prices: dict[str, float] | None = None,
+    verbose: bool = False,
+    time_limit: int = 1800,
+) -> "Report":
+    """Compiles an experiment for slices.
 
     Args:
-        experiment: a config.
-        slices: names, as "v3-8".
-        options: further fields of `tftpu.preflight.examine.Run`.
+        experiment: validated.
+        slices: names, such as "v3-8".
+        prices: dollars per chip-hour by generation, instead of the list prices.
+        verbose: show the messages of the TPU compiler.
+        time_limit: limit for one compilation, in seconds.
 
     Raises:
-        UserError: as `tftpu.preflight.check`.
+        UserError: as `tftpu.preflight.check`; or the precision is not one of TPUs.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing is run here
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on a GPU here
     from tftpu import input_pipelines, preflight
     from tftpu.launch.experiment import build_model
 
@@ -69,7 +101,7 @@ def check(experiment: Experiment, slices: list[str], **options):
     norm_batch = getattr(experiment.model, "norm_batch", None)
     recomputing = None
     if getattr(experiment.model, "remat", None) == "none":
-        model = dataclasses.replace(experiment.model, remat="block")
+        model = dataclasses.replace(experiment.model, **{"remat": "block"})
         again = dataclasses.replace(experiment, model=model)
         recomputing = functools.partial(build_model, again)
     return preflight.check(
@@ -85,24 +117,13 @@ def check(experiment: Experiment, slices: list[str], **options):
         recomputing=recomputing,
         # Batch statistics need whole groups of examples.
         **({"batch_unit": norm_batch} if isinstance(norm_batch, int) else {}),
-        **options,
+        prices=prices or {},
+        verbose=verbose,
+        time_limit=time_limit,
     )
 
 
-def prediction(workdir: str, replicas: int) -> str:
-    """What preflight predicted for as many replicas: "v3-8: 123 ms"; "" if nothing did."""
-    path = files.join(workdir, "preflight.json")
-    if not files.exists(path):
-        return ""
-    found = [
-        f"{item['slice']}: {item['step_ms']:.3g} ms"
-        for item in json.loads(files.read(path))["slices"]
-        if item["step_ms"] and item["replicas"] == replicas
-    ]
-    return ", ".join(found)
-
-
-def _print(report, explain: bool) -> None:
+def _print(report: "Report", explain: bool) -> None:
     from rich.console import Console
 
     console = Console()

@@ -21,9 +21,9 @@ import time
 import psutil
 
 import tftpu
-from tftpu.launch import config_flags
+from tftpu.launch import benchmark as bench
+from tftpu.launch import config_flags, until_core
 from tftpu.launch import experiment as build
-from tftpu.launch.commands import bench
 from tftpu.training import reporting
 
 BAR = 0.01
@@ -39,9 +39,10 @@ def main(turns: int) -> None:
         experiment.train.log_every = steps if seen else bench.FOREVER
         with tempfile.TemporaryDirectory() as workdir:
             with strategy.scope():
-                trainer = build.build_trainer(experiment, workdir if seen else None, verbose=seen)
+                trainer = build.build_trainer(experiment, workdir if seen else None)
             data = build.training_data(experiment)
-            trainer.fit(data, bench.FOREVER, callbacks=[bench._CallTurn(turn)])
+            callbacks = [bench.CallTurn(turn)]
+            until_core.fit(trainer, data, bench.FOREVER, callbacks=callbacks, verbose=seen)
 
     watch, inside = _Threads(), _Inside()
     with _terminal(), inside.measured():

@@ -11,7 +11,7 @@ from tftpu import input_pipelines
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 from tftpu.launch import main
-from tftpu.launch.commands import data_check
+from tftpu.launch.commands.data import check as data_check
 from tftpu.storage import buckets
 
 CONFIG = """

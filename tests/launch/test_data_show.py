@@ -10,7 +10,7 @@ from tests.support import photos
 from tftpu import input_pipelines
 from tftpu.input_pipelines.sources import Augment, StreamedImages, Tokens
 from tftpu.launch import config_flags
-from tftpu.launch.commands import data_show
+from tftpu.launch.commands.data import show as data_show
 from tftpu.launch.main import main
 
 

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from tftpu.launch import calibrate
+from tftpu.launch import calibrate, predictions
 from tftpu.launch import main as command_line
-from tftpu.launch.commands import preflight
 from tftpu.tpu.slices import parse_slice
 
 DIGITS = ("preflight", "--config=digits_resnet")
@@ -59,12 +58,12 @@ def test_the_report_lands_in_the_workdir_and_where_json_says(tmp_path, capsys):
     (item,) = report["slices"]
     assert item["usd_per_1000_steps"] == pytest.approx(4 * 4.00 * item["step_ms"] / 3600)
     # What train then shows beside its own time, if it has as many replicas.
-    assert preflight.prediction(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
-    assert preflight.prediction(str(tmp_path / "run"), 4) == ""
+    assert predictions.step_times(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
+    assert predictions.step_times(str(tmp_path / "run"), 4) == ""
 
 
 def test_there_is_no_prediction_without_a_preflight(tmp_path):
-    assert preflight.prediction(str(tmp_path), 8) == ""
+    assert predictions.step_times(str(tmp_path), 8) == ""
 
 
 def test_the_calibration_rows_are_slices_with_a_source():

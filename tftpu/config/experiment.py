@@ -98,6 +98,7 @@ class Train:
     keep: int = 3  # newest checkpoints kept; the best one is kept besides
     keep_every: int = 0  # checkpoints of its multiples are kept, too; 0: none
     grace_seconds: float = 25.0  # seconds from a SIGTERM to the end of the process
+    watchdog_seconds: float | None = None  # ends a process that finished no step for this long
     best_metric: str = ""  # of the evaluation, as "accuracy"; empty: the loss
     gradient_accumulation_steps: int = 1  # microbatches a step
     global_clipnorm: float | None = None  # global norm of the reduced gradient
@@ -125,6 +126,10 @@ class Train:
             _at_least(f"train.{field}", getattr(self, field), 0)
         _at_least("train.checkpoint_minutes", self.checkpoint_minutes, 0.0)
         _at_least("train.grace_seconds", self.grace_seconds, 1.0)
+        if self.watchdog_seconds is not None and not self.watchdog_seconds > 0:
+            raise UserError(
+                f"train.watchdog_seconds is {self.watchdog_seconds}: it must be above 0, or None."
+            )
         if self.global_clipnorm is not None and not self.global_clipnorm > 0:
             raise UserError(
                 f"train.global_clipnorm is {self.global_clipnorm}: it must be above 0, or None."
