@@ -118,9 +118,9 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--slice=v3-32"], "The largest slice of one host is v3-8."),
-        (["--slice=v5e-16"], "The largest slice of one host is v5e-8."),
-        (["--slice=v5p-16"], "The largest slice of one host is v5p-8."),
+        (["--slice=v3-32"], "The largest slice with one host is v3-8."),
+        (["--slice=v5e-16"], "The largest slice with one host is v5e-8."),
+        (["--slice=v5p-16"], "The largest slice with one host is v5p-8."),
         (["--slice=v9-8"], "is not a TPU slice"),
         (["--zone="], "--zone=us-west4-a"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
@@ -128,7 +128,7 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),
         (["--config.data.global_batch_size=144"], "one of 8 replicas"),
-        (["--preflight=/nonexistent"], "says no price for v5e-8"),
+        (["--preflight=/nonexistent"], "has no price for v5e-8"),
         ([], "add --yes"),
     ],
 )
