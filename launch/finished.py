@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def restored(experiment: Experiment, workdir: str) -> Restored:
     Raises:
         UserError: there is no checkpoint yet.
     """
+    import_tensorflow()
     from tftpu import input_pipelines
     from tftpu.launch import experiment as build
     from tftpu.launch import until_core

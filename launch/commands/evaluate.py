@@ -7,7 +7,6 @@ import dataclasses
 
 from tftpu.launch import finished
 from tftpu.launch.options import DeviceOptions, required
-from tftpu.launch.startup import require_tensorflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,6 @@ def run(options: Options) -> None:
     experiment = finished.experiment_of(options.workdir)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
-    require_tensorflow()
     trainer, step, evaluation = finished.restored(experiment, options.workdir)
     results = trainer.evaluate(evaluation)
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())

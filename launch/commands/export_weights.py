@@ -8,7 +8,6 @@ import dataclasses
 from tftpu.errors import UserError
 from tftpu.launch import finished
 from tftpu.launch.options import required
-from tftpu.launch.startup import require_tensorflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,6 @@ def run(options: Options) -> None:
             f"--to={options.to}: the file to write ends in .weights.h5 or .safetensors."
         )
     experiment = finished.experiment_of(options.workdir)
-    require_tensorflow()
     trainer, step, _ = finished.restored(experiment, options.workdir)
     trainer.export_weights(options.to)
     print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")

@@ -15,7 +15,7 @@ from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
-from tftpu.launch.startup import require_tensorflow
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu import slices as tpu_slices
 
@@ -52,7 +52,6 @@ def run(options: Options) -> None:
     names = [name for name in options.slices.split(",") if name]
     for name in names:
         tpu_slices.parse_slice(name)
-    require_tensorflow()
     report = check(
         experiment,
         names,
@@ -89,6 +88,7 @@ def check(
         UserError: as `tftpu.preflight.check`; or the precision is not one of TPUs.
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on a GPU here
+    import_tensorflow()
     from tftpu import input_pipelines, preflight
     from tftpu.launch.experiment import build_model
 

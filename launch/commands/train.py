@@ -16,7 +16,7 @@ from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
 from tftpu.launch.options import RunOptions, flag
-from tftpu.launch.startup import require_tensorflow
+from tftpu.launch.startup import import_tensorflow, require_tensorflow
 from tftpu.storage import files
 
 # Fields of the data that say how they are read, not which ones.
@@ -61,6 +61,7 @@ def run(options: Options) -> None:
     claimed = files.claim(workdir) if chief else contextlib.nullcontext()
     with preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir)
+        import_tensorflow()
         from tftpu.launch import training
 
         training.train(experiment, workdir)

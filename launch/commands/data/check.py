@@ -17,7 +17,7 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
-from tftpu.launch.startup import require_tensorflow
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
 SECONDS = 5.0  # for which the pipeline is timed
@@ -64,7 +64,7 @@ def run(options: Options) -> None:
     experiment = options.experiment()
     if need is not None and need <= 0:
         raise UserError(f"--need={need}: it must be above 0.")
-    require_tensorflow()
+    import_tensorflow()
     from tftpu import input_pipelines
 
     data = experiment.data

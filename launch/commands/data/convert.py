@@ -10,7 +10,7 @@ import shlex
 
 from tftpu.errors import UserError
 from tftpu.launch.options import flag, required
-from tftpu.launch.startup import require_tensorflow
+from tftpu.launch.startup import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def run(options: Options) -> None:
         raise UserError(
             "--beam_options needs --runner=NAME, such as DirectRunner or DataflowRunner."
         )
-    require_tensorflow()
+    import_tensorflow()
     from tftpu.input_pipelines.convert import converter, parts
 
     source_options = parts.Options(

@@ -16,7 +16,7 @@ from tftpu.config import Data
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch.options import ConfigOptions, flag
-from tftpu.launch.startup import require_tensorflow
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(options: Options) -> None:
     drawn = isinstance(data, sources.Images | sources.StreamedImages)
     if output and not drawn:
         raise UserError("--output is for images: text is printed.")
-    require_tensorflow()
+    import_tensorflow()
     batch = first(data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS))
     if drawn:
         path = output or f"{options.name}_examples.png"

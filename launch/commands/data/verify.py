@@ -7,7 +7,7 @@ import dataclasses
 
 from tftpu.errors import UserError
 from tftpu.launch.options import argument, flag
-from tftpu.launch.startup import require_tensorflow
+from tftpu.launch.startup import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: the data set differs from its manifest.
     """
-    require_tensorflow()
+    import_tensorflow()
     from tftpu.input_pipelines.convert import verify
 
     manifest, problems = verify.run(options.folder.rstrip("/"), options.workers)
