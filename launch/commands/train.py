@@ -16,7 +16,7 @@ from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
 from tftpu.launch.options import RunOptions, flag
-from tftpu.launch.startup import import_tensorflow, require_tensorflow
+from tftpu.launch import startup
 from tftpu.storage import files
 
 # Fields of the data that say how they are read, not which ones.
@@ -43,7 +43,7 @@ class Options(RunOptions):
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
     experiment = options.experiment()
-    require_tensorflow()
+    startup.require_tensorflow()
     workdir = options.workdir or options.default_workdir
     if options.restarts:
         _supervise(options, workdir)
@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     claimed = files.claim(workdir) if chief else contextlib.nullcontext()
     with preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir)
-        import_tensorflow()
+        startup.import_tensorflow()
         from tftpu.launch import training
 
         training.train(experiment, workdir)
