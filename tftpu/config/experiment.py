@@ -222,7 +222,7 @@ class Experiment:
         replicas = replicas or self.cluster.virtual_devices or 1
         share = Share(self.data.global_batch_size, replicas, self.train.gradient_accumulation_steps)
         self.model.validate(share)
-        assert share.examples
+        _ = share.examples  # raises if the batch cannot be shared
 
 
 class ProfilePlan(NamedTuple):
