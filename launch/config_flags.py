@@ -1,20 +1,21 @@
-"""`--config=NAME` and its typed overrides, `--config.train.steps=500`.
+"""Loads `--config=NAME` with its typed overrides, `--config.train.steps=500`.
 
-The overrides are parsed by ml_collections, against the dataclasses of the config in hand; a
-mistake becomes one sentence.
+ml_collections parses the overrides by the types of the config's dataclasses.
 """
 
 import contextlib
 import dataclasses
 import functools
+import importlib.machinery
 import importlib.util
 import traceback
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
@@ -32,25 +33,25 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def names() -> list[str]:
-    """The configs that come with tftpu, sorted."""
+    """Returns the names of the configs that come with tftpu, sorted."""
     return sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
 
 
 def summary(name: str) -> str:
-    """The first line of a config's docstring."""
+    """Returns the first line of a config's docstring."""
     text = (CONFIGS / f"{name}.py").read_text()
     return text.split('"""', 2)[1].strip().splitlines()[0]
 
 
 def load(name: str, overrides: list[str]) -> Experiment:
-    """A config with its overrides, validated field by field.
+    """Loads a config and applies overrides, checking the type of each.
 
     Args:
-        name: of a config of tftpu, or the path of a user's own file.
-        overrides: "--config.train.steps=500" and the like.
+        name: name of a config of tftpu, or path of a user's own file.
+        overrides: changes, as "--config.train.steps=500".
 
     Raises:
-        UserError: no such config, an unknown field, a value of the wrong type.
+        UserError: there is no such config or field, or a value is of the wrong type.
     """
     make = _import(name).get_config
     with _failures_of(name):
@@ -65,16 +66,19 @@ def load(name: str, overrides: list[str]) -> Experiment:
     return experiment
 
 
-def _import(name: str):
+def _import(name: str) -> types.ModuleType:
     path = Path(name) if name.endswith(".py") else CONFIGS / f"{name}.py"
     if not path.is_file():
         if name.endswith(".py"):
             raise UserError(f"There is no config file {name!r}.")
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
-    spec = importlib.util.spec_from_file_location(f"tftpu_config_{path.stem}", path)
+    loader = importlib.machinery.SourceFileLoader(f"tftpu_config_{path.stem}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    if spec is None:
+        raise UserError(f"The config file {name!r} cannot be loaded.")
     module = importlib.util.module_from_spec(spec)
     with _failures_of(name):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
     return module
@@ -82,7 +86,7 @@ def _import(name: str):
 
 @contextlib.contextmanager
 def _failures_of(name: str) -> Iterator[None]:
-    """Makes a sentence of what a config file raises, with the line."""
+    """Turns exceptions of a config file into `UserError`, with the line."""
     try:
         yield
     except UserError:
@@ -102,15 +106,17 @@ def _applied(experiment: Experiment, override: str) -> Experiment:
     if not value:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
     parent = functools.reduce(getattr, path[:-1], experiment)
-    kind = typing.get_type_hints(type(parent))[path[-1]]
-    # What ml_collections cannot parse: "none" for a field that may be None, and a number or a word,
-    # as norm_batch's "32" or "global".
+    kind: Any = typing.get_type_hints(type(parent))[path[-1]]
+    # ml_collections parses neither "none" for a field that may be None, nor a field that takes a
+    # number or a word, as norm_batch does ("32" or "global").
     if value.lower() == "none" and type(None) in typing.get_args(kind):
         setattr(parent, path[-1], None)
         return experiment
     if kind == int | str:
         setattr(parent, path[-1], int(value) if value.isdecimal() else value)
         return experiment
+    from ml_collections import config_flags
+
     flag = [f"--{argument}={value}"]
     parsed = flags.FlagValues()
     try:
@@ -118,7 +124,7 @@ def _applied(experiment: Experiment, override: str) -> Experiment:
             "config", experiment, sys_argv=["tftpu", *flag], flag_values=parsed
         )
         parsed(["tftpu", *flag])
-        result = parsed["config"].value
+        result: Any = parsed["config"].value
         _check_elements(functools.reduce(getattr, path, result), kind)
     except (flags.Error, ValueError, TypeError) as error:
         expected = _IN_WORDS.get(kind, str(kind))
@@ -126,14 +132,14 @@ def _applied(experiment: Experiment, override: str) -> Experiment:
     return result
 
 
-def _check_elements(value: object, kind: type) -> None:
-    """Raises TypeError if a tuple holds anything but what its field is declared with."""
+def _check_elements(value: object, kind: Any) -> None:
+    """Raises TypeError if a tuple has elements of another type than its field declares."""
     if isinstance(value, tuple) and not all(isinstance(v, typing.get_args(kind)[0]) for v in value):
         raise TypeError(f"{value} is not {kind}")
 
 
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
-    here = experiment
+    here: Any = experiment
     for depth, field in enumerate(path):
         known = [f.name for f in dataclasses.fields(here)] if dataclasses.is_dataclass(here) else []
         if field not in known:

@@ -1,11 +1,13 @@
-"""From an `Experiment` to the objects that it names: strategy, data, compiled model, trainer."""
+"""Builds what an `Experiment` describes: the compiled model, the data and the trainer."""
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment
+from tftpu.engines.engine import Engine
 from tftpu.input_pipelines import sources
 from tftpu.launch import sample
 from tftpu.models.layers import pixels
@@ -14,13 +16,18 @@ from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.optim.metrics import Accuracy, BitsPerToken
 from tftpu.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.pipeline import Pipeline
+    from tftpu.input_pipelines.reading.epochs import Training
 
-def build_model(experiment: Experiment, jit_compile: bool | str = False) -> keras.Model:
-    """The model of an experiment, compiled, in the current strategy's scope.
+
+def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model:
+    """Builds and compiles the model of an experiment, in the current scope of an engine.
 
     Args:
         experiment: validated.
-        jit_compile: for Keras's own `fit`; the trainer of tftpu does not look at it.
+        jit_compile: True, False or "auto" for Keras's own `fit`, which annotates it as text only;
+            the trainer of tftpu ignores it.
     """
     train = experiment.train
     keras.utils.set_random_seed(train.seed)
@@ -43,45 +50,48 @@ def build_model(experiment: Experiment, jit_compile: bool | str = False) -> kera
     return model
 
 
-def _metrics(data: Data) -> tuple[list, list]:
-    """The metrics of a data set, and those that look at the weights of its examples."""
-    if isinstance(data, sources.Text | sources.Tokens):
-        return [], [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
-    weighted = isinstance(data, sources.Streamed) and data.on_bad_record == "skip"
-    weighted |= isinstance(data, sources.Records) and bool(data.weight)
-    return ([], [Accuracy()]) if weighted else ([Accuracy()], [])
+def build_trainer(
+    experiment: Experiment, workdir: str | None, engine: Engine | None = None
+) -> Trainer:
+    """Builds the model and the trainer of an experiment, in the current scope of an engine.
 
-
-def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
-    """Returns the trainer of an experiment, with its model, in the current engine's scope."""
+    Args:
+        experiment: validated.
+        workdir: folder of the run, local or `gs://`; None writes nothing.
+        engine: what trains; None means the one whose scope is current.
+    """
     return Trainer(
         build_model(experiment),
         workdir,
         experiment.train,
-        hyperparameters=flat(experiment),
-        sample=lambda trainer: sample.of(experiment, trainer),
+        engine=engine,
+        hyperparameters=hyperparameters(experiment),
+        sample=lambda trainer: sample.text(experiment, trainer),
     )
 
 
-def flat(experiment: Experiment) -> dict:
-    """The fields of an experiment by their path, "optimizer.name", as far as they are set."""
-    groups = dataclasses.asdict(experiment)
-    return {
+def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
+    """Returns the fields of an experiment that are set, by their path: "optimizer.name"."""
+    found = {
         f"{group}.{field}": value
-        for group, fields in groups.items()
+        for group, fields in dataclasses.asdict(experiment).items()
         for field, value in fields.items()
         if value is not None and value != ""
+    }
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in found.items()
     }
 
 
 def initialise(experiment: Experiment, trainer: Trainer) -> str:
-    """Gives a run that starts the weights of `model.init_from`; a run that goes on has its own.
+    """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
 
     Returns:
-        What was loaded, in a sentence; "" if nothing was.
+        A message about what was loaded; "" if nothing was.
 
     Raises:
-        UserError: the weights are not for this model. A head of another shape is left as it is.
+        UserError: the weights do not fit the model. A head of another shape is left as it is.
     """
     path = experiment.model.init_from
     if not path or trainer.has_checkpoint():
@@ -89,6 +99,15 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
     return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
 
 
-def training_data(experiment: Experiment):
-    """The training pipeline of an experiment."""
+def training_data(experiment: Experiment) -> "Training | Pipeline":
+    """Returns the training pipeline of an experiment."""
     return input_pipelines.training(experiment.data, experiment.train.seed)
+
+
+def _metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
+    """Returns the metrics for a data set: those without and those with weights per example."""
+    if isinstance(data, sources.Text | sources.Tokens):
+        return [], [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
+    weighted = isinstance(data, sources.Streamed) and data.on_bad_record == "skip"
+    weighted |= isinstance(data, sources.Records) and bool(data.weight)
+    return ([], [Accuracy()]) if weighted else ([Accuracy()], [])

@@ -1,15 +1,23 @@
-"""Text that a language model writes, a byte at a time."""
+"""Text drawn from a trained byte model."""
 
 import numpy as np
 
 from tftpu.config import Experiment
 from tftpu.input_pipelines import sources
+from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
+_TEMPERATURE = 0.8  # less babble than 1, less repetition than 0
 
 
-def of(experiment: Experiment, trainer, length: int = 240) -> str:
-    """A sample drawn from a trained byte model; "" for any other model."""
+def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
+    """Draws a sample from a model of bytes, one byte at a time; returns "" for any other model.
+
+    Args:
+        experiment: of the trainer; its seed is the seed of the sample.
+        trainer: trained or restored.
+        length: bytes to draw after the prompt.
+    """
     if not isinstance(experiment.data, sources.Text):
         return ""
     context = experiment.data.context
@@ -17,9 +25,9 @@ def of(experiment: Experiment, trainer, length: int = 240) -> str:
     written = list(PROMPT.encode())
     for _ in range(length):
         seen = written[-context:]
-        padded = np.array([seen + [0] * (context - len(seen))], np.int32)  # causal: the rest is
-        logits = trainer.predict_same(padded)[0, len(seen) - 1].astype(np.float64)  # not looked at
-        # Temperature 0.8: less babble than 1, less repetition than 0.
-        chances = np.exp((logits - logits.max()) / 0.8)
+        # The model is causal: what fills the rest of the context has no influence.
+        padded = np.array([seen + [0] * (context - len(seen))], np.int32)  # (1, context)
+        logits = trainer.predict_same(padded)[0, len(seen) - 1].astype(np.float64)  # (vocabulary,)
+        chances = np.exp((logits - logits.max()) / _TEMPERATURE)
         written.append(int(rng.choice(len(chances), p=chances / chances.sum())))
     return bytes(written).decode(errors="replace")

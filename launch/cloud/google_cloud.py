@@ -1,16 +1,17 @@
-"""What both launchers need of Google Cloud: its errors in a sentence, the lines of a run."""
+"""Google Cloud for both launchers: its errors as clear messages, and files that grow."""
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tftpu.errors import UserError
 
 LOGIN = "gcloud auth application-default login"
+T = TypeVar("T")
 
 
 def require(module: str) -> None:
-    """Raises `UserError`, with the command to run, unless the client libraries are there."""
+    """Raises `UserError`, with the command to run, if a client library is not installed."""
     try:
         __import__(module)
     except ImportError as error:
@@ -21,26 +22,29 @@ def require(module: str) -> None:
 
 
 def project(given: str | None) -> str:
-    """The project: `--project`, else GOOGLE_CLOUD_PROJECT.
+    """Returns the project: `--project`, else GOOGLE_CLOUD_PROJECT.
 
     Raises:
         UserError: neither is set.
     """
     found = given or os.environ.get("GOOGLE_CLOUD_PROJECT")
     if not found:
-        raise UserError("Which project of Google Cloud pays? Write --project=PROJECT.")
+        raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
     return found
 
 
-def call(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method of a client; what Google Cloud refuses becomes a sentence.
+def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Calls a method of a client, and turns its errors into clear messages.
 
     Args:
-        what: the thing that was attempted, as "creating the job".
+        what: the attempt, for messages, such as "creating the job".
+        function: method of a client.
+        *args: its arguments.
+        **kwargs: its keyword arguments.
 
     Raises:
-        UserError: refused for good.
-        ConnectionLost: no answer came, so nobody knows whether it was done.
+        UserError: refused.
+        ConnectionLost: no answer came, so that it is not known whether it was done.
     """
     from google.api_core import exceptions
     from google.auth import exceptions as auth_exceptions
@@ -49,27 +53,27 @@ def call(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
         return function(*args, **kwargs)
     except (auth_exceptions.GoogleAuthError, exceptions.Unauthenticated) as error:
         raise UserError(
-            f"Google Cloud does not know who you are ({what}): run `{LOGIN}`."
+            f"There are no credentials for Google Cloud ({what}): run `{LOGIN}`."
         ) from error
     except _lost() as error:
         raise ConnectionLost(f"No answer from Google Cloud ({what}): {_said(error)}") from error
     except exceptions.PermissionDenied as error:
         raise UserError(
-            f"You may not do this ({what}): {_said(error)} Ask the owner of the project for the "
+            f"Permission denied ({what}): {_said(error)} Ask the owner of the project for the "
             "role that the message names, or for roles/aiplatform.user or roles/tpu.admin."
         ) from error
     except exceptions.ResourceExhausted as error:
         raise UserError(
-            f"There is no quota for this ({what}): {_said(error)} Ask for more at "
+            f"The quota is exceeded ({what}): {_said(error)} Request more at "
             "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or "
             "slice, or --spot, which has a quota of its own."
         ) from error
     except exceptions.GoogleAPICallError as error:
-        raise UserError(f"Google Cloud refuses ({what}): {_said(error)}") from error
+        raise UserError(f"Google Cloud refused the request ({what}): {_said(error)}") from error
 
 
 class ConnectionLost(Exception):  # noqa: N818 (what was asked may have been done)
-    """A request was sent and no answer came."""
+    """A request was sent, and no answer came."""
 
 
 def _lost() -> tuple[type[Exception], ...]:
@@ -92,10 +96,10 @@ def _said(error: Exception) -> str:
 
 
 class Follower:
-    """Reads what is added to a file of a bucket.
+    """Reads what is appended to a file in a bucket.
 
     Args:
-        path: "gs://bucket/folder/file", which need not be there yet.
+        path: "gs://bucket/folder/file", which need not exist yet.
     """
 
     def __init__(self, path: str):
@@ -105,11 +109,11 @@ class Follower:
         self._seen = 0
 
     def print_new(self) -> None:
-        """Prints the whole lines that were added since the last call; nothing if it cannot look."""
+        """Prints the complete lines appended since the last call; nothing if it cannot read."""
         print(self.read_new(), end="", flush=True)
 
     def read_new(self) -> str:
-        """The whole lines that were added since the last call; none if it cannot look."""
+        """Returns the complete lines appended since the last call; "" if it cannot read."""
         from google.api_core import exceptions
         from google.auth import exceptions as auth_exceptions
         from google.cloud import storage
@@ -118,8 +122,8 @@ class Follower:
             if self._bucket is None:
                 self._bucket = storage.Client(project="unused").bucket(self._bucket_name)
             data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
-        # The file is not there yet, or holds nothing new; or the bucket cannot be read. The run
-        # goes on without its lines here.
+        # The file does not exist yet, or has nothing new; or the bucket cannot be read. The run
+        # continues, without its lines here.
         except (exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError):
             return ""
         whole = data[: data.rfind(b"\n") + 1]

@@ -1,36 +1,37 @@
-"""What every launcher says about a job: its command, name, labels and times."""
+"""Names, labels, durations and commands of cloud jobs, for all launchers."""
 
 import re
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.version import __version__
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
-# The file travels as an environment variable, so no value of a user's is part of a shell line.
+# The file is passed as an environment variable, so that no value of a user's is in a shell line.
 _OWN_CONFIG = 'printf %s "$TFTPU_CONFIG" > "$0" && exec tftpu train --config="$0" "$@"'
 
 
 def name_of(config: str) -> str:
-    """A config's name as resources of Google Cloud may be called: a-z, 0-9 and dashes."""
+    """Converts a config's name to one for resources of Google Cloud: a-z, 0-9 and dashes."""
     stem = Path(config).name.removesuffix(".py").lower()
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
 def unique_name(config: str) -> str:
-    """A name that no other job has, so that one can be found whose creation went unanswered."""
+    """Returns a name that no other job has, to find a job whose creation was not answered."""
     return f"{name_of(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 
-def container_command(config: str, arguments: list[str]) -> dict:
-    """The fields `command`, `args` and `env` of a container that trains a config.
+def container_command(config: str, arguments: list[str]) -> dict[str, Any]:
+    """Returns the fields `command`, `args` and `env` of a container that trains a config.
 
     Args:
-        config: name of a config of tftpu, or the path of a user's own file, whose text becomes
-            an environment variable of the container.
+        config: name of a config of tftpu, or the path of a user's own file, which is passed in an
+            environment variable.
         arguments: further flags of `tftpu train`.
     """
     if not config.endswith(".py"):
@@ -46,28 +47,32 @@ def check_bucket_folder(flag: str, path: str) -> None:
     """Raises `UserError` unless the path is in a bucket."""
     if not re.fullmatch(r"gs://[^/\s]+(/\S*)?", path):
         raise UserError(
-            f"--{flag}={path} is not in a bucket: write gs://BUCKET/FOLDER, since what lies on the "
-            "machine is gone with it."
+            f"--{flag}={path} is not in a bucket: write gs://BUCKET/FOLDER, because files on the "
+            "machine are deleted with it."
         )
 
 
-def seconds(duration: str) -> int:
-    """ "90m", "24h" or "7d" in seconds.
+def seconds(flag: str, duration: str) -> int:
+    """Converts "90m", "24h" or "7d" to seconds.
+
+    Args:
+        flag: name of the flag, for the error.
+        duration: its value.
 
     Raises:
-        UserError: not of that form.
+        UserError: the value is not of that form.
     """
     match = re.fullmatch(r"(\d+)([mhd])", duration)
     if not match or not int(match[1]):
         raise UserError(
-            f"--timeout={duration} is not a time: write a number of minutes, hours or days, as "
+            f"--{flag}={duration} is not a time: write a number of minutes, hours or days, as "
             "90m, 24h or 7d."
         )
     return int(match[1]) * _UNITS[match[2]]
 
 
 def labels(config: str, slice_name: str, given: str) -> dict[str, str]:
-    """The labels of a job: tftpu's own and those of `--labels=key=value,key=value`.
+    """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
 
     Raises:
         UserError: a label that Google Cloud does not allow.

@@ -1,6 +1,6 @@
-"""Rents a slice with Cloud TPU's own client, follows the run, and gives the slice back.
+"""Rents a slice with Cloud TPU's own client, follows the run, and deletes the slice.
 
-Whatever happens, a slice that may still be there is named, with the command that deletes it.
+Whatever fails, a slice that may still exist is named, with the command that deletes it.
 """
 
 import contextlib
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.cloud.tpu_vm import Order
 from tftpu.launch.diagnosis import cloud
 from tftpu.launch.diagnosis.machine import Machine
 
 if TYPE_CHECKING:
-    from tftpu.launch.cloud.tpu_vm import Order
+    from google.cloud.tpu_v2 import TpuClient
 
 POLL_S = 15.0
-# A connection that is gone for longer ends the wait, not the run.
+# A connection that is lost for longer ends the wait, not the run.
 PATIENCE_S = 600.0
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
@@ -26,33 +27,33 @@ _GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
 
 class _Preempted(Exception):  # noqa: N818 (an outcome, not an error)
-    """The slice was taken away."""
+    """The slice was preempted."""
 
 
-def tpu_client():
-    """Cloud TPU's client."""
+def tpu_client() -> "TpuClient":
+    """Returns Cloud TPU's client."""
     from google.cloud import tpu_v2
 
     return google_cloud.call("finding credentials", tpu_v2.TpuClient)
 
 
-def train(client, order: "Order", keep: bool) -> None:
+def train(client: "TpuClient", order: Order, keep: bool) -> None:
     """Rents a slice, waits for the end of the run, deletes the slice.
 
-    A spot slice that is preempted is deleted and another one asked for, on which the run goes on
+    A spot slice that is preempted is deleted and another one requested, on which the run resumes
     from its last checkpoint.
 
     Args:
-        client: a TpuClient.
+        client: Cloud TPU's client.
         order: what to rent, and what to run on it.
-        keep: leave the slice after the run.
+        keep: leave the slice running after the run.
 
     Raises:
-        UserError: no slice could be had, or the run failed.
+        UserError: there was no slice, or the run failed.
     """
     bucket = order.workdir.removeprefix("gs://").partition("/")[0]
     for problem in cloud.problems(Machine(), [bucket]):
-        raise UserError(f"{problem.what} {problem.why} Mend it with `{problem.command}`.")
+        raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
     while True:
         name = job.unique_name(order.config)
         try:
@@ -64,16 +65,16 @@ def train(client, order: "Order", keep: bool) -> None:
             _delete(client, order, name)
             if not order.spot:
                 raise UserError(
-                    f"The slice {name} was taken away, or its run stopped. The same command goes "
-                    "on from the last checkpoint."
+                    f"The slice {name} was preempted, or its run stopped. The same command resumes "
+                    "from the last checkpoint."
                 ) from None
-            print("The slice was preempted: asking for another one.", flush=True)
+            print("The slice was preempted: requesting another one.", flush=True)
 
 
-def _train_once(client, order: "Order", name: str, keep: bool) -> None:
+def _train_once(client: "TpuClient", order: Order, name: str, keep: bool) -> None:
     try:
         _create(client, order, name)
-        print(f"Asked for {order.slice.name} as {name}; {_by_hand(order, name)}", flush=True)
+        print(f"Requested {order.slice.name} as {name}; {_deletion(order, name)}", flush=True)
         _wait_for_capacity(client, order, name)
     except _NotCreated as error:
         raise UserError(str(error)) from error
@@ -87,13 +88,13 @@ def _train_once(client, order: "Order", name: str, keep: bool) -> None:
     except _Preempted:
         raise
     except KeyboardInterrupt:
-        print(f"\nNo longer watching. The run goes on, and costs; {_by_hand(order, name)}")
+        print(f"\nNo longer watching. The run continues, and costs; {_deletion(order, name)}")
         return
     except BaseException:
-        print(f"The run may go on, and cost; {_by_hand(order, name)}")
+        print(f"The run may continue, and cost; {_deletion(order, name)}")
         raise
     if keep:
-        print(f"The slice {name} is kept, and costs; {_by_hand(order, name)}")
+        print(f"The slice {name} is kept, and costs; {_deletion(order, name)}")
     else:
         _delete(client, order, name)
     if code:
@@ -103,17 +104,17 @@ def _train_once(client, order: "Order", name: str, keep: bool) -> None:
 
 
 class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
-    """Refused: there is no slice to delete."""
+    """The request was refused: there is no slice to delete."""
 
 
-def _create(client, order: "Order", name: str) -> None:
+def _create(client: "TpuClient", order: Order, name: str) -> None:
     from google.cloud import tpu_v2
     from google.protobuf import json_format
 
     message = json_format.ParseDict(
         order.request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
     )
-    what = "asking for the slice"
+    what = "requesting the slice"
     try:
         operation = google_cloud.call(
             what,
@@ -124,7 +125,7 @@ def _create(client, order: "Order", name: str) -> None:
         )
     except UserError as error:
         raise _NotCreated(str(error)) from error
-    except ConnectionLost:  # it may have been created: looking for it tells
+    except ConnectionLost:  # it may have been created: polling its state tells
         print(f"No answer to the request for {name}: looking for it.", flush=True)
         return
     # A quota may be found exceeded only now.
@@ -132,7 +133,7 @@ def _create(client, order: "Order", name: str) -> None:
         google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
 
 
-def _wait_for_capacity(client, order: "Order", name: str) -> None:
+def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
     shown = None
     while True:
         state, detail = _state(client, order, name)
@@ -143,7 +144,7 @@ def _wait_for_capacity(client, order: "Order", name: str) -> None:
             return
         if state == "FAILED":
             raise UserError(
-                f"There is no {order.slice.name} to be had in {order.zone}: {detail} Try another "
+                f"There is no capacity for {order.slice.name} in {order.zone}: {detail} Try another "
                 "zone or slice, or a longer --queue_timeout."
             )
         if state in _GONE:
@@ -151,8 +152,8 @@ def _wait_for_capacity(client, order: "Order", name: str) -> None:
         time.sleep(POLL_S)
 
 
-def _follow(client, order: "Order", name: str) -> int:
-    """Prints what the run prints, until it ends; gives its exit code."""
+def _follow(client: "TpuClient", order: Order, name: str) -> int:
+    """Prints the output of the run until it ends; returns its exit code."""
     log = google_cloud.Follower(f"{order.folder(name)}/log.txt")
     end = google_cloud.Follower(f"{order.folder(name)}/exit_code")
     while True:
@@ -169,8 +170,8 @@ def _follow(client, order: "Order", name: str) -> int:
         time.sleep(POLL_S)
 
 
-def _state(client, order: "Order", name: str) -> tuple[str, str]:
-    """The state of the request, as "ACTIVE", and what is said about a failure."""
+def _state(client: "TpuClient", order: Order, name: str) -> tuple[str, str]:
+    """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
     try:
         found = _patiently(
             "watching the slice",
@@ -180,16 +181,16 @@ def _state(client, order: "Order", name: str) -> tuple[str, str]:
     except UserError as error:
         if _is_not_found(error):
             raise UserError(
-                f"There is no slice {name}: the request for it never arrived, or somebody deleted "
-                f"it. Should it appear, {_by_hand(order, name)}"
+                f"There is no slice {name}: the request never arrived, or the slice was deleted. "
+                f"If it appears, {_deletion(order, name)}"
             ) from error
         raise
     detail = found.state.failed_data.error.message
-    return found.state.state.name, f"{detail.rstrip('.')}." if detail else "no reason was given."
+    return found.state.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
 
 
-def _delete(client, order: "Order", name: str) -> None:
-    """Deletes the slice, or says that it could not."""
+def _delete(client: "TpuClient", order: Order, name: str) -> None:
+    """Deletes the slice, or prints that it could not be deleted."""
     from google.cloud import tpu_v2
 
     resource = f"{order.parent}/queuedResources/{name}"
@@ -204,13 +205,13 @@ def _delete(client, order: "Order", name: str) -> None:
             return
         print(
             f"The slice {name} could not be deleted ({error}), and may cost; "
-            f"{_by_hand(order, name)}",
+            f"{_deletion(order, name)}",
             flush=True,
         )
 
 
 def _patiently(what: str, function: Callable[..., Any], **request: Any) -> Any:
-    """Asks again while no answer comes, for `PATIENCE_S`; then raises ConnectionLost."""
+    """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
     since = time.monotonic()
     while True:
         try:
@@ -227,7 +228,7 @@ def _is_not_found(error: BaseException) -> bool:
     return isinstance(error.__cause__, exceptions.NotFound)
 
 
-def _by_hand(order: "Order", name: str) -> str:
+def _deletion(order: Order, name: str) -> str:
     return (
         f"this deletes it: gcloud compute tpus queued-resources delete {name} --force --quiet "
         f"--project={order.project} --zone={order.zone}"

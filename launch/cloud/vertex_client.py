@@ -1,21 +1,26 @@
-"""Sends a custom job to Vertex AI and waits for it, with the SDK's own client.
+"""Creates a custom job of Vertex AI and waits for its end, with the SDK's own client.
 
-The user is told the job's name, and the command that ends it, before anything can go wrong.
+Whatever fails, the job's name and the command that ends it are printed.
 """
 
 import time
+from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.cloud.vertex import CustomJob, Order
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1 import JobServiceClient
 
 POLL_S = 15.0
-# A connection that is gone for longer ends the wait, not the job.
+# A connection that is lost for longer ends the wait, not the job.
 PATIENCE_S = 600.0
 
 
-def job_client(region: str):
-    """The SDK's client for a region."""
+def job_client(region: str) -> "JobServiceClient":
+    """Returns the SDK's client for a region."""
     from google.cloud import aiplatform_v1
 
     endpoint = f"{region}-aiplatform.googleapis.com"
@@ -26,17 +31,16 @@ def job_client(region: str):
     )
 
 
-def submit(client, project: str, region: str, created: dict) -> str:
-    """Creates the job and gives its resource name.
+def submit(client: "JobServiceClient", order: Order, created: CustomJob) -> str:
+    """Creates the job and returns its resource name.
 
     Args:
-        client: a JobServiceClient.
-        project: that pays.
-        region: where the job runs.
-        created: the job, as `vertex.custom_job` makes it.
+        client: the SDK's client.
+        order: who pays, and where the job runs.
+        created: result of `order.custom_job()`.
 
     Raises:
-        UserError: refused; or no answer, and the job cannot be found either.
+        UserError: refused; or no answer came, and the job cannot be found either.
     """
     from google.cloud import aiplatform_v1
     from google.protobuf import json_format
@@ -44,63 +48,61 @@ def submit(client, project: str, region: str, created: dict) -> str:
     message = json_format.ParseDict(
         created, aiplatform_v1.CustomJob.pb(aiplatform_v1.CustomJob()), ignore_unknown_fields=False
     )
-    parent = f"projects/{project}/locations/{region}"
     try:
         job = google_cloud.call(
             "creating the job",
             client.create_custom_job,
-            parent=parent,
+            parent=order.parent,
             custom_job=aiplatform_v1.CustomJob(message),
         )
     except ConnectionLost as lost:
-        return _find(client, parent, created["displayName"], lost)
+        return _find(client, order, created["displayName"], lost)
     except KeyboardInterrupt as interrupt:
         name = created["displayName"]
         raise UserError(
-            f"Interrupted while the job {name} was asked for: it may run, and cost. "
-            f"{_by_hand(parent, name)}"
+            f"Interrupted while the job {name} was created: it may run, and cost. "
+            f"{_find_and_end(order, name)}"
         ) from interrupt
     return job.name
 
 
-def _find(client, parent: str, display_name: str, lost: ConnectionLost) -> str:
-    """The job that was asked for without an answer; it may run and cost."""
+def _find(client: "JobServiceClient", order: Order, display_name: str, lost: ConnectionLost) -> str:
+    """Returns the name of a job whose creation was not answered; it may run, and cost."""
     only = f'display_name="{display_name}"'
-    by_hand = _by_hand(parent, display_name)
+    advice = _find_and_end(order, display_name)
     try:
         found = list(
             google_cloud.call(
                 "looking for the job",
                 client.list_custom_jobs,
-                request={"parent": parent, "filter": only},
+                request={"parent": order.parent, "filter": only},
             )
         )
     except (ConnectionLost, UserError) as error:
-        raise UserError(f"{lost} The job {display_name} may run, and cost. {by_hand}") from error
+        raise UserError(f"{lost} The job {display_name} may run, and cost. {advice}") from error
     if not found:
-        raise UserError(f"{lost} There is no job {display_name} yet. {by_hand}") from lost
+        raise UserError(f"{lost} There is no job {display_name} yet. {advice}") from lost
     return found[0].name
 
 
-def _by_hand(parent: str, display_name: str) -> str:
-    project, region = parent.split("/")[1::2]
+def _find_and_end(order: Order, display_name: str) -> str:
     return (
-        f"Look for it with `gcloud ai custom-jobs list --project={project} --region={region} "
-        f"--filter=displayName={display_name}` and end it with `gcloud ai custom-jobs cancel NAME "
-        f"--region={region}`."
+        f"Look for it with `gcloud ai custom-jobs list --project={order.project} "
+        f"--region={order.region} --filter=displayName={display_name}` and end it with `gcloud ai custom-jobs cancel NAME "
+        f"--region={order.region}`."
     )
 
 
-def watch(client, name: str, metrics: google_cloud.Follower) -> None:
-    """Waits for the end of a job; prints its states, and its metrics as they come.
+def watch(client: "JobServiceClient", name: str, metrics: google_cloud.Follower) -> None:
+    """Waits for the end of a job; prints its states and its metrics.
 
     Args:
-        client: a JobServiceClient.
+        client: the SDK's client.
         name: resource name of the job.
         metrics: follows the run's metrics.jsonl.
 
     Raises:
-        UserError: the job failed, was cancelled, or cannot be reached any more.
+        UserError: the job failed, was cancelled, or cannot be reached.
     """
     state, lost_since = None, None
     while True:
@@ -110,7 +112,7 @@ def watch(client, name: str, metrics: google_cloud.Follower) -> None:
         except ConnectionLost as lost:
             lost_since = lost_since or time.monotonic()
             if time.monotonic() - lost_since > PATIENCE_S:
-                raise UserError(f"{lost} The job goes on. {how_to_end(name)}") from lost
+                raise UserError(f"{lost} The job keeps running. {how_to_end(name)}") from lost
             time.sleep(POLL_S)
             continue
         if job.state.name != state:
@@ -129,5 +131,5 @@ def watch(client, name: str, metrics: google_cloud.Follower) -> None:
 
 
 def how_to_end(name: str) -> str:
-    """The sentence that names a job and the command which ends it."""
+    """Returns a line with the name of a job and the command that ends it."""
     return f"The job is {name}; `gcloud ai custom-jobs cancel {name}` ends it."

@@ -1,1 +1,35 @@
-"""The commands of the command line, one file each."""
+'''The commands of `tftpu`, one file each.
+
+Adding a command is adding a file, and nothing else: `launch/commands/greet.py` is `tftpu greet`,
+and `launch/commands/data/greet.py` is `tftpu data greet` (a dash in a command is an underscore in
+the file's name). The file holds all of the command:
+
+    """Greets somebody.
+
+    Further paragraphs of the help, if it needs any.
+
+        tftpu greet --name=Ada
+    """
+
+    import dataclasses
+
+    from tftpu.launch.options import flag, required
+
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Options:
+        name: str = required("NAME", "whom to greet")
+        times: int = flag(1, "number of greetings", minimum=1)
+
+
+    def run(options: Options) -> None:
+        print("\\n".join([f"Hello, {options.name}."] * options.times))
+
+- The first paragraph of the docstring is the command's line in `tftpu help`; an indented paragraph
+  is the example in its own help.
+- `Options` is a frozen dataclass whose fields are the flags, with their types, defaults and help.
+  It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of `tftpu.launch.options`.
+- `run` does the work. It raises `UserError` for a mistake of the user's, before TensorFlow is
+  imported wherever possible. `tftpu help` and the other commands load this file, so that it
+  imports nothing heavy (TensorFlow, Keras, clients of Google Cloud) outside functions.
+'''

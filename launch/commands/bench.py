@@ -1,199 +1,28 @@
-"""`tftpu bench`: how fast a config's step, its input pipeline and both together are.
+"""Times a config's training step, its input pipeline and both together.
 
-With `--compare`, Keras's own `fit` takes part. The contestants take turns of a few steps in one
-run, so that whatever else the machine does hits them all; what is printed are medians over the
-turns, and the median of the ratios turn by turn.
+With --compare, Keras's own fit takes part. The contestants take turns of a few steps, so that
+other load on the machine affects them alike; medians over the turns are printed.
+
+    tftpu bench --config=digits_resnet --compare
 """
 
-import statistics
-import tempfile
-import threading
-import time
-from collections.abc import Callable
+import dataclasses
 
-import keras
-import tensorflow as tf
-
-import tftpu
-from tftpu.config import Experiment
-from tftpu.engines.tensorflow.engine import TensorFlowEngine
-from tftpu.engines.tensorflow.state import ModelState
-from tftpu.engines.tensorflow.train_step import TrainStep
-from tftpu.launch import experiment as build
-
-TURNS = 20
-FOREVER = 1_000_000
+from tftpu.launch.options import RunOptions, flag
+from tftpu.launch.startup import import_tensorflow
 
 
-def run(
-    experiment: Experiment, config: str, tpu: str, virtual_devices: int | None, compare: bool
-) -> None:
-    """Prints milliseconds a step of each contestant, and the ratios between them."""
-    engine = tftpu.connect(tpu, virtual_devices)
-    experiment.validate(engine.data_shares)
-    precision = tftpu.set_precision(experiment.train.precision)
-    experiment.train.checkpoint_every = 0
-    # As many steps a turn as from one line of the log to the next: all that `train` does is in it.
-    steps = experiment.train.log_every
-    contestants = {
-        "trainer": lambda turn: _trainer(experiment, engine, turn),
-        "bare step": lambda turn: _bare_step(experiment, engine, turn),
-        "pipeline": lambda turn: _pipeline(experiment, engine, turn),
-    }
-    if compare:
-        contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
-        contestants["keras fit, no XLA"] = lambda turn: _keras_fit(experiment, engine, turn, False)
-    times = take_turns(contestants, steps)
-    print(
-        f"{config}: {engine.data_shares} replica(s), {precision}, "
-        f"{experiment.data.global_batch_size} examples a step; medians of {TURNS} turns of {steps} steps"
-    )
-    for name, seconds in times.items():
-        milliseconds = statistics.median(seconds) / steps * 1000
-        ratio = statistics.median(a / b for a, b in zip(times["trainer"], seconds))
-        print(f"  {name:18} {milliseconds:9.3f} ms a step   trainer / {name}: {ratio:.3f}")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """What to time, and where."""
+
+    compare: bool = flag(False, "time Keras's own fit as well")
 
 
-def take_turns(contestants: dict[str, Callable], steps: int) -> dict[str, list[float]]:
-    """Runs the contestants one after the other, over and over, each in a thread of its own.
+def run(options: Options) -> None:
+    """Prints milliseconds per step of each contestant, and the ratios between them."""
+    experiment = options.experiment()
+    import_tensorflow()
+    from tftpu.launch import benchmark
 
-    Args:
-        contestants: by name, functions that call the `Turn` they are given after every step or
-            device loop, with the number of steps since the last call.
-        steps: of a turn.
-
-    Returns:
-        Seconds of each turn; a first one, in which things compile, is left out.
-    """
-    names = list(contestants)
-    turns = {name: Turn(steps) for name in names}
-    for name in names:
-        turns[name].start(contestants[name])
-    times = {name: [] for name in names}
-    for number in range(TURNS + 1):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            seconds = turns[name].take()
-            if number:
-                times[name].append(seconds)
-    for turn in turns.values():
-        turn.end()
-    return times
-
-
-class Over(BaseException):
-    """Ends a contestant's thread from within."""
-
-
-class Turn:
-    """One contestant's thread, which runs only when it is its turn."""
-
-    def __init__(self, steps: int):
-        self.steps = steps
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._left = self._error = None
-        self._over = False
-
-    def start(self, contestant: Callable) -> None:
-        self._thread = threading.Thread(target=self._run, args=(contestant,), daemon=True)
-        self._thread.start()
-
-    def take(self) -> float:
-        """Lets the contestant run its steps; the seconds that they took."""
-        self._left = self.steps
-        start = time.perf_counter()
-        self._go.release()
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
-        return time.perf_counter() - start
-
-    def end(self) -> None:
-        """Ends the thread."""
-        self._over = True
-        self._go.release()
-        self._thread.join()
-
-    def __call__(self, steps: int) -> None:
-        """Called by the contestant: so many steps are done; waits if that was the last one."""
-        self._left -= steps
-        if self._left <= 0:
-            self._done.release()
-            self._wait()
-
-    def _wait(self) -> None:
-        self._go.acquire()
-        if self._over:
-            raise Over
-
-    def _run(self, contestant: Callable) -> None:
-        try:
-            self._wait()
-            contestant(self)
-        except Over:
-            pass
-        except BaseException as error:
-            self._error = error
-            self._done.release()
-
-
-class _CallTurn(keras.callbacks.Callback):
-    """Calls the turn before every step but the first, or every device loop, of a `fit`."""
-
-    def __init__(self, turn: Turn):
-        super().__init__()
-        self._turn, self._seen = turn, 0
-
-    def on_train_batch_begin(self, batch, logs=None):
-        # The step within the epoch, which never ends here.
-        if batch > self._seen:
-            self._turn(batch - self._seen)
-            self._seen = batch
-
-
-def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
-    """All that `tftpu train` does in a step: pipeline, device loop, log, events."""
-    with tempfile.TemporaryDirectory() as workdir:
-        with engine.scope():
-            trainer = build.build_trainer(experiment, workdir)
-        trainer.fit(
-            build.training_data(experiment), FOREVER, callbacks=[_CallTurn(turn)], verbose=False
-        )
-
-
-def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
-    """The same step in a bare loop, on one batch over and over that is on the device already."""
-    data = build.training_data(experiment)
-    microbatches = experiment.train.gradient_accumulation_steps
-    with engine.scope():
-        model = build.build_model(experiment)
-        spec = engine.training_spec(data, microbatches)
-        step = TrainStep(ModelState(model, spec, experiment.train), spec)
-    batch = next(engine.batches(data, 0))
-    function = tf.autograph.experimental.do_not_convert(step.train)
-
-    @tf.function
-    def loop(batch, count):
-        for _ in tf.range(count):
-            engine.strategy.run(function, args=(batch,))
-
-    while True:
-        with engine.scope():
-            loop(batch, tf.constant(turn.steps))
-        step.accumulator.drain()  # waits for the device
-        turn(turn.steps)
-
-
-def _pipeline(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
-    """The input pipeline alone."""
-    for _ in engine.batches(build.training_data(experiment), 0):
-        turn(1)
-
-
-def _keras_fit(
-    experiment: Experiment, engine: TensorFlowEngine, turn: Turn, jit_compile: bool | str
-) -> None:
-    """Keras's own trainer, on the same model, batches and strategy."""
-    with engine.scope():
-        model = build.build_model(experiment, jit_compile=jit_compile)
-    data = build.training_data(experiment).starting_at(0).prefetch(tf.data.AUTOTUNE)
-    model.fit(data, steps_per_epoch=FOREVER, verbose=0, callbacks=[_CallTurn(turn)])
+    benchmark.run(experiment, options.name, compare=options.compare)

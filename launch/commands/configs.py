@@ -1,10 +1,21 @@
-"""`tftpu configs`: what there is, one line each."""
+"""Lists the configs that come with tftpu.
+
+tftpu configs
+"""
+
+import dataclasses
 
 from tftpu.launch import config_flags
 
 
-def run() -> None:
-    """Prints the name and the first line of every config."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """No options."""
+
+
+def run(options: Options) -> None:
+    """Prints the name and the summary of every config."""
+    del options
     names = config_flags.names()
     width = max(map(len, names))
     for name in names:

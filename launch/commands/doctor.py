@@ -1,39 +1,52 @@
-"""`tftpu doctor`: what is installed, what is attached, what is wrong, the command that mends it."""
+"""Reports what is installed, attached and wrong on this machine, and how to fix it.
+
+With --config or --workdir, the bucket of the run is checked as well.
+
+    tftpu doctor --workdir=gs://BUCKET/run
+"""
 
 import dataclasses
-import json as json_module
+import json
 import re
-
-from rich.console import Console
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
+from tftpu.launch import config_flags
 from tftpu.launch.diagnosis import cloud, place, seen, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
+from tftpu.launch.options import Overrides, flag
 
 
-def run(experiment: Experiment | None, config: str | None, workdir: str | None, json: bool) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Overrides):
+    """What the machine is needed for, and how to print the report."""
+
+    config: str | None = flag(None, "config that is to run here", metavar="NAME")
+    workdir: str | None = flag(None, "folder of a run; its bucket is checked", metavar="DIR")
+    json: bool = flag(False, "print JSON, for programs")
+
+
+def run(options: Options) -> None:
     """Prints the report.
-
-    Args:
-        experiment: the config that is to run here, if one was named.
-        config: its name.
-        workdir: where it is to run; its bucket is looked at.
-        json: print JSON instead.
 
     Raises:
         UserError: something is wrong; the report says what.
     """
-    del config  # its experiment is what counts
-    facts, problems = examine(Machine(), _buckets(experiment, workdir))
+    experiment = None
+    if options.config:
+        experiment = config_flags.load(options.config, list(options.overrides))
+        experiment.validate()
+    elif options.overrides:
+        raise UserError(f"tftpu doctor needs --config=NAME for {options.overrides[0]}.")
+    facts, problems = examine(Machine(), _buckets(experiment, options.workdir))
     if problems:
-        facts["TensorFlow sees"] = "not asked: mend the below first"
+        facts["TensorFlow sees"] = "not checked: fix the problems below first"
     else:
         fact, problems = seen.ask(Machine())
         facts |= fact
-    if json:
+    if options.json:
         found = [dataclasses.asdict(problem) for problem in problems]
-        print(json_module.dumps({"facts": facts, "problems": found}, indent=2))
+        print(json.dumps({"facts": facts, "problems": found}, indent=2))
     else:
         _print(facts, problems)
     if problems:
@@ -42,10 +55,10 @@ def run(experiment: Experiment | None, config: str | None, workdir: str | None, 
 
 
 def examine(machine: Machine, buckets: list[str]) -> tuple[dict[str, str], list[Problem]]:
-    """The facts and the problems of a machine, without loading TensorFlow.
+    """Returns the facts and the problems of a machine, without importing TensorFlow.
 
     Args:
-        machine: the one to look at.
+        machine: the one to examine.
         buckets: names of the buckets that a run needs.
     """
     facts = wheels.describe(machine) | place.describe(machine) | tpu.describe(machine)
@@ -63,12 +76,14 @@ def _buckets(experiment: Experiment | None, workdir: str | None) -> list[str]:
 
 
 def _print(facts: dict[str, str], problems: list[Problem]) -> None:
+    from rich.console import Console
+
     console = Console(soft_wrap=True, highlight=False)
     for name, value in facts.items():
         console.print(f"  {name:17}{value}", markup=False)
     for number, problem in enumerate(problems, start=1):
         console.print(f"\n{number}. {problem.what}", markup=False, style="bold")
         console.print(f"   {problem.why}", markup=False)
-        console.print(f"   Mend it with:  {problem.command}", markup=False)
+        console.print(f"   Fix it with:  {problem.command}", markup=False)
     if not problems:
-        console.print("\nNothing is wrong.", markup=False)
+        console.print("\nNo problems found.", markup=False)

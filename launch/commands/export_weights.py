@@ -1,16 +1,30 @@
-"""`tftpu export-weights`: the best weights of a run in one file, without the optimizer."""
+"""Writes the weights of a run's best checkpoint to one file, without the optimizer.
+
+tftpu export-weights --workdir=runs/digits_resnet --to=digits.safetensors
+"""
+
+import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch.commands import evaluate
+from tftpu.launch import finished
+from tftpu.launch.options import required
 
 
-def run(workdir: str | None, to: str | None) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which run to export, and where to."""
+
+    workdir: str = required("DIR", "folder of the run, local or gs://")
+    to: str = required("FILE", "file to write, .weights.h5 or .safetensors")
+
+
+def run(options: Options) -> None:
     """Writes the weights of the best checkpoint, or of the newest if none is best."""
-    if not to or not to.endswith((".weights.h5", ".safetensors")):
+    if not options.to.endswith((".weights.h5", ".safetensors")):
         raise UserError(
-            "tftpu export-weights needs --to=FILE, which ends in .weights.h5 or .safetensors."
+            f"--to={options.to}: the file to write ends in .weights.h5 or .safetensors."
         )
-    experiment = evaluate.experiment_of("export-weights", workdir, "auto", None)
-    trainer, step, _ = evaluate.restored(experiment, workdir)
-    trainer.export_weights(to)
-    print(f"step {step}: {trainer.model.count_params():,} weights in {to}")
+    experiment = finished.experiment_of(options.workdir)
+    trainer, step, _ = finished.restored(experiment, options.workdir)
+    trainer.export_weights(options.to)
+    print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")

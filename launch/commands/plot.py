@@ -1,12 +1,17 @@
-"""`tftpu plot WORKDIR... --output=FILE.png`: the curves of several runs in one picture."""
+"""Draws the curves of one or more runs into one picture.
+
+tftpu plot runs/digits_resnet --output=curves.png
+"""
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
 from typing import Any
 
 from tftpu.errors import UserError
+from tftpu.launch.options import argument, flag
 from tftpu.storage import files
 
 # Shown first, in this order; then the others by name.
@@ -15,8 +20,17 @@ _COLUMNS = 3
 _POINTS = 30  # fewer are marked one by one
 
 
-def run(workdirs: list[str], output: str) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which runs to draw, and where to."""
+
+    workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run, local or gs://")
+    output: str = flag("curves.png", "picture to write: .png, .svg or .pdf", metavar="FILE")
+
+
+def run(options: Options) -> None:
     """Draws each metric of `metrics.jsonl` over the steps: training solid, evaluation dashed."""
+    workdirs, output = list(options.workdirs), options.output
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("tftpu plot needs matplotlib: run `pip install 'tftpu[plot]'`.")
     if not output.endswith((".png", ".svg", ".pdf")):

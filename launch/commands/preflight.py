@@ -1,53 +1,61 @@
-"""`tftpu preflight`: whether a config compiles for TPU slices, whether it fits, what it costs."""
+"""Compiles a config for TPU slices, without a TPU: whether it fits, how fast it is, what it costs.
 
-import json
+The report is printed, and written to preflight.json in the workdir.
 
-from tftpu.config import Experiment
+    tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
+"""
+
+import dataclasses
+
 from tftpu.errors import UserError
-from tftpu.launch.preflight_check import check, parse_prices, print_report
+from tftpu.launch import predictions, preflight_check
+from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
 
 
-def run(
-    experiment: Experiment,
-    config: str,
-    workdir: str | None,
-    slices: str,
-    json: str | None,
-    explain: bool,
-    price: str,
-    verbose: bool,
-    time_limit: int,
-) -> None:
-    """Prints the report, and writes it to `preflight.json` in the workdir and to --json."""
-    if time_limit < 1:
-        raise UserError(f"--time_limit is {time_limit}: give the seconds that a compile may take.")
-    names = [name for name in slices.split(",") if name]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """What to compile, and for which slices."""
+
+    workdir: str | None = flag(
+        None, "folder for preflight.json, local or gs://", metavar="DIR", shown="runs/<config>"
+    )
+    slices: str = flag("v3-8,v5e-8", "TPU slices to compare", metavar="SLICE,...")
+    json: str | None = flag(None, "write the report to this file, too", metavar="FILE")
+    explain: bool = flag(False, "show where the time goes, layer by layer")
+    price: str = flag(
+        "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
+    )
+    verbose: bool = flag(False, "show the messages of the TPU compiler")
+    time_limit: int = flag(1800, "limit for one compilation, in seconds", metavar="SECONDS")
+
+
+def run(options: Options) -> None:
+    """Prints the report, and writes it to the workdir and where --json says."""
+    experiment = options.experiment()
+    if options.time_limit < 1:
+        raise UserError(
+            f"--time_limit is {options.time_limit}: give the seconds that a compilation may take."
+        )
+    names = [name for name in options.slices.split(",") if name]
     if not names:
-        raise UserError(f"--slices={slices} names no slice: give some, such as v3-8,v5e-8.")
-    for name in names:  # before TensorFlow is imported
+        raise UserError(f"--slices={options.slices} names no slice: give some, such as v3-8,v5e-8.")
+    for name in names:
         parse_slice(name)
-    prices = parse_prices(price)
-    report = check(experiment, names, prices=prices, verbose=verbose, time_limit=time_limit)
-    print_report(report, explain)
+    prices = preflight_check.parse_prices(options.price)
+    import_tensorflow()
+    report = preflight_check.check(
+        experiment,
+        names,
+        prices=prices,
+        verbose=options.verbose,
+        time_limit=options.time_limit,
+    )
+    preflight_check.print_report(report, options.explain)
     text = report.to_json().encode()
-    for path in {files.join(workdir or files.join("runs", config), "preflight.json"), json}:
+    workdir = options.workdir or options.default_workdir
+    for path in {files.join(workdir, predictions.FILE), options.json}:
         if path:
             files.write_whole(path, text)
-
-
-def prediction(workdir: str, replicas: int) -> str:
-    """Returns the step times predicted for as many replicas, such as "v3-8: 123 ms".
-
-    Returns "" if the workdir has no prediction for this number of replicas.
-    """
-    path = files.join(workdir, "preflight.json")
-    if not files.exists(path):
-        return ""
-    found = [
-        f"{item['slice']}: {item['step_ms']:.3g} ms"
-        for item in json.loads(files.read(path))["slices"]
-        if item["step_ms"] and item["replicas"] == replicas
-    ]
-    return ", ".join(found)

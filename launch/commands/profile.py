@@ -1,6 +1,10 @@
-"""`tftpu profile WORKDIR [OTHER]`: what a profile says, in the terminal; or two, compared."""
+"""Shows the newest profile of a run, or compares those of two runs.
+
+tftpu profile runs/digits_resnet
+"""
 
 import contextlib
+import dataclasses
 import json
 import os
 import statistics
@@ -9,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tftpu.errors import UserError
+from tftpu.launch.options import argument
 from tftpu.storage import files
 
 TOP = 10
@@ -36,8 +41,16 @@ class Profile(NamedTuple):
     ops: list[Op]
 
 
-def run(workdirs: list[str]) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which profiles to show."""
+
+    workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run; two are compared")
+
+
+def run(options: Options) -> None:
     """Prints the newest profile of a run, or of two, side by side."""
+    workdirs = options.workdirs
     if len(workdirs) > 2:
         raise UserError(f"tftpu profile compares two runs, and got {len(workdirs)}.")
     profiles = [read(workdir) for workdir in workdirs]

@@ -1,4 +1,9 @@
-"""`tftpu status WORKDIR`: how a run stands, from its files alone, while it runs or after."""
+"""Shows the state of runs: step, speed, time left, checkpoints, and where the time went.
+
+It reads the files of the workdir alone, and works during a run as well as after it.
+
+    tftpu status runs/digits_resnet
+"""
 
 import contextlib
 import dataclasses
@@ -9,6 +14,7 @@ import time
 from typing import Any
 
 from tftpu.errors import UserError
+from tftpu.launch.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
 from tftpu.storage import files
@@ -26,10 +32,18 @@ _IN_WORDS = {
 }
 
 
-def run(workdirs: list[str], json: bool) -> None:
-    """Prints how each run stands."""
-    found = [status(workdir) for workdir in workdirs]
-    if json:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which runs to show, and how."""
+
+    workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run, local or gs://")
+    json: bool = flag(False, "print JSON, for programs")
+
+
+def run(options: Options) -> None:
+    """Prints the state of each run."""
+    found = [status(workdir) for workdir in options.workdirs]
+    if options.json:
         _print_json(found)
         return
     print("\n\n".join("\n".join(lines(record)) for record in found))

@@ -1,130 +1,100 @@
-"""`tftpu train`: from a config to a trained model, and the closing block."""
+"""Trains a config, or resumes its run from the last checkpoint.
+
+A run lives in its workdir. The same command resumes it, after a crash, a preemption or with more
+steps.
+
+    tftpu train --config=digits_resnet
+    tftpu train --config=digits_resnet --config.train.steps=500 --workdir=runs/short
+"""
 
 import contextlib
 import dataclasses
 import sys
 from typing import Any
 
-from tftpu.config import Experiment, from_json, to_json
+from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
-from tftpu.runtime import goodput, hosts
-from tftpu.runtime.preemption import exit_on_notice
+from tftpu.launch import options as command_options
+from tftpu.launch import startup
+from tftpu.launch.options import RunOptions, flag
 from tftpu.storage import files
 
-# Of the data: how they are read, not which.
+# Fields of the data that say how they are read, not which ones.
 _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
 
-def run(
-    experiment: Experiment,
-    config: str,
-    workdir: str | None,
-    tpu: str,
-    virtual_devices: int | None,
-    watchdog: float | None = None,
-) -> None:
-    """Trains, or goes on where the workdir's last checkpoint is."""
-    workdir = workdir or default_workdir(config)
-    claimed = files.claim(workdir) if hosts.task().chief else contextlib.nullcontext()
-    with exit_on_notice(), claimed:
-        _check_same_run(experiment, workdir)
-        _train(experiment, config, workdir, watchdog)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """What to train, where, and what happens after a crash or a hang."""
+
+    workdir: str | None = flag(
+        None, "folder of the run, local or gs://", metavar="DIR", shown="runs/<config>"
+    )
+    restarts: int = flag(0, "how often a crashed run is restarted", minimum=0, metavar="N")
+    watchdog: float | None = flag(
+        None,
+        "end a run that finishes no step for this long",
+        minimum=1,
+        metavar="SECONDS",
+        shown="never",
+    )
 
 
-def default_workdir(config: str) -> str:
-    """Where a run of a config lives if no workdir is given."""
-    return files.join("runs", config)
+def run(options: Options) -> None:
+    """Trains, or resumes from the last checkpoint of the workdir."""
+    experiment = options.experiment()
+    startup.require_tensorflow()
+    workdir = options.workdir or options.default_workdir
+    if options.restarts:
+        _supervise(options, workdir)
+    if options.watchdog is not None:
+        experiment.train.watchdog_seconds = options.watchdog
+    from tftpu.runtime import hosts, preemption
 
-
-def _train(experiment: Experiment, config: str, workdir: str, watchdog: float | None) -> None:
-    import tftpu
-    from tftpu import input_pipelines
-    from tftpu.launch import experiment as build
-
-    experiment.train.watchdog_seconds = watchdog
-    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
-    experiment.validate(engine.data_shares)
-    precision = tftpu.set_precision(experiment.train.precision)
     chief = hosts.task().chief
-    print(
-        f"tftpu train {config}: {engine.data_shares} replica(s), {precision}, "
-        f"{experiment.train.steps} steps of {experiment.data.global_batch_size} examples, in {workdir}",
-        flush=True,
-    )
-    data = build.training_data(experiment)
-    test = input_pipelines.evaluation(experiment.data)
-    with engine.scope():
-        trainer = build.build_trainer(experiment, workdir)
-        loaded = build.initialise(experiment, trainer)
-    clock = trainer.account.clock
-    clock.started_earlier(goodput.process_age() - clock.wall())
-    if loaded:
-        print(loaded, flush=True)
-    # Only now: a run that was refused must not claim the workdir for its configuration.
     if chief:
-        files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
-    history = trainer.fit(
-        data,
-        experiment.train.steps,
-        validation_data=test,
-        eval_every=experiment.train.eval_every or None,
-    )
-    results = {
-        name.removeprefix("val_"): values[-1]
-        for name, values in sorted(history.history.items(), key=lambda item: item[0] != "val_loss")
-        if name.startswith("val_")
-    }
-    if chief:
-        _closing_block(experiment, trainer, results, workdir)
+        print(
+            f"tftpu train {options.name}: {experiment.train.steps:,} steps of "
+            f"{experiment.data.global_batch_size:,} examples, in {workdir}",
+            flush=True,
+        )
+    claimed = files.claim(workdir) if chief else contextlib.nullcontext()
+    with preemption.exit_on_notice(), claimed:
+        _check_same_run(experiment, workdir)
+        startup.import_tensorflow()
+        from tftpu.launch import training
+
+        training.train(experiment, workdir)
+
+
+def _supervise(options: Options, workdir: str) -> None:
+    """Runs the command in a process of its own, which is restarted if it crashes; exits."""
+    from tftpu.launch import supervise
+
+    again = command_options.words_of(dataclasses.replace(options, restarts=0))
+    command = [sys.executable, *_interpreter_flags(), "-m", "tftpu.launch.main", "train", *again]
+    sys.exit(supervise.run(command, workdir, options.restarts))
+
+
+def _interpreter_flags() -> list[str]:
+    return ["-O"] * sys.flags.optimize
 
 
 def _check_same_run(experiment: Experiment, workdir: str) -> None:
-    """A workdir belongs to one model on one data set; the rest may change between restarts."""
+    """Raises `UserError` if the workdir holds a run of another model, data set or optimizer."""
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         return
     before = from_json(files.read(path).decode())
     for group in ("model", "data", "optimizer"):
-        if _what(getattr(before, group)) != _what(getattr(experiment, group)):
+        if _identity(getattr(before, group)) != _identity(getattr(experiment, group)):
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
                 "this one a workdir of its own with --workdir=DIR, or remove that one."
             )
 
 
-def _what(config: Any) -> tuple:
-    """A group of an experiment, without the fields that change no number of the run."""
+def _identity(config: Any) -> tuple[type, dict[str, Any]]:
+    """Returns a group of an experiment without the fields that change no number of the run."""
     fields = dataclasses.asdict(config)
     return type(config), {name: value for name, value in fields.items() if name not in _HOW}
-
-
-def _closing_block(experiment: Experiment, trainer, results: dict, workdir: str) -> None:
-    from tftpu.launch import sample
-    from tftpu.launch.commands import preflight
-    from tftpu.observe.writers import format_number
-
-    text = sample.of(experiment, trainer)
-    if text:
-        print(f"\nA sample of what it writes:\n{text}")
-    numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
-    steps = trainer.step
-    print(f"\nDone: {steps} steps.")
-    print(f"  test        {numbers}")
-    rate = trainer.account.clock.rate()
-    if rate:
-        print(f"  speed       {format_number(rate)} examples/s, without compiling and evaluation")
-    predicted = preflight.prediction(workdir, trainer.engine.data_shares)
-    if rate and predicted:
-        measured = 1e3 * experiment.data.global_batch_size / rate
-        print(f"  step        {format_number(measured)} ms; preflight predicted {predicted}")
-    print(f"  run         {workdir}  ({trainer.account.clock.wall():.0f} s)")
-    usd = trainer.account.facts.usd
-    if usd is not None:
-        print(f"  cost        ${usd:,.2f} at list price, on demand")
-    restarts = trainer.account.restarts
-    over = f", over {restarts + 1} starts" if restarts else ""
-    for index, row in enumerate(goodput.table(trainer.account.seconds())):
-        print(f"  {f'time{over}' if index == 0 else '':12}{row}")
-    print(f"  try next    tensorboard --logdir={workdir}")
-    print(f"              tftpu evaluate --workdir={workdir}")
-    sys.stdout.flush()

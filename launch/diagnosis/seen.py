@@ -12,7 +12,7 @@ _TIMEOUT_S = 120  # a TPU that does not answer
 _MARK = "tftpu-doctor:"
 _PROGRAM = f"""
 import json
-from tftpu import cluster
+from tftpu.engines.tensorflow import cluster
 import tensorflow as tf
 print({_MARK!r} + json.dumps({{
     "version": tf.__version__,

@@ -315,4 +315,4 @@ def _is_as_recorded(path: Path, digest: str, size: int) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """ "0.0.43.2" as numbers that compare; what follows them, as "rc1", does not count."""
-    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)
+    return tuple(int(part) for part in re.findall(r"^[\d.]*", version)[0].split(".") if part)

@@ -21,9 +21,9 @@ import time
 import psutil
 
 import tftpu
+from tftpu.launch import benchmark as bench
 from tftpu.launch import config_flags
 from tftpu.launch import experiment as build
-from tftpu.launch.commands import bench
 from tftpu.training import reporter
 
 BAR = 0.01
@@ -41,7 +41,7 @@ def main(turns: int) -> None:
             with engine.scope():
                 trainer = build.build_trainer(experiment, workdir if seen else None)
             data = build.training_data(experiment)
-            trainer.fit(data, bench.FOREVER, callbacks=[bench._CallTurn(turn)], verbose=seen)
+            trainer.fit(data, bench.FOREVER, callbacks=[bench.CallTurn(turn)], verbose=seen)
 
     watch, inside = _Threads(), _Inside()
     with _terminal(), inside.measured():

@@ -24,7 +24,9 @@ MISTAKES = [
     (["train"], "needs --config=NAME"),
     (["train", "--config=digit_resnet"], "Did you mean 'digits_resnet'?"),
     (["train", "--config=/nowhere/mine.py"], "There is no config file"),
-    (["train", "--config", "digits_resnet"], "flags only"),
+    (["train", "digits_resnet"], "flags only"),
+    (["train", "--config", "digits_resnet", "--workdri", "x"], "Did you mean 'workdir'?"),
+    (["train", "--config", "--workdir=x"], "--config has no value"),
     ([*TRAIN, "--workdri=x"], "Did you mean 'workdir'?"),
     ([*TRAIN, "--workdir"], "write --workdir=VALUE"),
     ([*TRAIN, "--virtual_devices=many"], "--virtual_devices=many"),
@@ -52,6 +54,13 @@ MISTAKES = [
     (["evaluate"], "needs --workdir=DIR"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
     (["evaluate", "--config=digits_resnet"], "There is no flag --config here"),
+    (["evaluate", "--workdir=x", "--config.train.steps=5"], "takes no --config"),
+    (["data"], "needs one of check, convert, show, verify after it"),
+    (["data", "chek"], "Did you mean 'check'?"),
+    (["data", "verify"], "needs FOLDER"),
+    (["data", "verify", "a", "b"], "takes one FOLDER"),
+    (["data", "convert", "--source=images:x"], "needs --output=DIR"),
+    (["data", "convert"], "needs --source=KIND:WHAT and --output=DIR"),
     (["export-weights", "--to=a.bin", "--workdir=x"], "ends in .weights.h5 or .safetensors"),
     (["export-weights", "--to=a.weights.h5", "--workdir=/nowhere"], "There is no run in"),
     ([*TRAIN, "--restarts=-1"], "--restarts=-1"),
@@ -109,7 +118,7 @@ def test_configs_are_listed_one_line_each(capsys):
 
 def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
     code = (
-        "import sys, time\nfrom tftpu import files\n"
+        "import sys, time\nfrom tftpu.storage import files\n"
         "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(

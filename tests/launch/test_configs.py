@@ -33,7 +33,7 @@ def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
         f"--config.train.seed={seed}",
         f"--workdir={tmp_path}",
     )
-    accuracy = float(re.search(r"  test .*accuracy ([0-9.]+)", said).group(1))
+    accuracy = float(re.search(r"  eval, last .*accuracy ([0-9.]+)", said).group(1))
     assert accuracy >= 0.985
     assert round(accuracy * 360, 1) == pytest.approx(round(accuracy * 360), abs=0.05)  # all 360
     assert re.search(r"  speed +[0-9,]+ examples/s", said)
@@ -86,8 +86,8 @@ def documents(split: str) -> list[bytes]:
 @pytest.mark.slow
 def test_python_gpt_beats_the_bigram_model(tmp_path):
     said = command("train", "--config=python_gpt", f"--workdir={tmp_path}")
-    bits = float(re.search(r"  test .*bits_per_token ([0-9.]+)", said).group(1))
-    loss = float(re.search(r"  test  +loss ([0-9.]+)", said).group(1))
+    bits = float(re.search(r"  eval, last .*bits_per_token ([0-9.]+)", said).group(1))
+    loss = float(re.search(r"  eval, last .*loss ([0-9.]+)", said).group(1))
     assert bits == pytest.approx(loss / math.log(2), abs=2e-3)
     assert bits < bigram_bits_per_byte(documents("train"), documents("test"))
     sample = said.split("A sample of what it writes:\n")[1].split("\nDone:")[0]

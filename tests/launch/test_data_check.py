@@ -11,7 +11,7 @@ from tftpu import input_pipelines
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 from tftpu.launch import main
-from tftpu.launch.commands import data_check
+from tftpu.launch.commands.data import check as data_check
 from tftpu.storage import buckets
 
 CONFIG = """
@@ -79,7 +79,7 @@ def test_shards_that_hosts_cannot_share_evenly_are_a_warning(tmp_path):
 def test_compressed_shards_are_a_warning(tmp_path):
     pipeline = input_pipelines.training(data(tmp_path, compression="GZIP"))
     (_, warning) = data_check.shards(pipeline, 1)
-    assert warning.level == "warning" and "read through" in warning.text
+    assert warning.level == "warning" and "reads all of it" in warning.text
 
 
 def test_memory_is_compared_with_the_hosts(tmp_path):

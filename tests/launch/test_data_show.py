@@ -10,7 +10,7 @@ from tests.support import photos
 from tftpu import input_pipelines
 from tftpu.input_pipelines.sources import Augment, StreamedImages, Tokens
 from tftpu.launch import config_flags
-from tftpu.launch.commands import data_show
+from tftpu.launch.commands.data import show as data_show
 from tftpu.launch.main import main
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 def flowers(folder: str, **fields) -> StreamedImages:
     plain = Augment(crop=False, flip=False, **fields.pop("augment", {}))
-    data = {"image_size": 16, "classes": 3, "global_batch_size": 12, "augment": plain, **fields}
+    data = {"image_size": 16, "num_classes": 3, "global_batch_size": 12, "augment": plain, **fields}
     return StreamedImages(format="folder", data_dir=folder, **data)
 
 

@@ -430,7 +430,7 @@ def test_this_machine_is_well_and_tensorflow_is_asked_in_a_child():
 def test_a_problem_makes_it_exit_with_2_and_show_the_command():
     done = run_doctor("--workdir=gs://bucket/run", HOME="/nonexistent")
     assert done.returncode == 2
-    assert "Mend it with:  gcloud auth application-default login" in done.stdout
+    assert "Fix it with:  gcloud auth application-default login" in done.stdout
     assert done.stderr == "tftpu: doctor found 1 problem(s): no-credentials.\n"
 
 
@@ -451,7 +451,7 @@ def test_an_import_that_aborts_is_reported(tmp_path):
 
 def test_it_does_not_import_tensorflow_itself():
     program = (
-        "import sys\nfrom tftpu.launch import doctor\nfrom tftpu.launch.diagnosis import machine\n"
+        "import sys\nfrom tftpu.launch.commands import doctor\nfrom tftpu.launch.diagnosis import machine\n"
         "doctor.examine(machine.Machine(), [])\nassert 'tensorflow' not in sys.modules\n"
         "assert 'keras' not in sys.modules\n"
     )

@@ -343,7 +343,7 @@ def test_the_layer_is_the_name_without_what_tensorflow_adds(node, layer):
 
 
 def test_a_known_failure_of_a_command_is_explained_and_exits_with_2(capsys, monkeypatch):
-    def fail(**_):
+    def fail(_):
         compiled(lambda x: x + "a")(tf.constant("a"))
 
     monkeypatch.setattr(train, "run", fail)
@@ -354,7 +354,7 @@ def test_a_known_failure_of_a_command_is_explained_and_exits_with_2(capsys, monk
 
 
 def test_an_unknown_failure_of_a_command_keeps_its_traceback(monkeypatch):
-    def fail(**_):
+    def fail(_):
         raise KeyError("mistake of ours")
 
     monkeypatch.setattr(train, "run", fail)

@@ -7,7 +7,6 @@ import pytest
 from safetensors.numpy import load_file
 
 import tftpu
-from tftpu.launch import config_flags
 from tftpu.launch.commands import train
 
 
@@ -21,8 +20,11 @@ def run(workdir, steps: int, *overrides: str) -> None:
         "--config.optimizer.warmup_steps=0",
         *overrides,
     ]
-    settings = config_flags.load("digits_resnet", flags)
-    train.run(settings, "digits_resnet", str(workdir), "none", None)
+    train.run(
+        train.Options(
+            config="digits_resnet", overrides=tuple(flags), workdir=str(workdir), tpu="none"
+        )
+    )
 
 
 def losses(workdir) -> list[float]:

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from tftpu.errors import UserError
-from tftpu.launch import calibrate
+from tftpu.launch import calibrate, predictions
 from tftpu.launch import main as command_line
-from tftpu.launch.commands import preflight
 from tftpu.launch.preflight_check import parse_prices
 from tftpu.tpu.slices import parse_slice
 
@@ -61,8 +60,8 @@ def test_the_report_is_written_to_the_workdir_and_to_the_json_file(tmp_path, cap
     (item,) = report["slices"]
     assert item["usd_per_1000_steps"] == pytest.approx(4 * 4.00 * item["step_ms"] / 3600)
     # The command `train` shows this next to its own time if it has as many replicas.
-    assert preflight.prediction(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
-    assert preflight.prediction(str(tmp_path / "run"), 4) == ""
+    assert predictions.step_times(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
+    assert predictions.step_times(str(tmp_path / "run"), 4) == ""
 
 
 def test_prices_can_be_given():
@@ -77,7 +76,7 @@ def test_an_invalid_price_is_refused(text):
 
 
 def test_there_is_no_prediction_without_a_preflight(tmp_path):
-    assert preflight.prediction(str(tmp_path), 8) == ""
+    assert predictions.step_times(str(tmp_path), 8) == ""
 
 
 def test_every_calibration_row_has_a_slice_and_a_source():

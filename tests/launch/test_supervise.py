@@ -91,7 +91,8 @@ def test_what_a_restart_would_not_mend_is_not_restarted(code, tmp_path):
 def test_signals_go_on_to_the_run_and_end_the_supervisor(number, tmp_path):
     process = start(tmp_path, ["sleep", "exit:0"], 3)
     end = time.monotonic() + 60
-    while not (tmp_path / "asleep").exists() and time.monotonic() < end:
+    asleep = tmp_path / "asleep"
+    while not (asleep.exists() and asleep.read_text()) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(number)
     code = process.wait(timeout=60)

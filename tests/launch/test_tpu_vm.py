@@ -15,6 +15,7 @@ from google.protobuf import json_format
 from tftpu.launch import main
 from tftpu.launch.cloud import tpu_vm
 from tftpu.tpu.slices import parse_slice
+from tftpu.version import __version__
 
 FLAGS = (
     *("--config=digits_resnet", "--slice=v5e-8", "--zone=us-west4-a", "--project=p"),
@@ -26,7 +27,7 @@ HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \\ \n*"
 def order(**changes) -> tpu_vm.Order:
     values = {
         "config": "digits_resnet",
-        "overrides": ["--config.train.steps=5"],
+        "overrides": ("--config.train.steps=5",),
         "slice": parse_slice("v5e-8"),
         "project": "p",
         "zone": "us-west4-a",
@@ -52,8 +53,8 @@ def test_the_printed_flags_are_the_request(capsys):
         spot=True,
         labels="team=vision",
         service_account="sa@p",
-        overrides=[],
-        package=f"tftpu[tpu]=={tpu_vm.__version__}",
+        overrides=(),
+        package=f"tftpu[tpu]=={__version__}",
     ).request(name)
     sent = json_format.ParseDict(request, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
     (spec,) = sent.tpu.node_spec
@@ -117,9 +118,9 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--slice=v3-32"], "The largest slice of one host is v3-8."),
-        (["--slice=v5e-16"], "The largest slice of one host is v5e-8."),
-        (["--slice=v5p-16"], "The largest slice of one host is v5p-8."),
+        (["--slice=v3-32"], "The largest slice with one host is v3-8."),
+        (["--slice=v5e-16"], "The largest slice with one host is v5e-8."),
+        (["--slice=v5p-16"], "The largest slice with one host is v5p-8."),
         (["--slice=v9-8"], "is not a TPU slice"),
         (["--zone="], "--zone=us-west4-a"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
@@ -127,7 +128,7 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),
         (["--config.data.global_batch_size=144"], "one of 8 replicas"),
-        (["--preflight=/nonexistent"], "says no price for v5e-8"),
+        (["--preflight=/nonexistent"], "has no price for v5e-8"),
         ([], "add --yes"),
     ],
 )
@@ -230,7 +231,7 @@ def test_no_value_of_the_users_is_run(machine):
     own = machine.folder / f"mine {HOSTILE[:6]} $(touch owned).py"
     own.write_text(f"# {HOSTILE}\n# é\n")
     hostile = order(
-        config=str(own), overrides=[f"--config.data.name={HOSTILE}"], package=f"tftpu {HOSTILE}"
+        config=str(own), overrides=(f"--config.data.name={HOSTILE}",), package=f"tftpu {HOSTILE}"
     )
     machine.boot(hostile.startup_script("n"), "n")
     command, config, override, *_ = machine.arguments()

@@ -212,7 +212,7 @@ def test_a_run_that_fails_ends_the_rent(service, capsys):
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded.",
-            "There is no quota for this",
+            "The quota is exceeded",
         ),
         (
             grpc.StatusCode.PERMISSION_DENIED,
@@ -245,7 +245,7 @@ def test_a_quota_that_is_found_exceeded_later(service, capsys):
 
     service.create = accepted_then_refused
     assert launch() == 2
-    assert "There is no quota for this (asking for the slice)" in capsys.readouterr().err
+    assert "The quota is exceeded (requesting the slice)" in capsys.readouterr().err
     assert not service.slices
 
 
@@ -254,7 +254,7 @@ def test_no_capacity(service, capsys):
     service.failure = "There is no more capacity in the zone"
     assert launch() == 2
     captured = capsys.readouterr()
-    assert "There is no v5e-8 to be had in us-west4-a: There is no more capacity" in captured.err
+    assert "There is no capacity for v5e-8 in us-west4-a: There is no more capacity" in captured.err
     assert not service.slices  # a failed request stays in the list, and in the quota, if left
 
 
@@ -263,7 +263,7 @@ def test_preempted_while_queued(service, capsys):
     assert launch("--spot") == 0
     assert len(service.requests) == len(service.deleted) == 2
     assert not service.slices
-    assert "preempted: asking for another one" in capsys.readouterr().out
+    assert "preempted: requesting another one" in capsys.readouterr().out
 
 
 def test_preempted_while_training_it_goes_on_elsewhere(service, capsys):
@@ -295,7 +295,7 @@ def test_a_slice_that_is_not_spot_is_not_rented_again(service, capsys):
     assert launch() == 2
     assert len(service.requests) == 1
     assert not service.slices
-    assert "The same command goes on from the last checkpoint" in capsys.readouterr().err
+    assert "The same command resumes from the last checkpoint" in capsys.readouterr().err
 
 
 def test_an_answer_lost_after_the_creation(service):
@@ -309,7 +309,7 @@ def test_a_request_that_never_arrived(service, capsys):
     service.faults["create"] = [UNREACHABLE]
     assert launch() == 2
     error = capsys.readouterr().err
-    assert "the request for it never arrived" in error
+    assert "the request never arrived" in error
     assert "queued-resources delete digits-resnet-" in error
     assert not service.slices
 
@@ -341,7 +341,9 @@ def test_the_network_is_lost_while_it_trains(service, capsys):
     service.get = lost_when_active
     assert launch() == 2
     said = capsys.readouterr().out
-    assert f"The run may go on, and cost; this deletes it: {delete_command(id_of(service))}" in said
+    assert (
+        f"The run may continue, and cost; this deletes it: {delete_command(id_of(service))}" in said
+    )
     assert len(service.slices) == 1  # it may be training well
 
 
@@ -378,7 +380,7 @@ def test_an_interrupt(service, capsys, monkeypatch, active):
     if active:  # it trains: left alone, and named
         assert code == 0
         assert len(service.slices) == 1
-        assert "The run goes on, and costs; " + "this deletes it: " + delete_command(name) in (
+        assert "The run continues, and costs; " + "this deletes it: " + delete_command(name) in (
             captured.out
         )
     else:  # nothing ran on it

@@ -77,7 +77,14 @@ def test_the_first_line_is_the_command_that_takes_the_yaml(capsys):
 
 @pytest.mark.parametrize("slice_name", vertex.MACHINES)
 def test_every_slice_names_a_machine_that_the_service_knows(slice_name):
-    created = vertex.custom_job("digits_resnet", [], slice_name, "gs://b/run", "image")
+    created = vertex.Order(
+        config="digits_resnet",
+        slice_name=slice_name,
+        project="p",
+        region="r",
+        workdir="gs://b/run",
+        image="image",
+    ).custom_job()
     machine = json_format.ParseDict(
         created, aiplatform_v1.CustomJob.pb(aiplatform_v1.CustomJob())
     ).job_spec.worker_pool_specs[0]
@@ -186,6 +193,10 @@ def test_a_config_gives_a_name_that_google_cloud_allows(config, name):
 
 
 def test_durations():
-    assert (job.seconds("90m"), job.seconds("24h"), job.seconds("7d")) == (5400, 86400, 604800)
+    assert tuple(job.seconds("timeout", text) for text in ("90m", "24h", "7d")) == (
+        5400,
+        86400,
+        604800,
+    )
     with pytest.raises(UserError, match="3 weeks"):
-        job.seconds("3 weeks")
+        job.seconds("timeout", "3 weeks")

@@ -124,7 +124,7 @@ def test_detached_it_returns_at_once(service, capsys):
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "The following quota metrics exceed quota limits: custom_model_training_tpu_v3",
-            "no quota",
+            "quota is exceeded",
         ),
         (
             grpc.StatusCode.PERMISSION_DENIED,
@@ -172,11 +172,11 @@ def test_it_outlasts_a_connection_that_comes_back(service, capsys):
     assert "succeeded" in capsys.readouterr().out
 
 
-def test_it_gives_up_watching_and_says_that_the_job_goes_on(service, capsys, monkeypatch):
+def test_it_gives_up_watching_and_says_that_the_job_keeps_running(service, capsys, monkeypatch):
     monkeypatch.setattr(vertex_client, "PATIENCE_S", 0.05)
     service.unreachable = 10**6
     assert launch() == 2
-    assert f"The job goes on. The job is {NAME}" in capsys.readouterr().err
+    assert f"The job keeps running. The job is {NAME}" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_says_why(service, capsys):
@@ -194,7 +194,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(service, capsys, monkey
 
     monkeypatch.setattr(vertex_client.time, "sleep", interrupt)
     assert launch() == 0
-    assert f"The job goes on. The job is {NAME}" in capsys.readouterr().out
+    assert f"The job keeps running. The job is {NAME}" in capsys.readouterr().out
 
 
 def test_an_interrupt_during_the_request_names_the_job(service, capsys, monkeypatch):

@@ -1,38 +1,63 @@
-"""`tftpu data show`: what a model is given in training, for the eye of a person.
+"""Shows training examples as the model sees them, after augmentation.
 
-Images become a sheet, a PNG file, each after augmentation and with its label; text is printed,
-document by document; of other data the shapes and ranges are.
+Images are drawn to a PNG file, with their labels; text is printed, document by document; for other
+data, shapes and ranges are printed.
+
+    tftpu data show --config=digits_resnet --examples=12
 """
 
+import dataclasses
 import io
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tftpu import input_pipelines
-from tftpu.config import Data, Experiment
+from tftpu.config import Data
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
+from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
-IMAGES, ROWS = 24, 3  # examples that are shown if nobody says how many
-_SIDE = 192  # pixels of an image on the sheet, about
+if TYPE_CHECKING:
+    import numpy as np
+
+IMAGES, ROWS = 24, 3  # examples shown by default
+_SIDE = 192  # approximate pixels of an image on the sheet
 _COLUMNS = 6
 _CHARACTERS = 400  # of a document
 
+Batch = Any  # NumPy arrays, nested as the model takes them
 
-def run(
-    experiment: Experiment, config: str, output: str | None, examples: int | None, step: int
-) -> None:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """Which examples to show."""
+
+    output: str | None = flag(
+        None, "PNG file to write", metavar="FILE", shown="<config>_examples.png"
+    )
+    examples: int | None = flag(
+        None, "number of examples", metavar="N", shown="24 images, 3 rows of text"
+    )
+    step: int = flag(0, "training step of the examples", metavar="N")
+
+
+def run(options: Options) -> None:
     """Draws or prints the first examples of a training step."""
+    output, examples, step = options.output, options.examples, options.step
+    experiment = options.experiment()
     if (examples is not None and examples < 1) or step < 0:
         raise UserError("--examples must be 1 or more, and --step 0 or more.")
     data = experiment.data
     drawn = isinstance(data, sources.Images | sources.StreamedImages)
     if output and not drawn:
-        raise UserError("--output is for the sheet of images: text is printed.")
+        raise UserError("--output is for images: text is printed.")
+    import_tensorflow()
     batch = first(data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS))
     if drawn:
-        path = output or f"{config}_examples.png"
-        title = f"{config}: training examples of step {step}, as the model is given them"
+        path = output or f"{options.name}_examples.png"
+        title = f"{options.name}: training examples of step {step}, as the model sees them"
         files.write_whole(path, sheet(pixels(data, batch[0]), captions(data, batch[1]), title))
         print(f"{len(batch[1])} examples of step {step} are in {path}")
     elif isinstance(data, sources.Text | sources.Tokens):
@@ -41,13 +66,13 @@ def run(
         print("\n".join(ranges(batch)))
 
 
-def first(data: Data, seed: int, step: int, count: int) -> Any:
-    """The first `count` examples of a step, or all if it has fewer: a batch of NumPy arrays."""
+def first(data: Data, seed: int, step: int, count: int) -> Batch:
+    """Returns the first `count` examples of a step, or all if it has fewer."""
     import tensorflow as tf
 
     whole = data.global_batch_size
     count = min(count, whole)
-    # What the first of as many hosts as can be would get: nothing else has to be decoded.
+    # Read the share of the first of as many hosts as possible: nothing else is decoded.
     shares = [n for n in range(count, whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     batches = input_pipelines.training(data, seed).starting_at(step, 0, hosts)
@@ -55,8 +80,8 @@ def first(data: Data, seed: int, step: int, count: int) -> Any:
     return tf.nest.map_structure(lambda array: array[:count], batch)
 
 
-def pixels(data: Data, images: Any) -> Any:
-    """What the model is given, as uint8 pixels (batch, height, width, channels)."""
+def pixels(data: Data, images: "np.ndarray") -> "np.ndarray":
+    """Converts the model's input to uint8 pixels (batch, height, width, channels)."""
     import numpy as np
     import tensorflow as tf
 
@@ -65,8 +90,8 @@ def pixels(data: Data, images: Any) -> Any:
     return tf.nn.depth_to_space(images, 2).numpy() if _in_blocks(data) else images
 
 
-def captions(data: Data, labels: Any) -> list[list[str]]:
-    """Lines for each example: its class, or the classes that it is mixed of, largest first."""
+def captions(data: Data, labels: "np.ndarray") -> list[list[str]]:
+    """Returns lines for each example: its class, or the classes it mixes, largest share first."""
     names = input_pipelines.class_names(data)
 
     def name(label: int) -> str:
@@ -82,19 +107,19 @@ def captions(data: Data, labels: Any) -> list[list[str]]:
     return lines
 
 
-def sheet(images: Any, captions: list[list[str]], title: str) -> bytes:
-    """A PNG of images in rows, with lines of text below each.
+def sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> bytes:
+    """Draws images in rows, with lines of text below each; returns a PNG.
 
     Args:
         images: (batch, height, width, 1 or 3), uint8, NumPy.
-        captions: for each image.
-        title: above them.
+        captions: lines for each image.
+        title: line above the images.
     """
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = images.shape[1:3]
-    # Small images by whole factors, so that their pixels can be seen.
+    # Scale small images by whole factors, so that their pixels can be seen.
     scale = max(1, _SIDE // max(height, width))
     height, width = height * scale, width * scale
     font, gap, line = ImageFont.load_default(13), 12, 17
@@ -119,8 +144,8 @@ def sheet(images: Any, captions: list[list[str]], title: str) -> bytes:
     return file.getvalue()
 
 
-def documents(data: Data, batch: Any) -> list[str]:
-    """Lines that tell the documents in each row of packed text, and its padding."""
+def documents(data: Data, batch: Batch) -> list[str]:
+    """Returns lines with the documents in each row of packed text, and its padding."""
     lines = []
     features, _, weights = batch
     rows = features["tokens"] if isinstance(features, dict) else features
@@ -143,8 +168,8 @@ def documents(data: Data, batch: Any) -> list[str]:
     return lines
 
 
-def ranges(batch: Any) -> list[str]:
-    """A line for each array of a batch: where it is, shape, dtype, least and largest number."""
+def ranges(batch: Batch) -> list[str]:
+    """Returns a line per array of a batch: its path, dtype, shape, least and largest number."""
     import keras
 
     return [
@@ -163,7 +188,7 @@ def _in_blocks(data: Data) -> bool:
 
 
 def _fitting(text: str, font: Any, width: int) -> str:
-    """The text, or as much of it as fits, in so many pixels."""
+    """Returns the text, cut to a width in pixels."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "...") > width:
@@ -171,12 +196,13 @@ def _fitting(text: str, font: Any, width: int) -> str:
     return text + "..."
 
 
-def _decoder(data: Data):
-    """From token ids to text."""
-    if getattr(data, "tokenizer", None):
+def _decoder(data: Data) -> "Callable[[np.ndarray], str]":
+    """Returns the function from token ids to text."""
+    path = getattr(data, "tokenizer", None)
+    if path:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(data.tokenizer)
+        tokenizer = Tokenizer.from_file(path)
         return lambda tokens: tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
     if _tokens_are_bytes(data):
         return lambda tokens: bytes(tokens.tolist()).decode(errors="replace")
@@ -184,9 +210,9 @@ def _decoder(data: Data):
 
 
 def _tokens_are_bytes(data: Data) -> bool:
-    """Whether each token is a byte of UTF-8 text."""
+    """Returns whether each token is a byte of UTF-8 text."""
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
         return True
     from tftpu.input_pipelines.formats import manifest
 
-    return manifest.read(data.data_dir).about.get("tokenizer") == "bytes"
+    return manifest.read(data.data_dir or "").about.get("tokenizer") == "bytes"

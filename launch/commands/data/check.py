@@ -1,7 +1,12 @@
-"""`tftpu data check`: are the data of a config fit for a TPU, and does this host keep up?"""
+"""Checks the data of a config before a run: shapes, shards, memory, region, and speed.
+
+The speed of this host's input pipeline is compared with the needs of the TPU: those of --need, or
+those that `tftpu preflight` predicted for the config.
+
+    tftpu data check --config=resnet50_imagenet --hosts=4
+"""
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -9,126 +14,138 @@ import sys
 import time
 from typing import Any
 
-from tftpu.config import Experiment
 from tftpu.errors import UserError
+from tftpu.launch import predictions
+from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
-SECONDS = 5.0  # that the pipeline is timed for
+SECONDS = 5.0  # for which the pipeline is timed
 _SMALL, _LARGE = 8 << 20, 1 << 30  # bytes of a shard
-_MEMORY = 0.5  # of the host's, which the pipeline may take
+_MEMORY = 0.5  # share of the host's memory that the pipeline may take
+
+Pipeline = Any  # of `tftpu.input_pipelines.training`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """Which data to check, for which machines."""
+
+    workdir: str | None = flag(
+        None, "folder with preflight.json", metavar="DIR", shown="runs/<config>"
+    )
+    hosts: int = flag(1, "number of hosts that share a batch", minimum=1, metavar="N")
+    need: float | None = flag(
+        None, "examples per second that the TPU takes", metavar="N", shown="preflight's"
+    )
+    zone: str | None = flag(None, "zone of the TPU, such as us-west4-a", metavar="ZONE")
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check found: "ok", "warning" or "error", and a sentence."""
+    """The result of one check.
+
+    Attributes:
+        level: "ok", "warning" or "error".
+        text: one line.
+    """
 
     level: str
     text: str
 
 
-def run(
-    experiment: Experiment,
-    config: str,
-    workdir: str | None,
-    hosts: int,
-    need: float | None,
-    zone: str | None,
-) -> None:
-    """Prints what was found.
-
-    Args:
-        experiment: the config.
-        config: its name.
-        workdir: its `preflight.json` tells the step time of each slice.
-        hosts: that will share the global batch.
-        need: examples a second that the TPU takes; None: as `preflight.json` says.
-        zone: of the TPU, to compare with the bucket's region.
+def run(options: Options) -> None:
+    """Prints the findings.
 
     Raises:
-        UserError: something is wrong.
+        UserError: one of them is an error.
     """
+    need, hosts = options.need, options.hosts
+    experiment = options.experiment()
+    if need is not None and need <= 0:
+        raise UserError(f"--need={need}: it must be above 0.")
+    import_tensorflow()
     from tftpu import input_pipelines
 
     data = experiment.data
-    if need is not None and need <= 0:
-        raise UserError(f"--need={need}: it must be above 0.")
     pipeline = input_pipelines.training(data, experiment.train.seed)
     announced = input_pipelines.batch_spec(data, data.global_batch_size // hosts)
     found = shapes(pipeline.starting_at(0, 0, hosts).element_spec, announced)
     if not any(finding.level == "error" for finding in found):
         found += shards(pipeline, hosts) + memory(pipeline, hosts, host_memory())
-        found += region(data.data_dir, zone)
-        needs = {"the TPU": need} if need else predicted(workdir or files.join("runs", config))
+        found += region(data.data_dir, options.zone)
+        workdir = options.workdir or options.default_workdir
+        needs = {"the TPU": need} if need else predictions.rates(workdir)
         found += speed(measured(pipeline, hosts), needs, hosts)
     for finding in found:
         print(f"  {finding.level:9}{finding.text}")
     sys.stdout.flush()
     errors = sum(finding.level == "error" for finding in found)
     if errors:
-        raise UserError(f"data check found {errors} error(s) in {config}.")
+        raise UserError(f"data check found {errors} error(s) in {options.name}.")
 
 
 def shapes(spec: Any, announced: Any) -> list[Finding]:
-    """Whether batches have static shapes and dtypes of a device, and are what preflight compiles.
+    """Checks that batches have static shapes and device dtypes, and are what preflight compiles.
 
     Args:
-        spec: of the dataset's elements.
-        announced: what `batch_spec` says.
+        spec: element spec of the dataset.
+        announced: result of `batch_spec`.
     """
     import tensorflow as tf
 
     found = []
     for part in tf.nest.flatten(spec):
         if None in part.shape:
-            found.append(Finding("error", f"{part} has no static shape: a TPU program is fixed."))
+            found.append(Finding("error", f"{part} has no static shape, which a TPU needs."))
         if part.dtype in (tf.string, tf.int64, tf.float64):
-            found.append(Finding("error", f"{part}: {part.dtype.name} does not belong on a TPU."))
+            found.append(Finding("error", f"{part}: {part.dtype.name} is no dtype for a TPU."))
     expected = tf.nest.flatten(announced)
     if tf.nest.flatten(spec)[: len(expected)] != expected:  # weights may follow
-        found.append(Finding("error", f"Batches are {spec}, and were announced as {announced}."))
+        found.append(Finding("error", f"Batches are {spec}; batch_spec() says {announced}."))
     parts = [f"{p.dtype.name}{list(p.shape)}" for p in tf.nest.flatten(spec)]
     return found or [Finding("ok", f"a host's batch is {', '.join(parts)}")]
 
 
-def shards(pipeline: Any, hosts: int) -> list[Finding]:
-    """Whether the files are as many and as large as the hosts want them."""
+def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
+    """Checks number and size of the files against the number of hosts."""
     from tftpu.input_pipelines.reading.shards import Shards
 
     source = getattr(pipeline, "source", None)
     if not isinstance(source, Shards):
         return []
     count = len(source.pieces)
-    sizes = [piece.bytes for piece in source.pieces]
+    sizes = [piece.bytes or 0 for piece in source.pieces]
     mean = sum(sizes) / count
-    lanes = source.lanes(pipeline.global_batch_size).lanes
+    streams = source.lanes(pipeline.global_batch_size).lanes
     found = []
-    if lanes % hosts:
+    if streams % hosts:
         found.append(
             Finding(
                 "warning",
-                f"{count} shards make {lanes} streams, which {hosts} hosts cannot share evenly: "
+                f"{count} shards make {streams} streams, which {hosts} hosts cannot share evenly: "
                 f"some examples are read by several hosts. Convert to a multiple of {hosts} shards "
                 "(--min_shards), and let it divide the global batch.",
             )
         )
     if mean < _SMALL and count > hosts and files.is_remote(source.pieces[0].path):
-        text = f"shards of {_mib(mean)} are small, and slow to open in a bucket: about 150 is good"
+        text = f"shards of {_mib(mean)} are small, and slow to open in a bucket: about 150 is best"
         found.append(Finding("warning", text))
     if mean > _LARGE:
-        found.append(Finding("warning", f"shards of {_mib(mean)} are large: about 150 is good"))
+        found.append(Finding("warning", f"shards of {_mib(mean)} are large: about 150 is best"))
     if source.compression or not all(piece.offsets for piece in source.pieces):
-        text = (
-            "the shards have no index (or are compressed): to go on inside one it is read through"
-        )
+        text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
-    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {lanes} streams"
+    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {streams} streams"
     return [Finding("ok", summary), *found]
 
 
-def memory(pipeline: Any, hosts: int, limit: int) -> list[Finding]:
-    """Whether what the pipeline holds fits into the host's memory.
+def memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
+    """Checks that what the pipeline holds fits into the memory of the host.
 
     Args:
+        pipeline: of the training split.
+        hosts: number of hosts that share a batch.
         limit: bytes of that memory.
     """
     import tensorflow as tf
@@ -143,7 +160,7 @@ def memory(pipeline: Any, hosts: int, limit: int) -> list[Finding]:
         held, what = 0, "a list of files"
     spec = pipeline.starting_at(0, 0, hosts).element_spec
     batch = sum(part.dtype.size * math.prod(part.shape) for part in tf.nest.flatten(spec))
-    held += 4 * batch  # being made, waiting, and on the way to the device
+    held += 4 * batch  # in production, waiting, and on the way to the device
     text = f"{what} and 4 batches take {_mib(held)} of this host's {_mib(limit)}"
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
@@ -153,25 +170,25 @@ def memory(pipeline: Any, hosts: int, limit: int) -> list[Finding]:
 
 
 def region(data_dir: str | None, zone: str | None) -> list[Finding]:
-    """Whether the bucket lies where the TPU is."""
+    """Checks that the bucket is in the region of the TPU."""
     match = re.match(r"gs://([^/]+)", data_dir or "")
     if not match:
         return []
     if not zone:
-        return [Finding("ok", "not compared: the bucket's region, for want of --zone of the TPU")]
+        return [Finding("ok", "region of the bucket not checked: give --zone of the TPU")]
     from tftpu.storage import buckets
 
     where = buckets.location(match[1]).lower()
-    text = f"the bucket {match[1]} lies in {where}, the TPU in {zone}"
+    text = f"the bucket {match[1]} is in {where}, the TPU in {zone}"
     continent = {"us": "us-", "eu": "europe-"}.get(where)
     same = zone.startswith(continent) if continent else zone.rpartition("-")[0] == where
     if same:
         return [Finding("ok", text)]
-    return [Finding("warning", f"{text}: reading across regions is slow, and is charged for.")]
+    return [Finding("warning", f"{text}: reading across regions is slow, and costs extra.")]
 
 
-def measured(pipeline: Any, hosts: int) -> float:
-    """Examples a second that this host makes of its share, after a batch to warm up."""
+def measured(pipeline: Pipeline, hosts: int) -> float:
+    """Returns examples per second of this host's share, after a batch to warm up."""
     share = pipeline.global_batch_size // hosts
     batches = iter(pipeline.starting_at(0, 0, hosts))
     next(batches)
@@ -182,30 +199,18 @@ def measured(pipeline: Any, hosts: int) -> float:
     return count * share / (time.perf_counter() - start)
 
 
-def predicted(workdir: str) -> dict[str, float]:
-    """Examples a second that each slice of the workdir's `preflight.json` takes, by its name."""
-    path = files.join(workdir, "preflight.json")
-    if not files.exists(path):
-        return {}
-    return {
-        item["slice"]: item["examples_per_second"]
-        for item in json.loads(files.read(path))["slices"]
-        if item.get("examples_per_second")
-    }
-
-
 def speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
-    """Whether hosts like this one keep up.
+    """Checks that hosts like this one are fast enough for the TPU.
 
     Args:
-        rate: examples a second of this host.
-        needs: examples a second that each slice takes, by name.
-        hosts: that there will be.
+        rate: examples per second of this host.
+        needs: examples per second that each slice takes, by name.
+        hosts: number of hosts.
     """
     if not needs:
         text = (
-            f"this host gives {rate:,.0f} examples/s; whether that is enough, --need=N or a "
-            "`tftpu preflight` of this config would tell"
+            f"this host gives {rate:,.0f} examples/s; give --need=N, or run `tftpu preflight` for "
+            "this config, to see whether that is enough"
         )
         return [Finding("ok", text)]
     found = []
@@ -222,7 +227,7 @@ def speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
 
 
 def host_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

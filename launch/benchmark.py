@@ -1,0 +1,215 @@
+"""The contestants of `tftpu bench`, which take turns."""
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.config import Experiment
+from tftpu.engines.tensorflow.cluster import connect
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.launch import experiment as build
+from tftpu.optim.precision import set_precision
+
+TURNS = 20
+FOREVER = 1_000_000
+
+
+def run(experiment: Experiment, name: str, *, compare: bool) -> None:
+    """Prints milliseconds per step of each contestant, and the ratios between them.
+
+    Args:
+        experiment: validated, without regard to the devices that there are.
+        name: name of the config.
+        compare: time Keras's own `fit` as well.
+    """
+    engine = connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    experiment.validate(engine.data_shares)
+    precision = set_precision(experiment.train.precision)
+    experiment.train.checkpoint_every = 0
+    # A turn lasts from one line of the log to the next, so that it holds all that `train` does.
+    steps = experiment.train.log_every
+    contestants: dict[str, Contestant] = {
+        "trainer": lambda turn: _trainer(experiment, engine, turn),
+        "bare step": lambda turn: _bare_step(experiment, engine, turn),
+        "pipeline": lambda turn: _pipeline(experiment, engine, turn),
+    }
+    if compare:
+        contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
+        contestants["keras fit, no XLA"] = lambda turn: _keras_fit(experiment, engine, turn, False)
+    times = take_turns(contestants, steps)
+    print(
+        f"{name}: {engine.data_shares} replica(s), {precision}, "
+        f"{experiment.data.global_batch_size} examples per step; "
+        f"medians of {TURNS} turns of {steps} steps"
+    )
+    for contestant, seconds in times.items():
+        milliseconds = statistics.median(seconds) / steps * 1000
+        ratio = statistics.median(a / b for a, b in zip(times["trainer"], seconds))
+        print(
+            f"  {contestant:18} {milliseconds:9.3f} ms/step   trainer / {contestant}: {ratio:.3f}"
+        )
+
+
+def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, list[float]]:
+    """Runs the contestants in turn, over and over, each in a thread of its own.
+
+    Args:
+        contestants: by name; each calls the `Turn` that it is given after every step or device
+            loop, with the number of steps since the last call.
+        steps: length of a turn.
+
+    Returns:
+        Seconds of each turn, without the first one, in which programs are compiled.
+    """
+    names = list(contestants)
+    turns = {name: Turn(contestants[name], steps) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(TURNS + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            seconds = turns[name].take()
+            if number:
+                times[name].append(seconds)
+    for turn in turns.values():
+        turn.end()
+    return times
+
+
+class Over(BaseException):
+    """Ends a contestant's thread from within."""
+
+
+class Turn:
+    """A contestant's thread, which runs only when it is its turn.
+
+    Args:
+        contestant: the function to run.
+        steps: length of a turn.
+    """
+
+    def __init__(self, contestant: "Contestant", steps: int):
+        self.steps = steps
+        self._contestant = contestant
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._left = 0
+        self._error: BaseException | None = None
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def take(self) -> float:
+        """Lets the contestant run for a turn; returns the seconds that it took."""
+        self._left = self.steps
+        start = time.perf_counter()
+        self._go.release()
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+        return time.perf_counter() - start
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._over = True
+        self._go.release()
+        self._thread.join()
+
+    def __call__(self, steps: int) -> None:
+        """Counts steps that the contestant has done; waits if they were the last of its turn."""
+        self._left -= steps
+        if self._left <= 0:
+            self._done.release()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._go.acquire()
+        if self._over:
+            raise Over
+
+    def _run(self) -> None:
+        try:
+            self._wait()
+            self._contestant(self)
+        except Over:
+            pass
+        except BaseException as error:
+            self._error = error
+            self._done.release()
+
+
+# Runs until its turn raises `Over`.
+Contestant = Callable[[Turn], None]
+
+
+class CallTurn(keras.callbacks.Callback):
+    """Calls the turn after every step, or every device loop, of a `fit`."""
+
+    def __init__(self, turn: Turn):
+        super().__init__()
+        self._turn, self._seen = turn, 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Counts from the start of the epoch, which never ends here.
+        if batch > self._seen:
+            self._turn(batch - self._seen)
+            self._seen = batch
+
+
+def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+    """Does all that `tftpu train` does in a step: pipeline, device loop, log, events."""
+    with tempfile.TemporaryDirectory() as workdir:
+        with engine.scope():
+            trainer = build.build_trainer(experiment, workdir, engine)
+        trainer.fit(
+            build.training_data(experiment),
+            FOREVER,
+            callbacks=[CallTurn(turn)],
+            verbose=False,
+        )
+
+
+def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+    """Runs the same step in a bare loop on one batch, which is on the device already."""
+    data = build.training_data(experiment)
+    microbatches = experiment.train.gradient_accumulation_steps
+    with engine.scope():
+        model = build.build_model(experiment)
+        spec = engine.training_spec(data, microbatches)
+        step = TrainStep(ModelState(model, spec, experiment.train), spec)
+    batch = next(engine.batches(data, 0))
+    function = tf.autograph.experimental.do_not_convert(step.train)
+
+    @tf.function
+    def loop(batch, count):
+        for _ in tf.range(count):
+            engine.strategy.run(function, args=(batch,))
+
+    while True:
+        with engine.scope():
+            loop(batch, tf.constant(turn.steps))
+        step.accumulator.drain()  # waits for the device
+        turn(turn.steps)
+
+
+def _pipeline(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+    """Runs the input pipeline alone."""
+    for _ in engine.batches(build.training_data(experiment), 0):
+        turn(1)
+
+
+def _keras_fit(
+    experiment: Experiment, engine: TensorFlowEngine, turn: Turn, jit_compile: bool | str
+) -> None:
+    """Runs Keras's own trainer, on the same model, batches and devices."""
+    with engine.scope():
+        model = build.build_model(experiment, jit_compile=jit_compile)
+    data = build.training_data(experiment).starting_at(0).prefetch(tf.data.AUTOTUNE)
+    # Keras annotates `verbose` as text only.
+    verbose: Any = 0
+    model.fit(data, steps_per_epoch=FOREVER, verbose=verbose, callbacks=[CallTurn(turn)])

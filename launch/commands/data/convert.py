@@ -1,0 +1,88 @@
+"""Converts any source of data to shuffled TFRecord shards of equal size, with a manifest.
+
+The same command resumes a conversion that was interrupted.
+
+    tftpu data convert --source=images:photos --output=data/photos
+"""
+
+import dataclasses
+import shlex
+
+from tftpu.errors import UserError
+from tftpu.launch.options import flag, required
+from tftpu.launch.startup import import_tensorflow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to convert, where to, and how."""
+
+    source: str = required(
+        "KIND:WHAT",
+        "what to convert; KIND is tfds, images, index, text, tfrecord or bigquery",
+        hint=lambda: "An example of a source is images:FOLDER.",
+    )
+    output: str = required("DIR", "folder of the data set, local or gs://")
+    split: str = flag("train", "name of the split; for tfds also NAME=SPLIT", metavar="NAME")
+    seed: int = flag(0, "seed of the shuffle", metavar="N")
+    shard_mb: float = flag(150.0, "approximate size of a shard in MiB", metavar="MIB")
+    min_shards: int = flag(1, "least number of shards; at least one per host", metavar="N")
+    compression: str = flag("", "GZIP, or nothing", metavar="GZIP")
+    workers: int = flag(0, "number of processes", metavar="N", shown="one per core")
+    staging: str | None = flag(None, "local folder for intermediate records", metavar="DIR")
+    data_dir: str | None = flag(None, "for tfds: folder of prepared data sets", metavar="DIR")
+    features: str = flag(
+        "", "for tfds, tfrecord, bigquery: features to keep", metavar="NAME,...", shown="all"
+    )
+    tokenizer: str | None = flag(
+        None, "for text: path of a tokenizer.json", metavar="FILE", shown="bytes"
+    )
+    end_of_text: str | None = flag(
+        None, "for text: token written after each document", metavar="TOKEN"
+    )
+    context: int = flag(1024, "for text: tokens in a sequence", metavar="N")
+    field: str = flag("text", "for text in JSON lines: field with the text", metavar="NAME")
+    snapshot: str | None = flag(
+        None, "for bigquery: time of the rows, ISO 8601", metavar="TIME", shown="now"
+    )
+    runner: str | None = flag(
+        None, "runner of Apache Beam, such as DataflowRunner", metavar="NAME", shown="no Beam"
+    )
+    beam_options: str = flag("", "options of that runner, such as '--project=P'")
+
+
+def run(options: Options) -> None:
+    """Converts on this machine, or as a job of Apache Beam."""
+    if options.beam_options and not options.runner:
+        raise UserError(
+            "--beam_options needs --runner=NAME, such as DirectRunner or DataflowRunner."
+        )
+    import_tensorflow()
+    from tftpu.input_pipelines.convert import converter, parts
+
+    source_options = parts.Options(
+        split=options.split,
+        data_dir=options.data_dir,
+        features=tuple(name for name in options.features.split(",") if name),
+        tokenizer=options.tokenizer,
+        end_of_text=options.end_of_text,
+        context=options.context,
+        field=options.field,
+        snapshot=options.snapshot,
+    )
+    conversion = converter.Conversion(
+        options.source,
+        options.output.rstrip("/"),
+        source_options,
+        options.seed,
+        options.shard_mb,
+        options.min_shards,
+        options.compression,
+    )
+    if options.runner:
+        from tftpu.input_pipelines.convert import beam
+
+        words = [f"--runner={options.runner}", *shlex.split(options.beam_options)]
+        beam.run(conversion, words)
+    else:
+        converter.run(conversion, options.workers, options.staging)

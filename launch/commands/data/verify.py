@@ -1,0 +1,42 @@
+"""Reads every record of a converted data set, and compares it with its manifest.
+
+tftpu data verify data/flowers
+"""
+
+import dataclasses
+
+from tftpu.errors import UserError
+from tftpu.launch.options import argument, flag
+from tftpu.launch.startup import import_tensorflow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which data set to verify."""
+
+    folder: str = argument("FOLDER", "folder of the data set, local or gs://")
+    workers: int = flag(0, "number of processes", metavar="N", shown="one per core")
+
+
+def run(options: Options) -> None:
+    """Prints what is wrong, each with its file and record, or that nothing is.
+
+    Raises:
+        UserError: the data set differs from its manifest.
+    """
+    import_tensorflow()
+    from tftpu.input_pipelines.convert import verify
+
+    manifest, problems = verify.run(options.folder.rstrip("/"), options.workers)
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise UserError(
+            f"{len(problems)} problem(s) in {options.folder}: remove it and convert it again."
+        )
+    for split, shards in manifest.splits.items():
+        size = sum(shard.bytes for shard in shards)
+        print(
+            f"{split}: {manifest.examples(split):,} examples in {len(shards)} shards, "
+            f"{size / 2**20:,.1f} MiB, all as the manifest says"
+        )

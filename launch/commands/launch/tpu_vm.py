@@ -1,0 +1,104 @@
+"""Rents a TPU slice, trains a config on it, and deletes the slice.
+
+A spot slice that is preempted is replaced by another one, on which the run resumes.
+
+    tftpu launch tpu-vm --config=resnet50_imagenet --slice=v5e-8 --zone=us-west4-a \\
+        --workdir=gs://BUCKET/resnet50
+"""
+
+import dataclasses
+import sys
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import google_cloud, job, tpu_vm
+from tftpu.launch.options import ConfigOptions, flag
+from tftpu.tpu.slices import Slice, parse_slice
+from tftpu.version import __version__
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """What to rent, and what to run on it."""
+
+    slice: str = flag("v3-8", "TPU slice, such as v5e-4", metavar="SLICE")
+    zone: str | None = flag(None, "zone, such as us-west4-a (needed)", metavar="ZONE")
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
+    package: str | None = flag(
+        None,
+        "requirement that pip installs there, or a wheel in a bucket",
+        metavar="PACKAGE",
+        shown="this version of tftpu",
+    )
+    project: str | None = flag(
+        None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
+    )
+    service_account: str | None = flag(
+        None, "e-mail address that the machine runs as", metavar="EMAIL", shown="the default one"
+    )
+    labels: str = flag("", "labels besides tftpu's own", metavar="KEY=VALUE,...")
+    queue_timeout: str = flag("24h", "how long to wait for capacity", metavar="TIME")
+    preflight: str | None = flag(
+        None, "JSON of `tftpu preflight`, to show the price of the run", metavar="FILE"
+    )
+    spot: bool = flag(False, "rent a cheaper slice, which may be preempted")
+    keep: bool = flag(False, "leave the slice running after the run")
+    yes: bool = flag(False, "rent without asking")
+    dry_run: bool = flag(False, "print the request, and send nothing")
+
+
+def run(options: Options) -> None:
+    """Prints the request, or rents the slice, trains on it and deletes it.
+
+    Raises:
+        UserError: a value that Cloud TPU would refuse, something needed that was not given, no
+            capacity or quota, or the run failed.
+    """
+    experiment = options.experiment()
+    wanted = tpu_vm.one_host(parse_slice(options.slice))
+    experiment.validate(wanted.replicas)
+    order = _order(options, wanted)
+    if options.dry_run:
+        print(tpu_vm.as_yaml(order), end="")
+        return
+    order.request(job.unique_name(order.config))  # a mistake in it is found before the question
+    print(tpu_vm.price(wanted, experiment.train.steps, options.preflight, options.spot))
+    if not options.yes:
+        _ask()
+    from tftpu.launch.cloud import tpu_vm_client
+
+    tpu_vm_client.train(tpu_vm_client.tpu_client(), order, options.keep)
+
+
+def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
+    """Returns the order; a dry run has placeholders for what was not given."""
+    project, zone, workdir = options.project, options.zone, options.workdir
+    if options.dry_run:
+        project, zone = project or "PROJECT", zone or "ZONE"
+        workdir = workdir or f"gs://BUCKET/{job.name_of(options.config)}"
+    else:
+        google_cloud.require("google.cloud.tpu_v2")
+        project = google_cloud.project(project)
+    if not zone:
+        raise UserError("tftpu launch tpu-vm needs --zone=ZONE, such as --zone=us-west4-a.")
+    workdir = workdir or ""
+    job.check_bucket_folder("workdir", workdir)
+    return tpu_vm.Order(
+        config=options.config,
+        overrides=options.overrides,
+        slice=wanted,
+        project=project,
+        zone=zone,
+        workdir=workdir.rstrip("/"),
+        package=options.package or f"tftpu[tpu]=={__version__}",
+        service_account=options.service_account,
+        labels=options.labels,
+        queue_timeout=options.queue_timeout,
+        spot=options.spot,
+    )
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise UserError("There is no terminal to ask on whether to rent it: add --yes.")
+    if input("Rent it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError("Not rented.")

@@ -1,0 +1,49 @@
+"""Imports TensorFlow for the commands that need it, in half the usual time."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+
+from tftpu.errors import UserError
+
+# Packages that TensorFlow and Keras import where they are installed, for features that no command
+# uses: converting JAX models, plotting, notebooks, data frames, scikit-learn's interface. They take
+# as long to import as TensorFlow and Keras themselves.
+UNUSED = ("IPython", "jax", "matplotlib", "pandas", "scipy", "sklearn")
+
+
+def require_tensorflow() -> None:
+    """Raises `UserError`, with the command to run, if no TensorFlow is installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UserError(
+            "TensorFlow is not installed, because the right package depends on the machine. Run "
+            "`pip install 'tftpu[cpu]'`, or [gpu], or [tpu] on a TPU VM, Colab or Kaggle."
+        )
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow and Keras, without the optional packages that no command uses.
+
+    Raises:
+        UserError: TensorFlow is not installed.
+    """
+    require_tensorflow()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # chatter of the C++ side
+    if "keras" not in sys.modules and "tensorflow" not in sys.modules:
+        with _hidden(UNUSED):
+            importlib.import_module("keras")
+
+
+@contextlib.contextmanager
+def _hidden(names: tuple[str, ...]) -> Iterator[None]:
+    """Makes packages appear as not installed within the block, unless they are imported already."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # pyright: ignore[reportCallIssue, reportArgumentType] (None is documented to mean this)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

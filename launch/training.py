@@ -1,0 +1,59 @@
+"""`tftpu train` once its options are checked: from an experiment to a trained model."""
+
+import keras
+
+from tftpu import input_pipelines
+from tftpu.config import Experiment, to_json
+from tftpu.engines.tensorflow.cluster import connect
+from tftpu.launch import closing
+from tftpu.launch import experiment as build
+from tftpu.optim.precision import set_precision
+from tftpu.runtime import goodput
+from tftpu.storage import files
+
+
+def train(experiment: Experiment, workdir: str) -> None:
+    """Trains an experiment up to its steps, and prints the closing block.
+
+    Args:
+        experiment: validated, without regard to the devices that there are.
+        workdir: folder of the run, local or `gs://`, claimed by this process.
+    """
+    engine = connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    experiment.validate(engine.data_shares)
+    precision = set_precision(experiment.train.precision)
+    chief = engine.hosts.chief
+    if chief:
+        print(f"{engine.data_shares} replica(s), {precision}", flush=True)
+    data = build.training_data(experiment)
+    evaluation = input_pipelines.evaluation(experiment.data)
+    with engine.scope():
+        trainer = build.build_trainer(experiment, workdir, engine)
+        loaded = build.initialise(experiment, trainer)
+    clock = trainer.account.clock
+    clock.started_earlier(goodput.process_age() - clock.wall())
+    if loaded and chief:
+        print(loaded, flush=True)
+    # Only now: a run that was refused must not claim the workdir for its configuration.
+    if chief:
+        files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
+    history = trainer.fit(
+        data,
+        experiment.train.steps,
+        validation_data=evaluation,
+        eval_every=experiment.train.eval_every or None,
+    )
+    if chief:
+        results = _last_evaluation(history)
+        text = closing.block(experiment, trainer, results, workdir)
+        print(text, flush=True)
+
+
+def _last_evaluation(history: keras.callbacks.History) -> dict[str, float]:
+    """Returns the last values of the evaluation's metrics, the loss first."""
+    found = {
+        name.removeprefix("val_"): values[-1]
+        for name, values in history.history.items()
+        if name.startswith("val_")
+    }
+    return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
