@@ -100,13 +100,13 @@ def shards(pipeline: Any, hosts: int) -> list[Finding]:
     count = len(source.pieces)
     sizes = [piece.bytes for piece in source.pieces]
     mean = sum(sizes) / count
-    lanes = source.lanes(pipeline.global_batch_size).lanes
+    tracks = source.tracks(pipeline.global_batch_size).number
     found = []
-    if lanes % hosts:
+    if tracks % hosts:
         found.append(
             Finding(
                 "warning",
-                f"{count} shards make {lanes} streams, which {hosts} hosts cannot share evenly: "
+                f"{count} shards make {tracks} streams, which {hosts} hosts cannot share evenly: "
                 f"some examples are read by several hosts. Convert to a multiple of {hosts} shards "
                 "(--min_shards), and let it divide the global batch.",
             )
@@ -121,7 +121,7 @@ def shards(pipeline: Any, hosts: int) -> list[Finding]:
             "the shards have no index (or are compressed): to go on inside one it is read through"
         )
         found.append(Finding("warning", text))
-    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {lanes} streams"
+    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {tracks} streams"
     return [Finding("ok", summary), *found]
 
 

@@ -32,9 +32,11 @@ def run(
         )
     if beam_options and not runner:
         raise UserError("--beam_options are for --runner=NAME, as DirectRunner or DataflowRunner.")
-    from tftpu.input_pipelines.convert import converter, parts
+    from tftpu.input_pipelines.convert import converter
+    from tftpu.input_pipelines.convert.conversion import Conversion
+    from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 
-    options = parts.Options(
+    options = ReadOptions(
         split=split,
         data_dir=data_dir,
         features=tuple(name for name in features.split(",") if name),
@@ -44,7 +46,7 @@ def run(
         field=field,
         snapshot=snapshot,
     )
-    conversion = converter.Conversion(
+    conversion = Conversion(
         source, output.rstrip("/"), options, seed, shard_mb, min_shards, compression
     )
     if runner:

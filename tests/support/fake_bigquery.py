@@ -1,4 +1,4 @@
-"""BigQuery on loopback: tables of Arrow behind the real protocols, and streams that break."""
+"""BigQuery on loopback: Arrow tables behind the real protocols, and streams that break."""
 
 import http.server
 import json
@@ -16,11 +16,11 @@ from google.cloud.bigquery_storage_v1.services.big_query_read import transports
 
 
 class BigQuery:
-    """Tables in memory, and a record of what was asked.
+    """Tables in memory, and a record of the requests.
 
     Args:
         tables: Arrow tables by "dataset.name", of the project "p".
-        breaks: how often a stream breaks off, with the code, before it goes on.
+        breaks: number of times that a stream breaks, with the status `code`.
     """
 
     modified = 1_763_000_000_000  # milliseconds
@@ -30,7 +30,7 @@ class BigQuery:
         self.sessions: list = []
         self.reads: list[tuple[str, int]] = []
         self.streams = 3
-        self.shuffle = 0  # another: rows come in another order, in other streams
+        self.shuffle = 0  # another value gives another order of rows and other streams
 
     def create(self, request):
         _, _, _, dataset, _, name = request.read_session.table.split("/")
@@ -66,7 +66,7 @@ class BigQuery:
             )
 
     def rest(self, method: str, path: str, body: dict) -> dict | None:
-        """The answer of the REST service; None: there is no such thing."""
+        """Returns the answer of the REST service, or None for an unknown path."""
         *_, last = path.split("/")
         if "/tables/" in path:
             *_, dataset, _, name = path.split("/")
@@ -107,7 +107,7 @@ class BigQuery:
 
 @contextmanager
 def serving(fake: BigQuery) -> Iterator[tuple]:
-    """Serves tables; gives the real clients of them, of tables and of rows."""
+    """Serves tables; yields the real clients, of tables and of rows."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
     methods = {
         "CreateReadSession": grpc.unary_unary_rpc_method_handler(

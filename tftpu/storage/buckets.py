@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.formats import tfrecord
+from tftpu.storage import checksums
 
 WORKERS = 8  # files at a time: what fills the network of a TPU VM without filling its memory
 PATIENCE = 300.0  # seconds that one request is tried for
@@ -51,7 +51,8 @@ def split(uri: str) -> tuple[str, str]:
 
 def checksum(path: str | os.PathLike) -> Stored:
     """The size and the CRC32C of a local file."""
-    return Stored(os.path.getsize(path), tfrecord.checksum(os.fspath(path)))
+    with open(path, "rb") as file:
+        return Stored(os.path.getsize(path), checksums.crc32c(file))
 
 
 def listing(folder: str) -> dict[str, Stored]:
