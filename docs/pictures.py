@@ -1,7 +1,7 @@
 """Makes the pictures of README and of the documentation: `make pictures`.
 
-    python docs/pictures.py            all of them, which takes the TPU compiler some minutes
-    python docs/pictures.py rooms      one of them: curves, preflight or rooms
+python docs/pictures.py            all of them, which takes the TPU compiler some minutes
+python docs/pictures.py rooms      one of them: curves, preflight or rooms
 """
 
 import os
@@ -109,10 +109,10 @@ FLOORS = (
     (
         "the zoo, the data and the trainer",
         (
-            ("models", "families, layers, kernels, weights"),
-            ("input_pipelines", "sources, datasets, reading, augment, convert"),
-            ("tftpu.training", "Trainer, a session of fit"),
-            ("tftpu.preflight", "lower, compile, price, advise"),
+            ("models", "families, layers,|kernels, weights"),
+            ("input_pipelines", "sources, datasets, reading,|augment, convert, formats"),
+            ("tftpu.training", "Trainer,|a session of fit"),
+            ("tftpu.preflight", "lower, compile,|price, advise"),
         ),
     ),
     (
@@ -125,24 +125,24 @@ FLOORS = (
     (
         "the seam, and what stands on it",
         (
-            ("tftpu.engines.engine", "the protocol"),
-            ("tftpu.checkpoint", "whole or not at all"),
-            ("tftpu.runtime", "preemption, goodput"),
-            ("tftpu.observe", "writers, telemetry"),
+            ("tftpu.engines.engine", "the protocol:|Engine, Leaf"),
+            ("tftpu.checkpoint", "manifests,|the copy in host memory"),
+            ("tftpu.runtime", "hosts, preemption,|watchdog, goodput"),
+            ("tftpu.observe", "writers, console,|telemetry, profiler"),
         ),
     ),
     (
         "the ground",
         (
-            ("tftpu.optim", "optimizers, losses"),
-            ("tftpu.config", "dataclasses, validation"),
-            ("tftpu.storage", "disks, buckets"),
-            ("tftpu.tpu", "slices, hardware"),
+            ("tftpu.optim", "optimizers,|losses, metrics"),
+            ("tftpu.config", "dataclasses,|validation"),
+            ("tftpu.storage", "disks, buckets,|safetensors"),
+            ("tftpu.tpu", "slices, prices,|hardware"),
             ("tftpu.errors", "UserError"),
         ),
     ),
 )
-_WIDTH, _FLOOR, _ROOM = 960, 122, 62
+_WIDTH, _FLOOR, _ROOM = 960, 140, 80
 
 
 def rooms() -> None:
@@ -163,7 +163,11 @@ def rooms() -> None:
                 f'<rect x="{left:.0f}" y="{top + 29}" width="{width:.0f}" height="{_ROOM - 4}" '
                 'rx="6" fill="#fff" stroke="#4051b5"/>'
                 f'<text x="{middle:.0f}" y="{top + 54}" class="room">{name}</text>'
-                f'<text x="{middle:.0f}" y="{top + 73}" class="content">{content}</text>'
+                + "".join(
+                    f'<text x="{middle:.0f}" y="{top + 73 + 16 * line}" class="content">'
+                    f"{text}</text>"
+                    for line, text in enumerate(content.split("|"))
+                )
             )
         if number:
             parts.append(
@@ -176,9 +180,10 @@ def rooms() -> None:
         "<title>The folders of the tree; a floor may import the floors below it</title>\n"
         "<style>text{font-family:sans-serif;fill:#222}.floor{font-size:13px;fill:#4051b5}"
         ".room{font-size:15px;font-weight:bold;text-anchor:middle}"
-        ".content{font-size:11.5px;text-anchor:middle}</style>\n"
+        ".content{font-size:12.5px;text-anchor:middle}</style>\n"
         '<defs><marker id="down" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="5" '
-        'markerHeight="5" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#4051b5"/></marker></defs>\n'
+        'markerHeight="5" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#4051b5"/></marker>'
+        "</defs>\n"
         f'<rect width="{_WIDTH}" height="{height}" rx="10" fill="#fff"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"

@@ -56,12 +56,18 @@ def reference(commands: Iterable[Entry]) -> str:
     """Returns the command reference as Markdown: a section and a table of flags for each."""
     text = []
     for command in commands:
-        text += [f"## tftpu {command.name}", "", f"{_sentence(command.summary)}", ""]
+        text += [f"## tftpu {command.name}", "", f"{_cell(command.summary)}", ""]
         if command.example:
             text += ["```console", command.example, "```", ""]
         rows = [(f"`--{f.name}`", f.default, _cell(f.help)) for f in command.flags]
         if command.has_config:
-            rows.append(("`--config.GROUP.FIELD`", "", "Any field of the config; see [Config fields](config.md)."))
+            rows.append(
+                (
+                    "`--config.GROUP.FIELD`",
+                    "",
+                    "Any field of the config; see [Config fields](config.md).",
+                )
+            )
         text += [_table(("flag", "default", "meaning"), rows), ""]
     return "\n".join(text)
 
@@ -78,12 +84,14 @@ def fields(path: str) -> str:
     rows = []
     for field in dataclasses.fields(cls):
         kind = field.type if isinstance(field.type, str) else _type_name(field.type)
-        rows.append((f"`{field.name}`", f"`{kind}`", _value(field), _cell(meanings.get(field.name, ""))))
+        rows.append(
+            (f"`{field.name}`", f"`{kind}`", _value(field), _cell(meanings.get(field.name, "")))
+        )
     return _table(("field", "type", "default", "meaning"), rows)
 
 
 def _meanings(cls: type) -> dict[str, str]:
-    """Returns what is said of each field: in the docstring's Attributes or Args, or in a comment."""
+    """Returns what the docstring's Attributes or Args, or a comment, say of each field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         if dataclasses.is_dataclass(base):
@@ -144,7 +152,10 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return _sentence(" ".join(text.split()).replace("|", "\\|")) if text else ""
+    """Returns a text as a cell of a table: on one line, with nothing but `code` marked up."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    parts[::2] = [re.sub(r"([<*_])", r"\\\1", part) for part in parts[::2]]
+    return _sentence("`".join(parts)) if text else ""
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

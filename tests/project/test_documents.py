@@ -1,0 +1,84 @@
+"""Every code block, link and path of README and of the documentation works as it stands."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import doc_blocks
+from tests.support.doc_blocks import PAGES, ROOT
+
+LIMIT = 540  # seconds for the blocks of a page, on cores that others use as well
+
+# Blocks that are checked but not executed, page by page: each says why in a comment above it.
+CHECKED = {
+    "README.md": 3,
+    "docs/installation.md": 3,
+    "docs/guides/input-data.md": 2,
+    "docs/guides/launching.md": 5,
+    "docs/guides/watching-a-run.md": 2,
+}
+
+
+def executed(page: str) -> bool:
+    found = doc_blocks.blocks(page)
+    return any(b.language in ("python", "console") and not b.reason for b in found)
+
+
+RUN = [page for page in PAGES if executed(page)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.doc_blocks", page],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+
+
+def test_no_block_is_left_out_in_silence():
+    found = {page: sum(bool(b.reason) for b in doc_blocks.blocks(page)) for page in PAGES}
+    assert {page: count for page, count in found.items() if count} == CHECKED
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_language_it_is_in(page):
+    assert {block.language for block in doc_blocks.blocks(page)} <= set(doc_blocks.LANGUAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_code_hides_in_an_indented_block(page):
+    text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    assert not re.findall(r"^    (?:tftpu|pip|make|python|import|from) .*", text, re.M)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_to_files(page):
+    """The site's own links are checked by `make docs`."""
+    for link in re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text()):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_the_paths_that_are_named_exist(page):
+    text = (ROOT / page).read_text()
+    folders = "tftpu|models|input_pipelines|launch|tests|docs"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_modules_that_are_run_exist(page):
+    import importlib.util
+
+    for module in set(re.findall(r"python -m ((?:tests|tftpu)[\w.]+)", (ROOT / page).read_text())):
+        assert importlib.util.find_spec(module), module
