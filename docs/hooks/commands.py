@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 
 class Flag(NamedTuple):
-    """A flag as the reference shows it."""
+    """A flag, or the positional argument, as the reference shows it."""
 
-    name: str
+    usage: str
     default: str
     help: str
 
@@ -26,9 +26,10 @@ class Entry(NamedTuple):
 
     name: str
     summary: str
+    description: str
     example: str
     flags: tuple[Flag, ...]
-    has_config: bool
+    takes_config: bool
 
 
 def entries() -> list[Entry]:
@@ -38,12 +39,20 @@ def entries() -> list[Entry]:
     """
     from tftpu.launch import main
 
-    found = []
-    for name, command in main.commands().items():
-        flags = tuple(Flag(f.name, _default(f.default), f.help) for f in command.flags)
-        has_config = any(flag.name == "config" for flag in flags)
-        found.append(Entry(name, command.summary, command.example, flags, has_config))
-    return found
+    return [
+        Entry(
+            name,
+            command.summary,
+            command.description,
+            command.example,
+            tuple(
+                Flag(flag.usage, "required" if flag.required else flag.shown, flag.help)
+                for flag in command.flags
+            ),
+            command.takes_config,
+        )
+        for name, command in main.commands().items()
+    ]
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -56,18 +65,18 @@ def reference(commands: Iterable[Entry]) -> str:
     """Returns the command reference as Markdown: a section and a table of flags for each."""
     text = []
     for command in commands:
-        text += [f"## tftpu {command.name}", "", f"{_cell(command.summary)}", ""]
+        text += [f"## tftpu {command.name}", "", _cell(command.summary), ""]
+        text += [command.description, ""] if command.description else []
         if command.example:
             text += ["```console", command.example, "```", ""]
-        rows = [(f"`--{f.name}`", f.default, _cell(f.help)) for f in command.flags]
-        if command.has_config:
-            rows.append(
-                (
-                    "`--config.GROUP.FIELD`",
-                    "",
-                    "Any field of the config; see [Config fields](config.md).",
-                )
-            )
+        rows = [
+            (f"`{flag.usage}`", _cell(flag.default), _cell(flag.help)) for flag in command.flags
+        ]
+        if command.takes_config:
+            meaning = "Any field of the config; see [Config fields](config.md)."
+            rows.append(("`--config.GROUP.FIELD=VALUE`", "", meaning))
+        if not rows:
+            continue
         text += [_table(("flag", "default", "meaning"), rows), ""]
     return "\n".join(text)
 
@@ -148,7 +157,7 @@ def _default(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."
+    return text[:1].upper() + text[1:]
 
 
 def _cell(text: str) -> str:
