@@ -103,7 +103,8 @@ def _plain(line: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
 
 
-# The rooms from top to bottom: what stands on a floor may import what is on the floors below it.
+# The rooms from top to bottom: each imports from its own floor and from those below.
+# `tests/project/test_documents.py` compares this with the imports.
 FLOORS = (
     ("the command line", (("launch", "main, commands, cloud, diagnosis, configs"),)),
     (

@@ -66,11 +66,11 @@ def reference(commands: Iterable[Entry]) -> str:
     text = []
     for command in commands:
         text += [f"## tftpu {command.name}", "", _cell(command.summary), ""]
-        text += [command.description, ""] if command.description else []
+        text += [_escaped(command.description), ""]
         if command.example:
             text += ["```console", command.example, "```", ""]
         rows = [
-            (f"`{flag.usage}`", _cell(flag.default), _cell(flag.help)) for flag in command.flags
+            (f"`{flag.usage}`", _escaped(flag.default), _cell(flag.help)) for flag in command.flags
         ]
         if command.takes_config:
             meaning = "Any field of the config; see [Config fields](config.md)."
@@ -161,10 +161,14 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text as a cell of a table: on one line, with nothing but `code` marked up."""
-    parts = " ".join(text.split()).replace("|", "\\|").split("`")
-    parts[::2] = [re.sub(r"([<*_])", r"\\\1", part) for part in parts[::2]]
-    return _sentence("`".join(parts)) if text else ""
+    """Returns a text as a sentence of a table's cell: one line, nothing but `code` marked up."""
+    return _sentence(_escaped(" ".join(text.split())))
+
+
+def _escaped(text: str) -> str:
+    parts = text.replace("|", "\\|").split("`")
+    parts[::2] = [re.sub(r"([*_])", r"\\\1", p).replace("<", "&lt;") for p in parts[::2]]
+    return "`".join(parts)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -1,5 +1,7 @@
 """Every code block, link and path of README and of the documentation works as it stands."""
 
+import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -78,7 +80,44 @@ def test_the_paths_that_are_named_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_modules_that_are_run_exist(page):
-    import importlib.util
-
     for module in set(re.findall(r"python -m ((?:tests|tftpu)[\w.]+)", (ROOT / page).read_text())):
         assert importlib.util.find_spec(module), module
+
+
+def room_of(module: str, rooms: dict[str, int]) -> str | None:
+    """The room of the picture that a module belongs to: the longest name that it begins with."""
+    found = [room for room in rooms if f"{module}.".startswith(f"{room}.")]
+    return max(found, key=len, default=None)
+
+
+def imports_of(path) -> set[str]:
+    """The modules that a file imports, those in functions and for type checkers included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_picture_of_the_rooms_is_true():
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    outside = ("launch", "models", "input_pipelines")
+    rooms = {
+        f"tftpu.{name}" if name in outside else name: floor
+        for floor, (_, names) in enumerate(pictures.FLOORS)
+        for name, _ in names
+    }
+    upwards = []
+    for folder in ("tftpu", *outside):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            own = room_of(name if folder == "tftpu" else f"tftpu.{name}", rooms)
+            for module in imports_of(path) if own else ():
+                other = room_of(module, rooms)
+                if other and rooms[other] < rooms[own]:
+                    upwards.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert upwards == []
