@@ -20,6 +20,7 @@ CHECKED = {
     "docs/installation.md": 3,
     "docs/guides/input-data.md": 2,
     "docs/guides/launching.md": 5,
+    "docs/guides/preflight.md": 1,
     "docs/guides/watching-a-run.md": 2,
 }
 
@@ -70,12 +71,13 @@ def test_links_lead_to_files(page):
         assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_paths_that_are_named_exist(page):
     text = (ROOT / page).read_text()
     folders = "tftpu|models|input_pipelines|launch|tests|docs"
     named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    made_up = re.compile(r".*/greet\.py")  # the command that CONTRIBUTING adds
+    assert [p for p in named if not (ROOT / p).exists() and not made_up.fullmatch(p)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
