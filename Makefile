@@ -59,7 +59,7 @@ types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The documentation in `site/`, built without a network; a broken link or reference is an error.
-docs: $(VENV)/.docs
+docs: $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The pictures of README and of the documentation, made anew: trains, and runs the TPU compiler.
@@ -80,7 +80,7 @@ $(VENV)/.dev: setup.py | $(BIN)/python
 	$(BIN)/pip install -q --no-deps $(KERAS_HUB)
 	touch $@ $(VENV)/.cpu
 
-# What `.dev` holds already is not installed twice.
+# Where there is no `.dev`, which holds this as well.
 $(VENV)/.docs: setup.py | $(BIN)/python
 	$(BIN)/pip install -q -e '.[docs]'
 	touch $@

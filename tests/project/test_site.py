@@ -93,11 +93,14 @@ def test_no_page_scrolls_sideways(width, browser, address, pages, tmp_path):
     assert wide == []
 
 
-def test_a_page_that_is_too_wide_is_noticed(browser, tmp_path):
-    page = tmp_path / "wide.html"
-    page.write_text("<div style='width: 3000px'>.</div>")
-    screen(browser, *WIDTHS["desktop"])
-    browser.get(page.as_uri())
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_page_that_is_too_wide_is_noticed(width, browser, address):
+    screen(browser, *WIDTHS[width])
+    browser.get(f"{address}/speed/index.html")
+    browser.execute_script(
+        "const wide = document.createElement('div'); wide.style = 'width: 3000px; height: 9px';"
+        "document.querySelector('article').append(wide)"
+    )
     assert browser.execute_script("return document.documentElement.scrollWidth") >= 3000
 
 
