@@ -1,20 +1,25 @@
 """The code blocks of README and of the documentation: found, and executed as a reader would.
 
-    python -m tests.support.doc_blocks PAGE     in an empty folder: executes the blocks of a page
+    python -m tests.support.doc_blocks PAGE...    executes the blocks of pages, in an empty folder
 
-Python blocks of a page share one namespace; a block with `title="photos.py"` is also written to
-that file. Lines of console blocks are `tftpu` commands, run in this process where they can be, and
+Each page has a folder of its own, in which it finds photographs and texts; the runs are common to
+all, so that what a page trains the next one resumes. Python blocks of a page share one namespace; a
+block with `title="photos.py"` is also written to that file. Lines of console blocks are `tftpu` commands, run in this process where they can be, and
 `make` targets, looked up in the Makefile. A block under `<!-- checked, not run: REASON -->` is not
 executed; `tests/launch/test_readme_lines.py` checks its commands.
 """
 
 import dataclasses
+import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +34,7 @@ LANGUAGES = ("python", "console", "text", "diff")  # the first two are executed
 # Steps that are trained in place of all; the checkpoints and profiles that pages name must exist.
 STEPS = {"digits_resnet": 120}
 FEW_STEPS = 2
+LIMIT = 420  # seconds for the blocks of a page, on cores that others use as well
 CHECKED = re.compile(r"<!-- checked, not run: (.+) -->")
 
 
@@ -81,9 +87,8 @@ def run(page: str) -> None:
     """Executes the blocks of a page in the current folder, in their order.
 
     Raises:
-        Exception: whatever a block raises; a command that fails raises SystemExit.
+        Exception: whatever a block raises; a command that fails raises `Failed`.
     """
-    _lay_out()
     namespace: dict[str, object] = {"__name__": "__page__"}
     for block in blocks(page):
         if block.reason:
@@ -99,6 +104,10 @@ def run(page: str) -> None:
                 _run_command(command)
 
 
+class Failed(Exception):
+    """A command of a page that fails, or that nothing checks."""
+
+
 def _run_command(command: str) -> None:
     print(f"$ {command}", flush=True)
     name, *arguments = shlex.split(command)
@@ -106,10 +115,10 @@ def _run_command(command: str) -> None:
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         missing = set(arguments) - set(targets)
         if missing:
-            raise SystemExit(f"The Makefile has no target {', '.join(missing)}.")
+            raise Failed(f"The Makefile has no target {', '.join(missing)}.")
         return
     if name != "tftpu":
-        raise SystemExit(f"Nothing checks `{command}`: give the block a reason in a comment.")
+        raise Failed(f"Nothing checks `{command}`: give the block a reason in a comment.")
     arguments = _shortened(arguments)
     if any(word.startswith(("--virtual_devices", "--restarts")) for word in arguments):
         own = [sys.executable, "-m", "tftpu.launch.main", *arguments]  # TensorFlow started anew
@@ -119,7 +128,7 @@ def _run_command(command: str) -> None:
 
         code = main.main(arguments)
     if code:
-        raise SystemExit(f"`{command}` ends with {code}.")
+        raise Failed(f"`{command}` ends with {code}.")
 
 
 def _shortened(arguments: list[str]) -> list[str]:
@@ -151,6 +160,32 @@ def _lay_out() -> None:
             Path(block.title).write_text(block.text)
 
 
+def _late(number: int, frame: object) -> None:
+    raise TimeoutError(f"The blocks of a page take more than {LIMIT} s.")
+
+
+def main(pages: list[str]) -> None:
+    """Executes pages; writes `results.json`, the error of each by its name, "" if it has none."""
+    top, results = Path.cwd(), {}
+    (top / "runs").mkdir()
+    signal.signal(signal.SIGALRM, _late)
+    for number, page in enumerate(pages):
+        folder = top / f"page{number}"
+        folder.mkdir()
+        os.chdir(folder)
+        os.symlink(top / "runs", "runs")
+        _lay_out()
+        results[page], start = "", time.monotonic()
+        signal.alarm(LIMIT)
+        try:
+            run(page)
+        except BaseException:
+            results[page] = traceback.format_exc()
+        signal.alarm(0)
+        print(f"== {page}: {time.monotonic() - start:.0f} s {results[page]}", flush=True)
+        (top / "results.json").write_text(json.dumps(results))
+
+
 if __name__ == "__main__":
     os.environ.setdefault("NO_GCE_CHECK", "true")
-    run(sys.argv[1])
+    main(sys.argv[1:])
