@@ -4,9 +4,10 @@
 
 Each page has a folder of its own, in which it finds photographs and texts; the runs are common to
 all, so that what a page trains the next one resumes. Python blocks of a page share one namespace; a
-block with `title="photos.py"` is also written to that file. Lines of console blocks are `tftpu` commands, run in this process where they can be, and
-`make` targets, looked up in the Makefile. A block under `<!-- checked, not run: REASON -->` is not
-executed; `tests/launch/test_readme_lines.py` checks its commands.
+block with `title="photos.py"` is also written to that file. Lines of console blocks are `tftpu`
+commands, run in this process where they can be, and `make` targets, looked up in the Makefile. A
+block under `<!-- checked, not run: REASON -->` is not executed; `tests/launch/test_readme_lines.py`
+checks its commands.
 """
 
 import dataclasses
@@ -88,7 +89,7 @@ def run(page: str) -> None:
     """Executes the blocks of a page in the current folder, in their order.
 
     Raises:
-        Exception: whatever a block raises; a command that fails raises `Failed`.
+        Exception: whatever a block raises; a command that fails raises `PageError`.
     """
     namespace: dict[str, object] = {"__name__": "__page__"}
     for block in blocks(page):
@@ -105,7 +106,7 @@ def run(page: str) -> None:
                 _run_command(command)
 
 
-class Failed(Exception):
+class PageError(Exception):
     """A command of a page that fails, or that nothing checks."""
 
 
@@ -116,10 +117,10 @@ def _run_command(command: str) -> None:
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         missing = set(arguments) - set(targets)
         if missing:
-            raise Failed(f"The Makefile has no target {', '.join(missing)}.")
+            raise PageError(f"The Makefile has no target {', '.join(missing)}.")
         return
     if name != "tftpu":
-        raise Failed(f"Nothing checks `{command}`: give the block a reason in a comment.")
+        raise PageError(f"Nothing checks `{command}`: give the block a reason in a comment.")
     arguments = _shortened(arguments)
     if any(word.startswith(("--virtual_devices", "--restarts")) for word in arguments):
         own = [sys.executable, "-m", "tftpu.launch.main", *arguments]  # TensorFlow started anew
@@ -129,7 +130,7 @@ def _run_command(command: str) -> None:
 
         code = main.main(arguments)
     if code:
-        raise Failed(f"`{command}` ends with {code}.")
+        raise PageError(f"`{command}` ends with {code}.")
 
 
 def _shortened(arguments: list[str]) -> list[str]:
