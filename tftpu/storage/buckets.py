@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import google_crc32c
 
 from tftpu.errors import UserError
-from tftpu.storage import retry
+from tftpu.storage import checksums, retry
 
 _T = TypeVar("_T")
 
@@ -59,11 +59,8 @@ def split(uri: str) -> tuple[str, str]:
 
 def checksum(path: str | os.PathLike[str]) -> Stored:
     """Returns the size and the CRC32C of a local file."""
-    crc = google_crc32c.Checksum()
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            crc.update(chunk)
-    return Stored(os.path.getsize(path), crc.digest().hex())
+        return Stored(os.path.getsize(path), checksums.crc32c(file))
 
 
 def listing(folder: str) -> dict[str, Stored]:
