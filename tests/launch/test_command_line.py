@@ -44,7 +44,7 @@ MISTAKES = [
     ([*TRAIN, "--config.train.profile=9:3"], "FIRST below LAST"),
     ([*TRAIN, "--config.optimizer.name=adam"], "Did you mean 'adamw'?"),
     ([*TRAIN, "--config.model.blocks=(1,x)"], "whole numbers in brackets"),
-    ([*TRAIN, "--virtual_devices=7"], "use a multiple of 7, as 126 or 133"),
+    ([*TRAIN, "--virtual_devices=7"], "use a multiple of 7, such as 126 or 133"),
     (
         [*TRAIN, "--virtual_devices=8", "--config.model.norm_batch=32"],
         "does not divide the 16 examples",

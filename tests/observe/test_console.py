@@ -259,7 +259,7 @@ def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):
 
     import tftpu
     from tests.support.stepping import train_step
-    from tests.training.test_trainer import compiled
+    from tests.support.training import compiled
 
     for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
         with tftpu.connect(virtual_devices=replicas).scope():

@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.training import make_trainer
-from tests.training.test_trainer import compiled, data
+from tests.support.training import compiled, data, make_trainer
 from tftpu.runtime import goodput
 
 # A run of 60 steps that saves every 20, for a process of its own; it says where it is, and waits
@@ -24,7 +23,7 @@ RUN = textwrap.dedent(
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras, tensorflow as tf, tftpu
     from tests.support.training import make_trainer
-    from tests.training.test_trainer import compiled, data
+    from tests.support.training import compiled, data
     from tftpu.runtime import goodput
 
     class Watch(keras.callbacks.Callback):
