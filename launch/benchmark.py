@@ -10,13 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import tftpu
 from tftpu.config import Experiment
-from tftpu.engines.tensorflow import feed
-from tftpu.engines.tensorflow.step import Step
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.launch import experiment as build
-from tftpu.launch import until_core
-from tftpu.launch.until_core import Engine
-from tftpu.optim.precision import set_precision
 
 TURNS = 20
 FOREVER = 1_000_000
@@ -30,9 +29,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         name: name of the config.
         compare: time Keras's own `fit` as well.
     """
-    engine = until_core.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
-    precision = set_precision(experiment.train.precision)
+    precision = tftpu.set_precision(experiment.train.precision)
     experiment.train.checkpoint_every = 0
     # A turn lasts from one line of the log to the next, so that it holds all that `train` does.
     steps = experiment.train.log_every
@@ -161,36 +160,25 @@ class CallTurn(keras.callbacks.Callback):
             self._seen = batch
 
 
-def _trainer(experiment: Experiment, engine: Engine, turn: Turn) -> None:
+def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
     """Does all that `tftpu train` does in a step: pipeline, device loop, log, events."""
     with tempfile.TemporaryDirectory() as workdir:
         with engine.scope():
-            trainer = build.build_trainer(experiment, workdir, engine)
-        until_core.fit(
-            trainer,
-            build.training_data(experiment),
-            FOREVER,
-            callbacks=[CallTurn(turn)],
-            verbose=False,
+            trainer = build.build_trainer(experiment, workdir)
+        trainer.fit(
+            build.training_data(experiment), FOREVER, callbacks=[CallTurn(turn)], verbose=False
         )
 
 
-def _bare_step(experiment: Experiment, engine: Engine, turn: Turn) -> None:
-    """Runs the same step in a bare loop on one batch, which is on the device already."""
-    data = build.training_data(experiment).starting_at(0)
-    train = experiment.train
+def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+    """Runs the same step in a bare loop, on one batch that is on the device already."""
+    data = build.training_data(experiment)
+    microbatches = experiment.train.gradient_accumulation_steps
     with engine.scope():
         model = build.build_model(experiment)
-        spec = feed.share_spec(data, engine.data_shares, train.gradient_accumulation_steps)
-        step = Step(
-            model,
-            spec,
-            gradient_accumulation_steps=train.gradient_accumulation_steps,
-            global_clipnorm=train.global_clipnorm,
-            ema_momentum=train.ema_momentum,
-            seed=train.seed,
-        )
-    batch = next(iter(feed.distribute(data, engine.strategy)))
+        spec = engine.training_spec(data, microbatches)
+        step = TrainStep(ModelState(model, spec, experiment.train), spec)
+    batch = next(engine.batches(data, 0))
     function = tf.autograph.experimental.do_not_convert(step.train)
 
     @tf.function
@@ -199,18 +187,21 @@ def _bare_step(experiment: Experiment, engine: Engine, turn: Turn) -> None:
             engine.strategy.run(function, args=(batch,))
 
     while True:
-        loop(batch, tf.constant(turn.steps))
-        step.train_totals.drain()  # waits for the device
+        with engine.scope():
+            loop(batch, tf.constant(turn.steps))
+        step.accumulator.drain()  # waits for the device
         turn(turn.steps)
 
 
-def _pipeline(experiment: Experiment, engine: Engine, turn: Turn) -> None:
+def _pipeline(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
     """Runs the input pipeline alone."""
-    for _ in feed.training_iterator(build.training_data(experiment), 0, engine.strategy):
+    for _ in engine.batches(build.training_data(experiment), 0):
         turn(1)
 
 
-def _keras_fit(experiment: Experiment, engine: Engine, turn: Turn, jit_compile: bool | str) -> None:
+def _keras_fit(
+    experiment: Experiment, engine: TensorFlowEngine, turn: Turn, jit_compile: bool | str
+) -> None:
     """Runs Keras's own trainer, on the same model, batches and devices."""
     with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)

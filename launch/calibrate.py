@@ -1,15 +1,20 @@
-"""Preflight's predictions beside published step times: `python -m tftpu.launch.calibrate`.
+"""Compares preflight's predictions with published step times.
 
-Each row compiles the published configuration with today's TPU compiler and prices it as
-`tftpu preflight` does. ResNet-50 takes about a minute a row on two cores, the first time.
+Run `python -m tftpu.launch.calibrate`. Each row compiles the published configuration with the
+installed TPU compiler and prices it as `tftpu preflight` does. The first run takes about a minute
+per row on two cores; later runs use the cached programs.
 """
 
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
 from tftpu.config import Optimizer
 
-BATCH = 128  # images on each core, in every row
+if TYPE_CHECKING:
+    from tftpu.preflight import SliceReport
+
+BATCH = 128  # images per core, in every row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +22,11 @@ class Published:
     """A published run of ResNet-50 v1.5 on 224-pixel images in bfloat16.
 
     Attributes:
-        step_ms: milliseconds a training step.
-        note: what the time includes besides the steps.
+        slice: name of the slice.
+        optimizer: name of the optimizer.
+        step_ms: milliseconds per training step.
+        source: publication.
+        note: anything besides training steps that the time includes.
     """
 
     slice: str
@@ -36,8 +44,8 @@ ROWS = (
 )
 
 
-def predict(row: Published):
-    """The `tftpu.preflight.SliceReport` of a row."""
+def predict(row: Published) -> "SliceReport":
+    """Returns preflight's report for the configuration of a row."""
     import keras
     import tensorflow as tf
 
@@ -46,8 +54,8 @@ def predict(row: Published):
     from tftpu.tpu.slices import parse_slice
 
     def model_fn() -> keras.Model:
-        # Batch statistics over 32 images, not the 128 of a core: the norms then read what they
-        # normalise, as in the published programs; see `models.pointwise` for the shorter way.
+        # Groups of 32 images instead of all 128 of a core make the norms read their input, as the
+        # published programs do; `models.layers.pointwise` has a faster way for whole batches.
         model = models.build("resnet50", norm_batch=32)
         model.compile(
             optimizer=optimizers.build(Optimizer(row.optimizer, weight_decay=1e-4), BATCH, 1000),
@@ -65,12 +73,15 @@ def predict(row: Published):
 
 
 def main() -> None:
-    """Prints predicted, published and error for each row."""
+    """Prints the predicted time, the published time and the error of each row."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     print(f"{'slice':8}{'predicted ms':>14}{'published ms':>14}{'error':>8}  source")
     errors = []
     for row in ROWS:
-        predicted = predict(row).step_ms
+        report = predict(row)
+        if report.step_ms is None:
+            raise RuntimeError(f"The step of {row.slice} did not compile: {report.error}")
+        predicted = report.step_ms
         errors.append(predicted / row.step_ms - 1)
         note = f" ({row.note})" if row.note else ""
         print(

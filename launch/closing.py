@@ -4,7 +4,7 @@ import contextlib
 import json
 
 from tftpu.config import Experiment
-from tftpu.launch import predictions, sample, until_core
+from tftpu.launch import predictions, sample
 from tftpu.observe import console
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
@@ -12,9 +12,7 @@ from tftpu.storage import files
 from tftpu.training.trainer import Trainer
 
 
-def block(
-    experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str, replicas: int
-) -> str:
+def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str) -> str:
     """Returns the closing block of a run.
 
     Args:
@@ -22,20 +20,19 @@ def block(
         trainer: after `fit`.
         results: the metrics of the last evaluation.
         workdir: folder of the run.
-        replicas: number of replicas that shared a batch.
     """
     text = sample.text(experiment, trainer)
     lines = [f"\nA sample of what it writes:\n{text}"] if text else []
-    lines.append(f"\nDone: {until_core.step_of(trainer):,} steps.")
-    rows = _checkpoints(until_core.step_of(trainer), results, workdir)
-    rows += _speed(experiment, trainer, workdir, replicas)
-    rows.append(("run", f"{workdir}  ({console.duration(trainer.clock.wall())})"))
-    usd = until_core.usd_of(trainer)
+    lines.append(f"\nDone: {trainer.step:,} steps.")
+    rows = _checkpoints(trainer.step, results, workdir)
+    rows += _speed(experiment, trainer, workdir)
+    rows.append(("run", f"{workdir}  ({console.duration(trainer.account.clock.wall())})"))
+    usd = trainer.account.facts.usd
     if usd is not None:
         rows.append(("cost", f"{dollars(usd)} at list price, on demand"))
-    restarts = until_core.restarts_of(trainer)
+    restarts = trainer.account.restarts
     over = f", {restarts + 1} starts" if restarts else ""
-    for index, row in enumerate(goodput.table(until_core.seconds_of(trainer))):
+    for index, row in enumerate(goodput.table(trainer.account.seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
     rows.append(("try next", f"tensorboard --logdir={workdir}"))
     rows.append(("", f"tftpu evaluate --workdir={workdir}"))
@@ -66,15 +63,13 @@ def _checkpoints(step: int, results: dict[str, float], workdir: str) -> list[tup
     return rows
 
 
-def _speed(
-    experiment: Experiment, trainer: Trainer, workdir: str, replicas: int
-) -> list[tuple[str, str]]:
-    rate = trainer.clock.rate()
+def _speed(experiment: Experiment, trainer: Trainer, workdir: str) -> list[tuple[str, str]]:
+    rate = trainer.account.clock.rate()
     if not rate:
         return []
     text = f"{format_number(rate)} examples/s, without compiling and evaluation"
     rows = [("speed", text)]
-    predicted = predictions.step_times(workdir, replicas)
+    predicted = predictions.step_times(workdir, trainer.engine.data_shares)
     if predicted:
         measured = milliseconds(1e3 * experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))

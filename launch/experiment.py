@@ -8,7 +8,7 @@ import keras
 from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment
 from tftpu.input_pipelines import sources
-from tftpu.launch import sample, until_core
+from tftpu.launch import sample
 from tftpu.models.layers import pixels
 from tftpu.optim import optimizers
 from tftpu.optim.losses import SmoothedCrossentropy
@@ -49,21 +49,17 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     return model
 
 
-def build_trainer(
-    experiment: Experiment, workdir: str | None, engine: until_core.Engine | None = None
-) -> Trainer:
+def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
     """Builds the model and the trainer of an experiment, in the current scope of an engine.
 
     Args:
         experiment: validated.
         workdir: folder of the run, local or `gs://`; None writes nothing.
-        engine: what trains; None means the one whose scope is current.
     """
-    return until_core.trainer(
+    return Trainer(
         build_model(experiment),
         workdir,
         experiment.train,
-        engine=engine,
         hyperparameters=hyperparameters(experiment),
         sample=lambda trainer: sample.text(experiment, trainer),
     )
@@ -93,7 +89,7 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
         UserError: the weights do not fit the model. A head of another shape is left as it is.
     """
     path = experiment.model.init_from
-    if not path or (trainer.checkpoints and trainer.checkpoints.steps()):
+    if not path or trainer.has_checkpoint():
         return ""
     return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
 

@@ -2,11 +2,11 @@
 
 import keras
 
+import tftpu
 from tftpu import input_pipelines
 from tftpu.config import Experiment, to_json
-from tftpu.launch import closing, until_core
+from tftpu.launch import closing
 from tftpu.launch import experiment as build
-from tftpu.optim.precision import set_precision
 from tftpu.runtime import goodput
 from tftpu.storage import files
 
@@ -18,25 +18,25 @@ def train(experiment: Experiment, workdir: str) -> None:
         experiment: validated, without regard to the devices that there are.
         workdir: folder of the run, local or `gs://`, claimed by this process.
     """
-    engine = until_core.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
-    precision = set_precision(experiment.train.precision)
+    precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:
         print(f"{engine.data_shares} replica(s), {precision}", flush=True)
     data = build.training_data(experiment)
     evaluation = input_pipelines.evaluation(experiment.data)
     with engine.scope():
-        trainer = build.build_trainer(experiment, workdir, engine)
+        trainer = build.build_trainer(experiment, workdir)
         loaded = build.initialise(experiment, trainer)
-    trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
+    clock = trainer.account.clock
+    clock.started_earlier(goodput.process_age() - clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
     # Only now: a run that was refused must not claim the workdir for its configuration.
     if chief:
         files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
-    history = until_core.fit(
-        trainer,
+    history = trainer.fit(
         data,
         experiment.train.steps,
         validation_data=evaluation,
@@ -44,7 +44,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     )
     if chief:
         results = _last_evaluation(history)
-        text = closing.block(experiment, trainer, results, workdir, engine.data_shares)
+        text = closing.block(experiment, trainer, results, workdir)
         print(text, flush=True)
 
 

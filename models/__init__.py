@@ -1,12 +1,12 @@
-"""The zoo: `names()` lists it, `build(name)` makes a Keras model.
+"""The zoo: `names()` lists it, `build(name)` returns a Keras model.
 
-This file and `sizes.py` import no Keras, so that configs load in milliseconds; `build` does.
+This file, `sizes.py` and `checks.py` import no Keras, so that configs load in milliseconds;
+`build` does.
 """
 
 import copy
 import dataclasses
-import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
@@ -15,29 +15,28 @@ from tftpu.models import sizes
 if TYPE_CHECKING:
     import keras
 
-    from tftpu.models.weights.loading import Report
+    from tftpu.models.weights.loading import LoadReport
 
-_BUILDERS = {
-    sizes.ResNet: "resnet",
-    sizes.ConvNeXt: "convnext",
-    sizes.EfficientNetV2: "efficientnetv2",
-    sizes.ViT: "vit",
-    sizes.BERT: "bert",
-    sizes.GPT: "gpt",
-    sizes.Llama: "llama",
-}
+
+@runtime_checkable
+class Buildable(Protocol):
+    """Hyper-parameters that can build their model, as those of the zoo do."""
+
+    def build(self) -> "keras.Model":
+        """Returns the model, not compiled."""
+        ...
 
 
 def names() -> list[str]:
-    """The names of the published sizes, sorted."""
+    """Returns the names of the published sizes, sorted."""
     return sorted(sizes.SIZES)
 
 
-def config(name: str, **fields) -> Model:
-    """The hyper-parameters of a published size, with `fields` in place of its own.
+def config(name: str, **fields: Any) -> Model:
+    """Returns the hyper-parameters of a published size, changed where `fields` says so.
 
     Raises:
-        UserError: an unknown name or field; it says what was likely meant.
+        UserError: an unknown name or field; the message suggests the likeliest one.
     """
     if name not in sizes.SIZES:
         raise UserError(f"There is no model {name!r}.{did_you_mean(name, sizes.SIZES)}")
@@ -50,42 +49,50 @@ def config(name: str, **fields) -> Model:
     return model
 
 
-def build(model: str | Model, **fields) -> "keras.Model":
-    """A Keras model, not compiled.
+def build(model: str | Model, **fields: Any) -> "keras.Model":
+    """Builds a Keras model, not compiled.
 
     Args:
-        model: a name of the zoo, or its hyper-parameters.
-        fields: with a name, hyper-parameters to change.
+        model: the name of a published size, or hyper-parameters.
+        fields: hyper-parameters to change; only with a name.
 
     Raises:
-        UserError: an unknown name or field.
+        UserError: an unknown name or field, or hyper-parameters that cannot build a model.
+
+    Example:
+        >>> model = tftpu.models.build("vit_s16", num_classes=10)
     """
     if isinstance(model, str):
         model = config(model, **fields)
-    for family, module in _BUILDERS.items():
-        if isinstance(model, family):
-            built = importlib.import_module(f"tftpu.models.families.{module}").build(model)
-            built.hyperparameters = model  # `load_weights` asks them where each weight belongs
-            return built
-    raise UserError(f"{type(model).__name__} is no family of the zoo: build the model yourself.")
+    elif fields:
+        raise UserError(
+            f"build() takes fields ({', '.join(fields)}) only with the name of a model: set them "
+            "on the hyper-parameters instead."
+        )
+    if not isinstance(model, Buildable):
+        raise UserError(
+            f"{type(model).__name__} has no method build(), so it is no family of the zoo: add one "
+            "that returns a Keras model."
+        )
+    return model.build()
 
 
-def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "Report":
-    """`tftpu.models.weights.load_weights`: weights of others into a model of the zoo."""
+def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "LoadReport":
+    """Loads a file of weights into a model: see `tftpu.models.weights.load_weights`."""
     from tftpu.models.weights import loading
 
     return loading.load_weights(model, path, replace_head=replace_head)
 
 
 def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors") -> None:
-    """`tftpu.models.weights.save_weights`: the weights of a model, as Transformers has them."""
+    """Writes the weights of a model to a file: see `tftpu.models.weights.save_weights`."""
     from tftpu.models.weights import loading
 
     loading.save_weights(model, path, format=format)
 
 
 def freeze(model: "keras.Model", patterns: str) -> list[str]:
-    """`tftpu.models.weights.freeze`: keeps the weights that the globs name as they are."""
+    """Freezes the weights that globs name: see `tftpu.models.weights.freeze`."""
     from tftpu.models.weights import loading
 
     return loading.freeze(model, patterns)

@@ -1,45 +1,53 @@
-"""The zoo's hyper-parameters and its published sizes by name.
+"""The hyper-parameters of each family, and the published sizes by name.
 
-No Keras here: a config file names a model, and is checked, in milliseconds.
+This file imports no Keras, so that a config file is loaded and checked in milliseconds. Only
+`build` imports the family's module.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from tftpu.config import Model, Share
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError
+from tftpu.models import checks
 
-ATTENTIONS = ("plain", "flash")
-REMATS = ("none", "block")
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclasses.dataclass
 class ResNet(Model):
-    """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385; stride in the 3x3)."""
+    """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385), which strides in the 3x3."""
 
-    blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks a stage
-    width: int = 64  # channels of the first stage; doubled from stage to stage
+    blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks of each stage
+    width: int = 64  # channels of the first stage; each later stage doubles them
     bottleneck: bool = True
-    stride_in: str = "3x3"  # v1.5; "1x1": v1, as keras.applications' weights have it
-    # "imagenet": 7x7 stride 2 and max pooling; "space_to_depth": the same numbers, worked out as a
-    # 4x4 over blocks of 2x2 pixels; "small": 3x3 stride 1
+    stride_in: str = "3x3"  # "1x1" is v1, as in keras.applications
+    # "imagenet": 7x7 with stride 2, then max pooling. "space_to_depth": the same numbers, computed
+    # as a 4x4 convolution over blocks of 2x2 pixels. "small": 3x3 with stride 1.
     stem: str = "imagenet"
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
-    norm_batch: int | str = 32  # consecutive examples that share batch statistics, or "global"
+    norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.0
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        _check_one_of("stride_in", self.stride_in, ("3x3", "1x1"))
-        _check_one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
+        checks.remat(self.remat)
+        checks.one_of("stride_in", self.stride_in, ("3x3", "1x1"))
+        checks.one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
         if self.stem == "space_to_depth" and self.image_size % 2:
             raise UserError(
                 f"model.stem='space_to_depth' needs an even model.image_size, not "
                 f"{self.image_size}: use model.stem='imagenet'."
             )
-        _check_norm_batch(self.norm_batch, per_step)
+        checks.norm_batch(self.norm_batch, per_step)
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import resnet
+
+        return resnet.build(self)
 
 
 @dataclasses.dataclass
@@ -47,68 +55,80 @@ class GPT(Model):
     """GPT-2 (Radford et al. 2019): decoder-only, pre-norm, learned positions, tied head."""
 
     vocabulary: int = 50257
-    context: int = 1024  # the longest sequence, in tokens
+    context: int = 1024  # longest sequence, in tokens
     layers: int = 12
     width: int = 768
     heads: int = 12
     dropout: float = 0.0
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        check_attention(self.attention)
-        if self.width % self.heads:
-            raise UserError(
-                f"model.width {self.width} is not a multiple of model.heads {self.heads}."
-            )
+        checks.remat(self.remat)
+        checks.attention(self.attention)
+        checks.heads(self)
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import gpt
+
+        return gpt.build(self)
 
 
 @dataclasses.dataclass
 class ConvNeXt(Model):
     """ConvNeXt (Liu et al. 2022, https://arxiv.org/abs/2201.03545)."""
 
-    blocks: tuple[int, ...] = (3, 3, 9, 3)  # a stage
-    widths: tuple[int, ...] = (96, 192, 384, 768)  # channels of each stage
+    blocks: tuple[int, ...] = (3, 3, 9, 3)  # of each stage
+    widths: tuple[int, ...] = (96, 192, 384, 768)  # output channels of each stage
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
-    layer_scale: float = 1e-6  # the factor of a branch at first; 0: no factor
-    stochastic_depth: float = 0.0  # of the last block; falls to 0 at the first
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    layer_scale: float = 1e-6  # initial factor of each branch; 0: no factor
+    stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        _check_stages(self, "widths")
-        _check_rate("stochastic_depth", self.stochastic_depth)
+        checks.remat(self.remat)
+        checks.stages(self.blocks, widths=self.widths)
+        checks.rate("stochastic_depth", self.stochastic_depth)
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import convnext
+
+        return convnext.build(self)
 
 
 @dataclasses.dataclass
 class EfficientNetV2(Model):
     """EfficientNetV2 (Tan & Le 2021, https://arxiv.org/abs/2104.00298)."""
 
-    blocks: tuple[int, ...] = (2, 4, 4, 6, 9, 15)  # a stage
-    widths: tuple[int, ...] = (24, 48, 64, 128, 160, 256)  # channels that a stage gives
+    blocks: tuple[int, ...] = (2, 4, 4, 6, 9, 15)  # of each stage
+    widths: tuple[int, ...] = (24, 48, 64, 128, 160, 256)  # output channels of each stage
     strides: tuple[int, ...] = (1, 2, 2, 2, 1, 2)
-    expand: tuple[int, ...] = (1, 4, 4, 4, 6, 6)  # times its input, within a block
-    fused_stages: int = 3  # the first so many; the others are depthwise, with squeeze and excite
-    squeeze: float = 0.25  # of a block's input
+    expand: tuple[int, ...] = (1, 4, 4, 4, 6, 6)  # expansion factor within a block
+    fused_stages: int = 3  # leading stages of fused blocks; the rest are depthwise
+    squeeze: float = 0.25  # squeeze-and-excite ratio, relative to a block's input
     stem_width: int = 24
     head_width: int = 1280
-    image_size: int = 300  # in training; the paper evaluates at a larger one
+    image_size: int = 300  # for training; the paper evaluates at a larger one
     channels: int = 3
     num_classes: int = 1000
-    norm_batch: int | str = 32  # consecutive examples that share batch statistics, or "global"
+    norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.2
-    stochastic_depth: float = 0.2  # beyond the last block; falls to 0 at the first
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    stochastic_depth: float = 0.2  # rate after the last block; falls to 0 at the first
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        _check_stages(self, "widths", "strides", "expand")
-        _check_rate("dropout", self.dropout)
-        _check_rate("stochastic_depth", self.stochastic_depth)
-        _check_norm_batch(self.norm_batch, per_step)
+        checks.remat(self.remat)
+        checks.stages(self.blocks, widths=self.widths, strides=self.strides, expand=self.expand)
+        checks.rate("dropout", self.dropout)
+        checks.rate("stochastic_depth", self.stochastic_depth)
+        checks.norm_batch(self.norm_batch, per_step)
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import efficientnetv2
+
+        return efficientnetv2.build(self)
 
 
 @dataclasses.dataclass
@@ -119,33 +139,38 @@ class ViT(Model):
     layers: int = 12
     width: int = 768
     heads: int = 12
-    # "token": a class token and learned positions; "mean": the mean over patches and fixed
+    # "token": a class token and learned positions. "mean": the mean over patches, and fixed
     # positions (Beyer et al. 2022, https://arxiv.org/abs/2205.01580).
     pooling: str = "token"
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
     dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last block; falls to 0 at the first
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
+    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        check_attention(self.attention)
-        _check_heads(self)
-        _check_one_of("pooling", self.pooling, ("token", "mean"))
-        _check_rate("dropout", self.dropout)
-        _check_rate("stochastic_depth", self.stochastic_depth)
+        checks.remat(self.remat)
+        checks.attention(self.attention)
+        checks.heads(self)
+        checks.one_of("pooling", self.pooling, ("token", "mean"))
+        checks.rate("dropout", self.dropout)
+        checks.rate("stochastic_depth", self.stochastic_depth)
         if self.image_size % self.patch:
             raise UserError(
                 f"model.image_size {self.image_size} is not a multiple of model.patch {self.patch}."
             )
         if self.pooling == "mean" and self.width % 4:
             raise UserError(
-                f"model.width is {self.width}: model.pooling='mean' needs a multiple of 4, for the "
-                "sines and cosines of rows and columns."
+                f"model.width is {self.width}: model.pooling='mean' needs a multiple of 4, one "
+                "quarter each for the sines and cosines of rows and columns."
             )
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import vit
+
+        return vit.build(self)
 
 
 @dataclasses.dataclass
@@ -153,23 +178,28 @@ class BERT(Model):
     """BERT (Devlin et al. 2018, https://arxiv.org/abs/1810.04805): encoder-only, post-norm."""
 
     vocabulary: int = 30522
-    context: int = 512  # the longest sequence, in tokens
-    types: int = 2  # of sentences
+    context: int = 512  # longest sequence, in tokens
+    types: int = 2  # of segments, as sentence A and B
     layers: int = 12
     width: int = 768
     heads: int = 12
     head: str = "masked_lm"  # or "classes"
-    num_classes: int = 2  # of the head "classes"
+    num_classes: int = 2  # for head="classes"
     dropout: float = 0.1
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        check_attention(self.attention)
-        _check_heads(self)
-        _check_one_of("head", self.head, ("masked_lm", "classes"))
-        _check_rate("dropout", self.dropout)
+        checks.remat(self.remat)
+        checks.attention(self.attention)
+        checks.heads(self)
+        checks.one_of("head", self.head, ("masked_lm", "classes"))
+        checks.rate("dropout", self.dropout)
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import bert
+
+        return bert.build(self)
 
 
 @dataclasses.dataclass
@@ -177,23 +207,23 @@ class Llama(Model):
     """Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and its successors."""
 
     vocabulary: int = 32000
-    context: int = 2048  # the longest sequence that it is meant for, in tokens
+    context: int = 2048  # longest sequence that it was trained for, in tokens
     layers: int = 12
     width: int = 768
     heads: int = 12
-    kv_heads: int = 12  # of keys and values, each shared by heads / kv_heads queries
-    hidden: int = 2048  # within the feed-forward part
-    tied: bool = False  # whether the head is the token embedding
+    kv_heads: int = 12  # key and value heads, each shared by heads / kv_heads query heads
+    hidden: int = 2048  # width of the feed-forward layers
+    tied: bool = False  # whether the head shares the token embedding
     rope_base: float = 10000.0
-    rope_scaling: float = 1.0  # Llama 3.1 and later: stretches the long waves of the positions
+    rope_scaling: float = 1.0  # factor by which Llama 3.1 stretches long wavelengths
     epsilon: float = 1e-5
-    attention: str = "plain"  # or "flash": a kernel on TPUs, see tftpu.models.layers.attention
-    remat: str = "none"  # or "block": each is computed again in the backward pass, not kept
+    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, per_step: Share) -> None:
-        check_remat(self.remat)
-        check_attention(self.attention)
-        _check_heads(self)
+        checks.remat(self.remat)
+        checks.attention(self.attention)
+        checks.heads(self)
         if not 1 <= self.kv_heads <= self.heads or self.heads % self.kv_heads:
             raise UserError(
                 f"model.kv_heads {self.kv_heads} does not divide model.heads {self.heads}."
@@ -201,10 +231,16 @@ class Llama(Model):
         if self.width // self.heads % 2:
             raise UserError(
                 f"model.width {self.width} gives each of {self.heads} heads an odd number of "
-                "channels: rotary positions turn pairs."
+                "channels, but rotary positions rotate pairs: choose an even model.width / "
+                "model.heads."
             )
         if self.rope_scaling < 1.0:
             raise UserError(f"model.rope_scaling is {self.rope_scaling}: it must be 1 or more.")
+
+    def build(self) -> "keras.Model":
+        from tftpu.models.families import llama
+
+        return llama.build(self)
 
 
 SIZES: dict[str, Model] = {
@@ -219,7 +255,7 @@ SIZES: dict[str, Model] = {
         GPT("gpt2_medium", layers=24, width=1024, heads=16),
         GPT("gpt2_large", layers=36, width=1280, heads=20),
         GPT("gpt2_xl", layers=48, width=1600, heads=25),
-        # The paper's rates of stochastic depth for 300 epochs on ImageNet-1k, table 5.
+        # Rates of stochastic depth for 300 epochs on ImageNet-1k: the paper's table 5.
         ConvNeXt("convnext_tiny", stochastic_depth=0.1),
         ConvNeXt("convnext_small", blocks=(3, 3, 27, 3), stochastic_depth=0.4),
         ConvNeXt(
@@ -251,7 +287,7 @@ SIZES: dict[str, Model] = {
         ViT("vit_l16", layers=24, width=1024, heads=16),
         BERT("bert_base"),
         BERT("bert_large", layers=24, width=1024, heads=16),
-        # The shape of Karpathy's stories110M, Llama 3.2 1B, Llama 3 8B.
+        # The shapes of Karpathy's stories110M, Llama 3.2 1B and Llama 3 8B.
         Llama("llama_110m", context=1024, tied=True),
         Llama(
             "llama_1b",
@@ -279,64 +315,3 @@ SIZES: dict[str, Model] = {
         ),
     )
 }
-
-
-def check_attention(attention: str) -> None:
-    """Raises `UserError` for what `tftpu.models.layers.attention` does not know."""
-    if attention not in ATTENTIONS:
-        raise UserError(
-            f"There is no model.attention {attention!r}.{did_you_mean(attention, ATTENTIONS)}"
-        )
-
-
-def check_remat(remat: str) -> None:
-    """Raises `UserError` for what `tftpu.models.layers.remat` does not know."""
-    _check_one_of("remat", remat, REMATS)
-
-
-def _check_one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"There is no model.{field} {value!r}.{did_you_mean(value, allowed)}")
-
-
-def _check_rate(field: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
-
-
-def _check_heads(model: Model) -> None:
-    if model.width % model.heads:
-        raise UserError(
-            f"model.width {model.width} is not a multiple of model.heads {model.heads}."
-        )
-
-
-def _check_stages(model: Model, *fields: str) -> None:
-    """Each of the fields must have an entry a stage."""
-    for field in fields:
-        if len(getattr(model, field)) != len(model.blocks):
-            raise UserError(
-                f"model.{field} has {len(getattr(model, field))} entries and model.blocks "
-                f"{len(model.blocks)}: give one a stage in both."
-            )
-
-
-def _check_norm_batch(norm_batch: int | str, per_step: Share) -> None:
-    if norm_batch == "global":
-        if per_step.gradient_accumulation_steps > 1:
-            raise UserError(
-                "model.norm_batch='global' needs the whole batch at once and train.gradient_accumulation_steps is "
-                f"{per_step.gradient_accumulation_steps}: use train.gradient_accumulation_steps=1, or a number for model.norm_batch."
-            )
-        return
-    if not isinstance(norm_batch, int) or norm_batch < 1:
-        raise UserError(
-            f"model.norm_batch is {norm_batch!r}: it must be a number of examples, or 'global'."
-        )
-    if per_step.examples % norm_batch:
-        raise UserError(
-            f"model.norm_batch={norm_batch} does not divide the {per_step.examples} examples that "
-            f"one of {per_step.replicas} replicas holds in one of {per_step.gradient_accumulation_steps} "
-            "microbatches: batch statistics need whole groups. Use a divisor of it, or a larger "
-            "data.global_batch_size."
-        )

@@ -1,35 +1,73 @@
-"""tftpu: train TensorFlow/Keras 3 models on Cloud TPUs, and on whatever else is there.
+"""tftpu: train Keras 3 models on Cloud TPUs, and on GPUs and CPUs with the same code.
 
 `import tftpu` imports neither TensorFlow nor Keras: TPU environment variables have to be set
 before TensorFlow loads, and `tftpu --help` should answer at once. The names below load what they
-need when they are first used (PEP 562).
+need when they are first used (PEP 562); type checkers see them as plain imports.
 """
 
 import importlib
 import os
+from typing import TYPE_CHECKING
 
 from tftpu.tpu import environment
 from tftpu.version import __version__
 
-# Keras reads this once, at import. The step is written against TensorFlow's `tf.distribute`.
+if TYPE_CHECKING:
+    from tftpu import input_pipelines, models, preflight
+    from tftpu.config import Cluster, Experiment, Optimizer, Train, TrainOptions
+    from tftpu.engines.engine import Engine
+    from tftpu.engines.tensorflow.cluster import connect
+    from tftpu.engines.tensorflow.simulated import simulated_slice
+    from tftpu.errors import HostLost, Preempted, UserError
+    from tftpu.observe.writers import Writer
+    from tftpu.optim.precision import set_precision
+    from tftpu.training.trainer import Trainer
+
+# Keras reads this once, at import. The only engine so far is TensorFlow's.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 environment.prepare()
 
 _LAZY = {
+    "Cluster": "tftpu.config",
+    "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
+    "HostLost": "tftpu.errors",
+    "Optimizer": "tftpu.config",
+    "Preempted": "tftpu.errors",
+    "Train": "tftpu.config",
+    "TrainOptions": "tftpu.config",
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
+    "Writer": "tftpu.observe.writers",
     "connect": "tftpu.engines.tensorflow.cluster",
     "set_precision": "tftpu.optim.precision",
-    "simulated_slice": "tftpu.engines.tensorflow.cluster",
+    "simulated_slice": "tftpu.engines.tensorflow.simulated",
 }
-_SUBMODULES = ("models", "input_pipelines", "preflight")
+_SUBMODULES = ("input_pipelines", "models", "preflight")
 
-__all__ = ["Experiment", "Trainer", "UserError", "__version__", "connect", "set_precision"]
-__all__ += ["simulated_slice"]
+__all__ = [
+    "Cluster",
+    "Engine",
+    "Experiment",
+    "HostLost",
+    "Optimizer",
+    "Preempted",
+    "Train",
+    "TrainOptions",
+    "Trainer",
+    "UserError",
+    "Writer",
+    "__version__",
+    "connect",
+    "input_pipelines",
+    "models",
+    "preflight",
+    "set_precision",
+    "simulated_slice",
+]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _SUBMODULES:
@@ -38,4 +76,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_LAZY, *_SUBMODULES])

@@ -1,15 +1,15 @@
-"""The user's mistakes: one clear sentence each, never a traceback."""
+"""Exceptions that end a run for a reason that people should read, without a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. The command line prints it alone and exits with 2."""
+    """A mistake that the user can fix. The command line prints it alone and exits with 2."""
 
 
 class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
-    """The run was asked to stop and saved what it had; the command line exits with 75.
+    """The run was asked to stop and saved its state; the command line exits with 75.
 
     Args:
         reason: the name of a signal, or "a maintenance event".
@@ -18,13 +18,12 @@ class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
     """
 
     def __init__(self, reason: str, step: int, saved: int | None):
-        kept = (
-            "saved: the same command goes on from there"
-            if saved == step
-            else "not saved: there is no checkpoint"
-            if saved is None
-            else f"which could not be saved: the same command goes on from step {saved}"
-        )
+        if saved == step:
+            kept = "saved: the same command resumes from there"
+        elif saved is None:
+            kept = "not saved: there is no checkpoint"
+        else:
+            kept = f"which could not be saved: the same command resumes from step {saved}"
         self.reason = reason
         super().__init__(f"Stopped by {reason} after step {step}, {kept}.")
 
@@ -34,17 +33,17 @@ class HostLost(Exception):  # noqa: N818 (an outcome, not an error)
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """A clause for the end of an error: the nearest allowed name, or all of them if few.
+    """Returns a clause for the end of an error: the nearest allowed name, or all of them if few.
 
     Args:
-        given: what the user wrote.
+        given: the name that the user wrote.
         allowed: the names that would have been accepted.
 
     Returns:
         " Did you mean 'x'?", or " Allowed: x, y, z.", with the leading space.
     """
     allowed = sorted(allowed)
-    # Half a name ("float16" of "mixed_float16") tells more than a like one ("float32").
+    # A part of a name ("float16" of "mixed_float16") says more than a similar one ("float32").
     near = [name for name in allowed if given in name.split("_")]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)

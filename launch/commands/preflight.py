@@ -6,23 +6,14 @@ The report is printed, and written to preflight.json in the workdir.
 """
 
 import dataclasses
-import functools
-import os
-import sys
-from typing import TYPE_CHECKING
 
-from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.preflight_check import check, parse_prices, print_report
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
-from tftpu.tpu import slices as tpu_slices
-
-if TYPE_CHECKING:
-    from tftpu.preflight.report import Report
-
-_WIDTH = 120  # of the report where there is no terminal
+from tftpu.tpu.slices import parse_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,91 +34,25 @@ class Options(ConfigOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the report, and writes it to the workdir and where --json says."""
+    """Prints the report, and writes it to the workdir and to --json."""
     experiment = options.experiment()
     if options.time_limit < 1:
         raise UserError(
             f"--time_limit is {options.time_limit}: give the seconds that a compilation may take."
         )
     names = [name for name in options.slices.split(",") if name]
+    if not names:
+        raise UserError(f"--slices={options.slices} names no slice: give some, such as v3-8,v5e-8.")
     for name in names:
-        tpu_slices.parse_slice(name)
+        parse_slice(name)
+    prices = parse_prices(options.price)
+    import_tensorflow()
     report = check(
-        experiment,
-        names,
-        prices=tpu_slices.parse_prices(options.price),
-        verbose=options.verbose,
-        time_limit=options.time_limit,
+        experiment, names, prices=prices, verbose=options.verbose, time_limit=options.time_limit
     )
-    _print(report, options.explain)
+    print_report(report, options.explain)
     text = report.to_json().encode()
     workdir = options.workdir or options.default_workdir
     for path in {files.join(workdir, predictions.FILE), options.json}:
         if path:
             files.write_whole(path, text)
-
-
-def check(
-    experiment: Experiment,
-    slices: list[str],
-    *,
-    prices: dict[str, float] | None = None,
-    verbose: bool = False,
-    time_limit: int = 1800,
-) -> "Report":
-    """Compiles an experiment for slices.
-
-    Args:
-        experiment: validated.
-        slices: names, such as "v3-8".
-        prices: dollars per chip-hour by generation, instead of the list prices.
-        verbose: show the messages of the TPU compiler.
-        time_limit: limit for one compilation, in seconds.
-
-    Raises:
-        UserError: as `tftpu.preflight.check`; or the precision is not one of TPUs.
-    """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on a GPU here
-    import_tensorflow()
-    from tftpu import input_pipelines, preflight
-    from tftpu.launch.experiment import build_model
-
-    if experiment.train.precision == "mixed_float16":
-        raise UserError(
-            "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
-            "is native and needs no loss scale."
-        )
-    train, data = experiment.train, experiment.data
-    norm_batch = getattr(experiment.model, "norm_batch", None)
-    recomputing = None
-    if getattr(experiment.model, "remat", None) == "none":
-        model = dataclasses.replace(experiment.model, **{"remat": "block"})
-        again = dataclasses.replace(experiment, model=model)
-        recomputing = functools.partial(build_model, again)
-    return preflight.check(
-        lambda: build_model(experiment),
-        input_pipelines.batch_spec(data, data.global_batch_size),
-        slices,
-        precision=train.precision,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        global_clipnorm=train.global_clipnorm,
-        ema_momentum=train.ema_momentum,
-        steps=train.steps,
-        validate=experiment.validate,
-        recomputing=recomputing,
-        # Batch statistics need whole groups of examples.
-        **({"batch_unit": norm_batch} if isinstance(norm_batch, int) else {}),
-        prices=prices or {},
-        verbose=verbose,
-        time_limit=time_limit,
-    )
-
-
-def _print(report: "Report", explain: bool) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    report.print(console, explain)
-    sys.stdout.flush()

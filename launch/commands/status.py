@@ -60,21 +60,23 @@ def status(workdir: str) -> dict[str, Any]:
         return {"workdir": workdir, "state": "starting"}
     if account is None:
         raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
-    state = account["state"]
+    state = account.state
     if state == goodput.RUNNING and not _alive(workdir, account):
         state = "crashed"
-    facts = ("step", "steps", "examples_per_sec", "eta_seconds", "mfu", "usd", "chips", "restarts")
+    facts = dataclasses.asdict(account.facts)
+    del facts["global_batch_size"]
     return {
         "workdir": workdir,
-        **{name: account[name] for name in facts if name in account},
+        **{name: value for name, value in facts.items() if value is not None},
+        "restarts": account.restarts,
         "state": state,
-        "process": f"{account['process']} on {account['host']}",
-        "updated": account["updated"],
+        "process": f"{account.process} on {account.host}",
+        "updated": account.updated,
         "checkpoints": _checkpoints(workdir),
         "metrics": _last_metrics(workdir),
-        "goodput": account["goodput"],
-        "wall_seconds": account["wall_seconds"],
-        "seconds": account["seconds"],
+        "goodput": account.goodput,
+        "wall_seconds": account.wall_seconds,
+        "seconds": account.seconds,
     }
 
 
@@ -117,10 +119,10 @@ def lines(record: dict[str, Any]) -> list[str]:
     return text
 
 
-def _alive(workdir: str, account: dict[str, Any]) -> bool:
+def _alive(workdir: str, account: goodput.Record) -> bool:
     """Whether a process works in the workdir: it holds the lock, or was heard of just now."""
     if files.is_remote(workdir):
-        return time.time() - account["updated"] < _SILENT
+        return time.time() - account.updated < _SILENT
     return _held(workdir)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
-from tftpu.launch.options import RunOptions, flag
 from tftpu.launch import startup
+from tftpu.launch.options import RunOptions, flag
 from tftpu.storage import files
 
 # Fields of the data that say how they are read, not which ones.

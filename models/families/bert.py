@@ -1,20 +1,28 @@
 """BERT: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805). Encoder-only, post-norm."""
 
+from typing import TYPE_CHECKING, Any
+
 import keras
 from keras import layers, ops
 
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.token_model import TokenModel, token_inputs
-from tftpu.models.sizes import BERT
+
+if TYPE_CHECKING:
+    from tftpu.models.sizes import BERT
 
 
-def build(config: BERT) -> keras.Model:
-    """An encoder of token ids (batch, time), int32, with one of two heads.
+Tensor = Any  # a tensor of Keras's backend
 
-    "masked_lm" gives logits (batch, time, vocabulary), "classes" logits (batch, classes) from the
-    first token. Besides the features of `TokenModel` it takes "types" (batch, time), int32: 0 in
-    the first of two sentences, 1 in the second; left out, 0. Padding is told by "segments".
+
+def build(config: "BERT") -> keras.Model:
+    """Builds an encoder of token ids, (batch, time) int32, with one of two heads.
+
+    With head="masked_lm" it returns logits, (batch, time, vocabulary); with head="classes" logits
+    from the first token, (batch, num_classes); both float32. Besides the features of `TokenModel`
+    it takes "types", (batch, time) int32: 0 in the first of two sentences, 1 in the second, by
+    default 0. Padding is marked by "segments".
     """
     inputs = token_inputs("types")
     embed = layers.Embedding(
@@ -40,11 +48,18 @@ def build(config: BERT) -> keras.Model:
         if config.dropout:
             x = layers.Dropout(config.dropout, name="head_dropout")(x)
         logits = _dense(x, config.num_classes, dtype="float32", name="head")
-    model = TokenModel(inputs, logits, name=config.name)
-    return model.with_remat(config.remat, borders, inputs["segments"])
+    return TokenModel(
+        inputs,
+        logits,
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+        shared=[inputs["segments"]],
+    )
 
 
-def _block(x, segments, config: BERT, name: str):
+def _block(x: Tensor, segments: Tensor, config: "BERT", name: str) -> Tensor:
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(x, segments)
     x = _add_norm(x, y, config, name=f"{name}_norm1")
     y = _dense(x, 4 * config.width, activation=gelu, name=f"{name}_expand")
@@ -52,21 +67,29 @@ def _block(x, segments, config: BERT, name: str):
     return _add_norm(x, y, config, name=f"{name}_norm2")
 
 
-def _add_norm(x, y, config: BERT, name: str):
+def _add_norm(x: Tensor, y: Tensor, config: "BERT", name: str) -> Tensor:
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
     return _norm(layers.Add(name=f"{name}_add")([x, y]), name)
 
 
 class PositionsAndTypes(layers.Layer):
-    """Adds a learned vector for each position and one for each type of sentence."""
+    """Adds a learned vector for each position and one for each sentence type.
 
-    def __init__(self, context: int, types: int, **kwargs):
+    Args:
+        context: number of positions.
+        types: number of sentence types.
+
+    Raises:
+        ValueError: the sequence is longer than `context`.
+    """
+
+    def __init__(self, context: int, types: int, **kwargs: Any):
         super().__init__(**kwargs)
         self.context = context
         self.types = types
 
-    def build(self, x_shape, positions_shape=None, types_shape=None):
+    def build(self, x_shape: Any, positions_shape: Any = None, types_shape: Any = None) -> None:
         width = x_shape[-1]
         self.position_vectors = self.add_weight(
             shape=(self.context, width), initializer=_init(), name="positions"
@@ -75,7 +98,9 @@ class PositionsAndTypes(layers.Layer):
             shape=(self.types, width), initializer=_init(), name="types"
         )
 
-    def call(self, x, positions=None, types=None):
+    def call(
+        self, x: Tensor, positions: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
         time = ops.shape(x)[1]
         if isinstance(time, int) and time > self.context:
             raise ValueError(
@@ -90,46 +115,52 @@ class PositionsAndTypes(layers.Layer):
             return x + self.type_vectors[0]
         return x + ops.take(self.type_vectors, types, axis=0)
 
-    def compute_output_shape(self, x_shape, positions_shape=None, types_shape=None):
+    def compute_output_shape(
+        self, x_shape: Any, positions_shape: Any = None, types_shape: Any = None
+    ) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "context": self.context, "types": self.types}
 
 
 class TiedHeadWithBias(layers.Layer):
-    """Logits by the token embedding's own matrix, and a bias for each token, in float32."""
+    """Logits by the transposed matrix of the token embedding and a bias, in float32.
 
-    def __init__(self, embedding: layers.Embedding, **kwargs):
+    Args:
+        embedding: the layer whose matrix, (vocabulary, width), is shared.
+    """
+
+    def __init__(self, embedding: layers.Embedding, **kwargs: Any):
         super().__init__(**kwargs)
         self.embedding = embedding
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         self.bias = self.add_weight(
             shape=(self.embedding.input_dim,), initializer="zeros", name="bias"
         )
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         matrix = ops.cast(self.embedding.embeddings, x.dtype)
         return ops.matmul(x, ops.transpose(matrix)) + self.bias
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         embedding = keras.saving.serialize_keras_object(self.embedding)
         return {**super().get_config(), "embedding": embedding}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "TiedHeadWithBias":
         config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
         return cls(**config)
 
 
-def _dense(x, units: int, **options):
+def _dense(x: Tensor, units: int, **options: Any) -> Tensor:
     return layers.Dense(units, kernel_initializer=_init(), **options)(x)
 
 
-def _norm(x, name: str):
+def _norm(x: Tensor, name: str) -> Tensor:
     return layers.LayerNormalization(epsilon=1e-12, name=name)(x)
 
 
-def _init():
+def _init() -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=0.02)

@@ -1,18 +1,29 @@
 """ConvNeXt: Liu et al. 2022 (https://arxiv.org/abs/2201.03545)."""
 
+from typing import TYPE_CHECKING, Any
+
 import keras
 from keras import layers
 
+from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.gelu import gelu
-from tftpu.models.layers.remat import BlockModel
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.sizes import ConvNeXt
+
+if TYPE_CHECKING:
+    from tftpu.models.sizes import ConvNeXt
 
 
-def build(config: ConvNeXt) -> keras.Model:
-    """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
+Tensor = Any  # a tensor of Keras's backend
+
+
+def build(config: "ConvNeXt") -> keras.Model:
+    """Builds a classifier.
+
+    It maps images, (batch, image_size, image_size, channels) float, to logits, (batch,
+    num_classes) float32.
+    """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
-    x = _conv(images, config.widths[0], 4, name="stem_conv")  # a quarter of the size
+    x = _conv(images, config.widths[0], 4, name="stem_conv")  # (batch, size / 4, size / 4, width)
     x = _norm(x, name="stem_norm")
     done, last = 0, sum(config.blocks) - 1
     borders = [x]
@@ -21,22 +32,28 @@ def build(config: ConvNeXt) -> keras.Model:
             x = _norm(x, name=f"stage{stage}_norm")
             x = _conv(x, width, 2, name=f"stage{stage}_conv")
         for block in range(1, blocks + 1):
-            # The deeper the block, the more often it is dropped.
+            # Deeper blocks are dropped more often.
             drop = config.stochastic_depth * done / last if last else 0.0
             x = _block(x, width, drop, config, name=f"stage{stage}_block{block}")
             borders.append(x)
             done += 1
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     x = _norm(x, name="head_norm")
-    # float32 logits: the softmax of a bfloat16 one loses too much.
+    # float32 logits: a softmax in bfloat16 loses too much.
     head = layers.Dense(
         config.num_classes, kernel_initializer=_init(), dtype="float32", name="head"
     )
-    model = BlockModel(images, head(x), name=config.name)
-    return model.with_remat(config.remat, borders)
+    return BlockModel(
+        images,
+        head(x),
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+    )
 
 
-def _block(x, width: int, drop: float, config: ConvNeXt, name: str):
+def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) -> Tensor:
     y = layers.DepthwiseConv2D(
         7, padding="same", depthwise_initializer=_init(), name=f"{name}_depthwise"
     )(x)
@@ -52,40 +69,43 @@ def _block(x, width: int, drop: float, config: ConvNeXt, name: str):
 
 
 class LayerScale(layers.Layer):
-    """A learned factor a channel, small at first (Touvron et al. 2021).
+    """A learned factor for each channel, small at first (Touvron et al. 2021).
 
     Follows https://arxiv.org/abs/2103.17239.
+
+    Args:
+        initial: the initial value of all factors.
     """
 
-    def __init__(self, initial: float, **kwargs):
+    def __init__(self, initial: float, **kwargs: Any):
         super().__init__(**kwargs)
         self.initial = initial
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         self.scale = self.add_weight(
             shape=(input_shape[-1],),
             initializer=keras.initializers.Constant(self.initial),
             name="scale",
         )
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         return x * self.scale
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "initial": self.initial}
 
 
-def _conv(x, filters: int, patch: int, name: str):
-    """A convolution of patches that do not overlap."""
+def _conv(x: Tensor, filters: int, patch: int, name: str) -> Tensor:
+    """Applies a convolution to patches that do not overlap."""
     return layers.Conv2D(filters, patch, strides=patch, kernel_initializer=_init(), name=name)(x)
 
 
-def _norm(x, name: str):
+def _norm(x: Tensor, name: str) -> Tensor:
     return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
 
 
-def _init():
+def _init() -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=0.02)

@@ -1,16 +1,29 @@
 """EfficientNetV2: Tan & Le 2021 (https://arxiv.org/abs/2104.00298)."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import keras
 from keras import layers, ops
 
+from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.models.layers.remat import BlockModel
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.sizes import EfficientNetV2
+
+if TYPE_CHECKING:
+    from tftpu.models.sizes import EfficientNetV2
 
 
-def build(config: EfficientNetV2) -> keras.Model:
-    """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
+Tensor = Any  # a tensor of Keras's backend
+Block = Callable[..., Tensor]  # `_fused` or `_inverted`
+
+
+def build(config: "EfficientNetV2") -> keras.Model:
+    """Builds a classifier.
+
+    It maps images, (batch, image_size, image_size, channels) float, to logits, (batch,
+    num_classes) float32.
+    """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
     x = _conv_norm(images, config.stem_width, 3, 2, config, name="stem")
     done, total = 0, sum(config.blocks)
@@ -24,7 +37,7 @@ def build(config: EfficientNetV2) -> keras.Model:
                 width=config.widths[stage],
                 stride=config.strides[stage] if block == 0 else 1,
                 expand=config.expand[stage],
-                drop=config.stochastic_depth * done / total,  # the deeper, the more often
+                drop=config.stochastic_depth * done / total,  # deeper blocks more often
                 config=config,
                 name=f"stage{stage + 1}_block{block + 1}",
             )
@@ -34,20 +47,35 @@ def build(config: EfficientNetV2) -> keras.Model:
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
-    # float32 logits: the softmax of a bfloat16 one loses too much.
+    # float32 logits: a softmax in bfloat16 loses too much.
     head = layers.Dense(
         config.num_classes,
         kernel_initializer=keras.initializers.VarianceScaling(1 / 3, "fan_out", "uniform"),
         dtype="float32",
         name="head",
     )
-    model = BlockModel(images, head(x), name=config.name)
-    return model.with_remat(config.remat, borders)
+    return BlockModel(
+        images,
+        head(x),
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+    )
 
 
-def _residual(kind, x, width, stride, expand, drop, config: EfficientNetV2, name: str):
-    """A block, and the way around it where its output has the shape of its input."""
-    y = kind(x, width, stride, expand, config, name)
+def _residual(
+    block: Block,
+    x: Tensor,
+    width: int,
+    stride: int,
+    expand: int,
+    drop: float,
+    config: "EfficientNetV2",
+    name: str,
+) -> Tensor:
+    """Applies a block, with a shortcut where its output has the shape of its input."""
+    y = block(x, width, stride, expand, config, name)
     if stride > 1 or x.shape[-1] != width:
         return y
     if drop:
@@ -55,16 +83,20 @@ def _residual(kind, x, width, stride, expand, drop, config: EfficientNetV2, name
     return layers.Add(name=f"{name}_add")([x, y])
 
 
-def _fused(x, width: int, stride: int, expand: int, config: EfficientNetV2, name: str):
-    """Fused-MBConv: one 3x3 convolution expands, a 1x1 contracts; without expansion only a 3x3."""
+def _fused(
+    x: Tensor, width: int, stride: int, expand: int, config: "EfficientNetV2", name: str
+) -> Tensor:
+    """Applies a Fused-MBConv: a 3x3 convolution expands, a 1x1 contracts; or one 3x3 alone."""
     if expand == 1:
         return _conv_norm(x, width, 3, stride, config, name=f"{name}_project")
     x = _conv_norm(x, expand * x.shape[-1], 3, stride, config, name=f"{name}_expand")
     return _conv_norm(x, width, 1, 1, config, name=f"{name}_project", activation=None)
 
 
-def _inverted(x, width: int, stride: int, expand: int, config: EfficientNetV2, name: str):
-    """MBConv: expand, a depthwise 3x3, squeeze and excite, contract."""
+def _inverted(
+    x: Tensor, width: int, stride: int, expand: int, config: "EfficientNetV2", name: str
+) -> Tensor:
+    """Applies an MBConv: expand, depthwise 3x3, squeeze and excite, contract."""
     squeezed = max(1, int(x.shape[-1] * config.squeeze))
     if expand > 1:
         x = _conv_norm(x, expand * x.shape[-1], 1, 1, config, name=f"{name}_expand")
@@ -81,8 +113,11 @@ def _inverted(x, width: int, stride: int, expand: int, config: EfficientNetV2, n
     return _conv_norm(x, width, 1, 1, config, name=f"{name}_project", activation=None)
 
 
-def _squeeze_excite(x, squeezed: int, name: str):
-    """Each channel times a number in (0, 1) that depends on the means of all (Hu et al. 2018)."""
+def _squeeze_excite(x: Tensor, squeezed: int, name: str) -> Tensor:
+    """Scales each channel by a factor in (0, 1) computed from the means of all (Hu et al. 2018).
+
+    Follows https://arxiv.org/abs/1709.01507.
+    """
     y = ops.mean(x, axis=(1, 2), keepdims=True)  # (batch, 1, 1, channels)
     y = layers.Conv2D(
         squeezed, 1, activation="silu", kernel_initializer=_init(), name=f"{name}_squeeze"
@@ -93,7 +128,15 @@ def _squeeze_excite(x, squeezed: int, name: str):
     return layers.Multiply(name=f"{name}_scale")([x, y])
 
 
-def _conv_norm(x, filters: int, kernel: int, stride: int, config, name: str, activation="silu"):
+def _conv_norm(
+    x: Tensor,
+    filters: int,
+    kernel: int,
+    stride: int,
+    config: "EfficientNetV2",
+    name: str,
+    activation: str | None = "silu",
+) -> Tensor:
     x = layers.Conv2D(
         filters,
         kernel,
@@ -106,12 +149,14 @@ def _conv_norm(x, filters: int, kernel: int, stride: int, config, name: str, act
     return _norm_silu(x, config, name, activation)
 
 
-def _norm_silu(x, config: EfficientNetV2, name: str, activation: str | None = "silu"):
+def _norm_silu(
+    x: Tensor, config: "EfficientNetV2", name: str, activation: str | None = "silu"
+) -> Tensor:
     x = GhostBatchNormalization(config.norm_batch, momentum=0.9, epsilon=1e-3, name=f"{name}_norm")(
         x
     )
     return layers.Activation(activation, name=f"{name}_silu")(x) if activation else x
 
 
-def _init():
+def _init() -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(2.0, "fan_out", "truncated_normal")

@@ -1,16 +1,29 @@
-"""GPT-2: Radford et al. 2019. Decoder-only, pre-norm, learned positions, tied head."""
+"""GPT-2: Radford et al. 2019, "Language models are unsupervised multitask learners".
+
+Decoder-only, pre-norm, learned positions, tied head.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import layers, ops
 
 from tftpu.models.layers.attention import attention
-from tftpu.models.layers.heads import vocabulary_logits
-from tftpu.models.layers.token_model import TokenModel, token_inputs
-from tftpu.models.sizes import GPT
+from tftpu.models.layers.heads import TiedHead
+from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
+
+if TYPE_CHECKING:
+    from tftpu.models.sizes import GPT
 
 
-def build(config: GPT) -> keras.Model:
-    """A language model: token ids (batch, time), int32 -> logits (batch, time, vocabulary)."""
+Tensor = Any  # a tensor of Keras's backend
+
+
+def build(config: "GPT") -> keras.Model:
+    """Builds a language model.
+
+    It maps token ids, (batch, time) int32, to logits, (batch, time, vocabulary) float32.
+    """
     inputs = token_inputs()
     normal = keras.initializers.RandomNormal(stddev=0.02)
     embed = layers.Embedding(
@@ -25,12 +38,19 @@ def build(config: GPT) -> keras.Model:
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
     x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
-    logits = TiedHead(embed, dtype="float32", name="head")(x)
-    model = TokenModel(inputs, logits, name=config.name)
-    return model.with_remat(config.remat, borders, inputs["segments"])
+    logits = TiedHead(embed, dtype="float32", name=HEAD)(x)
+    return FactoredTokenModel(
+        inputs,
+        logits,
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+        shared=[inputs["segments"]],
+    )
 
 
-def _block(x, segments, config: GPT, name: str):
+def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
     y = CausalSelfAttention(
         config.heads, config.layers, config.attention, name=f"{name}_attention"
@@ -51,18 +71,25 @@ def _block(x, segments, config: GPT, name: str):
 
 
 class Positions(layers.Layer):
-    """Adds a learned vector for each position."""
+    """Adds a learned vector for each position to (batch, time, width).
 
-    def __init__(self, context: int, **kwargs):
+    Args:
+        context: number of positions.
+
+    Raises:
+        ValueError: the sequence is longer than `context`.
+    """
+
+    def __init__(self, context: int, **kwargs: Any):
         super().__init__(**kwargs)
         self.context = context
 
-    def build(self, x_shape, positions_shape=None):
+    def build(self, x_shape: Any, positions_shape: Any = None) -> None:
         self.vectors = self.add_weight(
             shape=(self.context, x_shape[-1]), initializer=_normal(), name="positions"
         )
 
-    def call(self, x, positions=None):
+    def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         time = ops.shape(x)[1]
         if isinstance(time, int) and time > self.context:
             raise ValueError(
@@ -73,23 +100,29 @@ class Positions(layers.Layer):
             return x + ops.cast(ops.take(self.vectors, positions, axis=0), x.dtype)
         return x + ops.cast(self.vectors[:time], x.dtype)
 
-    def compute_output_shape(self, x_shape, positions_shape=None):
+    def compute_output_shape(self, x_shape: Any, positions_shape: Any = None) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "context": self.context}
 
 
 class CausalSelfAttention(layers.Layer):
-    """Multi-head attention in which a token sees itself and those before it in its segment."""
+    """Multi-head attention of each token to itself and to earlier ones of its segment.
 
-    def __init__(self, heads: int, depth: int, implementation: str = "plain", **kwargs):
+    Args:
+        heads: a divisor of the width.
+        depth: number of blocks in the model, which scales the initial weights.
+        implementation: as for `tftpu.models.layers.attention.attention`.
+    """
+
+    def __init__(self, heads: int, depth: int, implementation: str = "plain", **kwargs: Any):
         super().__init__(**kwargs)
         self.heads = heads
         self.depth = depth
         self.implementation = implementation
 
-    def build(self, x_shape, segments_shape=None):
+    def build(self, x_shape: Any, segments_shape: Any = None) -> None:
         width = x_shape[-1]
         self.qkv = layers.Dense(
             3 * width, kernel_initializer=_normal(), dtype=self.dtype_policy, name="qkv"
@@ -103,7 +136,7 @@ class CausalSelfAttention(layers.Layer):
         )
         self.out.build(x_shape)
 
-    def call(self, x, segments=None):
+    def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         batch, time, width = ops.shape(x)
         q, k, v = self._projections(x, (batch, time, self.heads, width // self.heads))
         y = attention(
@@ -111,55 +144,33 @@ class CausalSelfAttention(layers.Layer):
         )
         return self.out(ops.reshape(y, (batch, time, width)))
 
-    def _projections(self, x, shape):
-        """Queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        if self.implementation == "flash":  # reads them in the order that one product writes
+    def _projections(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
+        """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
+        if self.implementation == "flash":  # it reads the layout that one product writes
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
-        # Three products, each written in the order that attention reads; what cuts one in three,
-        # and joins its gradients, copies activations.
+        # Three products, each written in the layout that attention reads. Splitting one product in
+        # three, and joining the gradients, would copy activations.
         kernel, bias = (ops.cast(weight, x.dtype) for weight in (self.qkv.kernel, self.qkv.bias))
         kernel = ops.reshape(kernel, (-1, 3, *shape[2:]))
         bias = ops.reshape(bias, (3, *shape[2:]))
         return [ops.einsum("btc,chd->bthd", x, kernel[:, i]) + bias[i] for i in range(3)]
 
-    def compute_output_shape(self, x_shape, segments_shape=None):
+    def compute_output_shape(self, x_shape: Any, segments_shape: Any = None) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         own = {"heads": self.heads, "depth": self.depth, "implementation": self.implementation}
         return {**super().get_config(), **own}
 
 
-class TiedHead(layers.Layer):
-    """Logits by the token embedding's own matrix, in float32."""
-
-    def __init__(self, embedding: layers.Embedding, **kwargs):
-        super().__init__(autocast=False, **kwargs)
-        self.embedding = embedding
-
-    def call(self, x):
-        return vocabulary_logits(x, self.embedding.embeddings)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "embedding": keras.saving.serialize_keras_object(self.embedding),
-        }
-
-    @classmethod
-    def from_config(cls, config):
-        config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
-        return cls(**config)
-
-
-def _gelu(x):
+def _gelu(x: Tensor) -> Tensor:
     return keras.activations.gelu(x, approximate=True)
 
 
-def _normal():
+def _normal() -> keras.initializers.Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
-def _residual_init(depth: int):
-    """Smaller where a block writes to the residual stream: 2 * depth writes add up."""
+def _residual_init(depth: int) -> keras.initializers.Initializer:
+    """Returns smaller weights for writes to the residual stream: 2 * depth of them add up."""
     return keras.initializers.RandomNormal(stddev=0.02 / (2 * depth) ** 0.5)

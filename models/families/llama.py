@@ -1,23 +1,34 @@
-"""Llama: Touvron et al. 2023 (https://arxiv.org/abs/2302.13971), and its successors by size.
+"""Llama: Touvron et al. 2023 (https://arxiv.org/abs/2302.13971), and its successors.
 
-Decoder-only, pre-norm by RMS (Zhang & Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU
-(Shazeer 2020), grouped-query attention (Ainslie et al. 2023), no biases.
+Decoder-only, with RMS pre-norm (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467), rotary
+positions (Su et al. 2021, https://arxiv.org/abs/2104.09864), SwiGLU (Shazeer 2020,
+https://arxiv.org/abs/2002.05202), grouped-query attention (Ainslie et al. 2023,
+https://arxiv.org/abs/2305.13245) and no biases.
 """
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras import layers, ops
 
-from tftpu.models.families.gpt import TiedHead
 from tftpu.models.layers.attention import attention
-from tftpu.models.layers.token_model import TokenModel, token_inputs
-from tftpu.models.sizes import Llama
+from tftpu.models.layers.heads import TiedHead
+from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, TokenModel, token_inputs
+
+if TYPE_CHECKING:
+    from tftpu.models.sizes import Llama
 
 
-def build(config: Llama) -> keras.Model:
-    """A language model: token ids (batch, time), int32 -> logits (batch, time, vocabulary)."""
+Tensor = Any  # a tensor of Keras's backend
+
+
+def build(config: "Llama") -> keras.Model:
+    """Builds a language model.
+
+    It maps token ids, (batch, time) int32, to logits, (batch, time, vocabulary) float32.
+    """
     inputs = token_inputs()
     embed = layers.Embedding(
         config.vocabulary, config.width, embeddings_initializer=_normal(), name="tokens_embed"
@@ -29,14 +40,21 @@ def build(config: Llama) -> keras.Model:
         borders.append(x)
     x = _norm(x, config, name="final_norm")
     if config.tied:
-        logits = TiedHead(embed, dtype="float32", name="head")(x)
+        model, head = FactoredTokenModel, TiedHead(embed, dtype="float32", name=HEAD)
     else:
-        logits = _dense(config.vocabulary, dtype="float32", name="head")(x)
-    model = TokenModel(inputs, logits, name=config.name)
-    return model.with_remat(config.remat, borders, inputs["segments"], inputs["positions"])
+        model, head = TokenModel, _dense(config.vocabulary, dtype="float32", name=HEAD)
+    return model(
+        inputs,
+        head(x),
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+        shared=[inputs["segments"], inputs["positions"]],
+    )
 
 
-def _block(x, segments, positions, config: Llama, name: str):
+def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name: str) -> Tensor:
     y = _norm(x, config, name=f"{name}_norm1")
     y = RotaryAttention(
         config.heads,
@@ -57,14 +75,14 @@ def _block(x, segments, positions, config: Llama, name: str):
 
 
 class RotaryAttention(layers.Layer):
-    """Causal self-attention whose queries and keys are turned by their positions.
+    """Causal self-attention whose queries and keys are rotated by their positions.
 
     Args:
-        heads: of the queries.
-        kv_heads: of keys and values, a divisor of `heads`.
-        base: the longest wavelength is about 2 pi times it.
-        scaling: 1.0, or the factor by which Llama 3.1 stretches the long wavelengths.
-        implementation: of `tftpu.models.layers.attention.attention`.
+        heads: number of query heads.
+        kv_heads: number of key and value heads, a divisor of `heads`.
+        base: the longest wavelength is about 2 pi times this.
+        scaling: 1.0, or the factor by which Llama 3.1 stretches long wavelengths.
+        implementation: as for `tftpu.models.layers.attention.attention`.
     """
 
     def __init__(
@@ -74,7 +92,7 @@ class RotaryAttention(layers.Layer):
         base: float = 1e4,
         scaling: float = 1.0,
         implementation: str = "plain",
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.heads = heads
@@ -83,11 +101,11 @@ class RotaryAttention(layers.Layer):
         self.scaling = scaling
         self.implementation = implementation
 
-    def build(self, x_shape, segments_shape=None, positions_shape=None):
+    def build(self, x_shape: Any, segments_shape: Any = None, positions_shape: Any = None) -> None:
         width = x_shape[-1]
         head_dim = width // self.heads
 
-        def dense(heads, name):
+        def dense(heads: int, name: str) -> layers.Dense:
             layer = _dense(heads * head_dim, dtype=self.dtype_policy, name=name)
             layer.build(x_shape)
             return layer
@@ -97,7 +115,9 @@ class RotaryAttention(layers.Layer):
         self.value = dense(self.kv_heads, "value")
         self.out = dense(self.heads, "out")
 
-    def call(self, x, segments=None, positions=None):
+    def call(
+        self, x: Tensor, segments: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         batch, time, width = ops.shape(x)
         head_dim = width // self.heads
         if positions is None:
@@ -106,7 +126,7 @@ class RotaryAttention(layers.Layer):
             head_dim, self.base, self.scaling
         )  # (batch, time, head_dim / 2)
 
-        def heads(dense, count):
+        def heads(dense: layers.Dense, count: int) -> Tensor:
             return ops.reshape(dense(x), (batch, time, count, head_dim))
 
         y = attention(
@@ -119,10 +139,12 @@ class RotaryAttention(layers.Layer):
         )
         return self.out(ops.reshape(y, (batch, time, width)))
 
-    def compute_output_shape(self, x_shape, segments_shape=None, positions_shape=None):
+    def compute_output_shape(
+        self, x_shape: Any, segments_shape: Any = None, positions_shape: Any = None
+    ) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "heads": self.heads,
@@ -133,13 +155,16 @@ class RotaryAttention(layers.Layer):
         }
 
 
-def rotate(x, angles):
-    """Turns each pair (x[i], x[i + head_dim / 2]) by its angle.
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotates each pair (x[i], x[i + head_dim / 2]) by its angle.
 
     Args:
         x: (batch, time, heads, head_dim).
         angles: (batch or 1, time, head_dim / 2), radians, float32: bfloat16 has too few bits for
             the position of a token.
+
+    Returns:
+        (batch, time, heads, head_dim), of x's dtype.
     """
     cosine, sine = (
         ops.cast(wave(angles)[:, :, None], x.dtype) for wave in (ops.cos, ops.sin)
@@ -149,26 +174,27 @@ def rotate(x, angles):
 
 
 def frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
-    """Radians a position, of each of head_dim / 2 pairs, float32.
+    """Returns the radians by which one position rotates each pair: (head_dim / 2,), float32.
 
-    With a scaling above 1, waves longer than 8192 positions are stretched by it, those shorter than
-    a quarter of that are not, and those between by degrees (Dubey et al. 2024, Llama 3.1).
+    With a scaling above 1, wavelengths of more than 8192 positions are stretched by it, those
+    shorter than a quarter of that are kept, and those between are interpolated (Dubey et al. 2024,
+    https://arxiv.org/abs/2407.21783).
     """
     frequency = base ** -(np.arange(0, head_dim, 2) / head_dim)
     if scaling > 1.0:
-        turns = 8192 * frequency / (2 * math.pi)  # within the context that was first trained on
+        turns = 8192 * frequency / (2 * math.pi)  # within the original context
         kept = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
         frequency = frequency * (kept + (1.0 - kept) / scaling)
     return frequency.astype("float32")
 
 
-def _dense(units: int, **options):
+def _dense(units: int, **options: Any) -> layers.Dense:
     return layers.Dense(units, use_bias=False, kernel_initializer=_normal(), **options)
 
 
-def _norm(x, config: Llama, name: str):
+def _norm(x: Tensor, config: "Llama", name: str) -> Tensor:
     return layers.RMSNormalization(epsilon=config.epsilon, name=name)(x)
 
 
-def _normal():
+def _normal() -> keras.initializers.Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)

@@ -1,23 +1,32 @@
-"""ResNet v1.5: He et al. 2015 (https://arxiv.org/abs/1512.03385), the stride in the 3x3."""
+"""ResNet v1.5: He et al. 2015 (https://arxiv.org/abs/1512.03385), with strides in the 3x3."""
+
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import layers, ops
 
+from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.models.layers.pointwise import PointwiseConv, normalized
-from tftpu.models.layers.remat import BlockModel
-from tftpu.models.sizes import ResNet
+from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
 
-# Where `PointwiseConv` gains on a TPU. Examples that share batch statistics: with 32 of the 128 of
-# a core it took as long; with 64 and 128 the step has a seventh and a fifth fewer cycles than with
-# 32 (compiled, v5e). No question of the groups in hand, so that any number of replicas does the
-# same.
+if TYPE_CHECKING:
+    from tftpu.models.sizes import ResNet
+
+# `PointwiseConv` gains on a TPU where many examples share batch statistics. With 128 examples on a
+# core, groups of 32 took as long; with groups of 64 and 128 the step has a seventh and a fifth
+# fewer cycles than with 32 (compiled, v5e). How many groups a core holds plays no part, so that the
+# model is the same on any number of replicas.
 LARGE_GROUP = 64
-MOST_CHANNELS = 512  # of its input: those of 1,024 cost more than their product's reads
+MOST_CHANNELS = 512  # of its input: 1,024 cost more than reading the product
+Tensor = Any  # a tensor of Keras's backend
 
 
-def build(config: ResNet) -> keras.Model:
-    """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
+def build(config: "ResNet") -> keras.Model:
+    """Builds a classifier.
+
+    It maps images, (batch, image_size, image_size, channels) float, to logits, (batch,
+    num_classes) float32.
+    """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
     x = _stem(images, config)
     borders = [x]
@@ -30,17 +39,23 @@ def build(config: ResNet) -> keras.Model:
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
-    # float32 logits: the softmax of a bfloat16 one loses too much.
+    # float32 logits: a softmax in bfloat16 loses too much.
     logits = layers.Dense(config.num_classes, dtype="float32", name="head")(x)
-    model = BlockModel(images, logits, name=config.name)
-    return model.with_remat(config.remat, borders)
+    return BlockModel(
+        images,
+        logits,
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+    )
 
 
-def _stem(x, config: ResNet):
+def _stem(x: Tensor, config: "ResNet") -> Tensor:
     if config.stem == "small":
         return _conv_norm(x, config.width, 3, 1, config, name="stem")
-    # The pool's windows begin one pixel before the image. To pad its input would be to copy it, 3 %
-    # of the cycles of a ResNet-50 (compiled, v5e); so the convolution makes those pixels as well.
+    # The pool's windows begin one pixel before the image. Padding its input would copy it, 3 % of
+    # the cycles of a ResNet-50 (compiled, v5e), so the convolution makes those pixels as well.
     inside = (config.image_size + 1) // 2
     outside = (1, inside % 2)
     if config.stem == "space_to_depth":
@@ -56,10 +71,11 @@ def _stem(x, config: ResNet):
         )(x)
     x = NormWithin(config.norm_batch, border=outside, name="stem_norm")(x)
     x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
-    return layers.ReLU(name="stem_act")(x)  # as before the pool, of a quarter of the elements
+    # The same result as before the pool, from a quarter of the elements.
+    return layers.ReLU(name="stem_act")(x)
 
 
-def _residual(x, width: int, stride: int, config: ResNet, name: str):
+def _residual(x: Tensor, width: int, stride: int, config: "ResNet", name: str) -> Tensor:
     out = 4 * width if config.bottleneck else width
     branch = x
     if config.bottleneck:
@@ -76,22 +92,28 @@ def _residual(x, width: int, stride: int, config: ResNet, name: str):
 
 
 def _conv_norm(
-    x,
+    x: Tensor,
     filters: int,
     kernel: int,
     stride: int,
-    config: ResNet,
+    config: "ResNet",
     name: str,
     padding: str = "same",
     relu: bool = True,
     last: bool = False,
-):
-    """A convolution without bias, its norm, and a ReLU unless it ends a residual branch."""
+) -> Any:
+    """Applies a convolution without bias, its norm, and a ReLU unless it ends a residual branch.
+
+    Returns:
+        A tensor; or, at the end of a branch or shortcut, what a `Sum` takes.
+    """
     if stride > 1 and kernel > 1 and padding == "same":
-        # "same" pads asymmetrically at stride 2; the paper's weights expect the symmetric padding.
+        # "same" pads asymmetrically at stride 2, but published weights expect symmetric padding.
         x = layers.ZeroPadding2D(kernel // 2, name=f"{name}_pad")(x)
         padding = "valid"
-    x = _conv_class(x, filters, kernel, stride, config)(
+    ends = last or not relu  # a `Sum` comes next
+    pointwise = ends and _is_pointwise(x, filters, kernel, config)
+    x = (PointwiseConv if pointwise else layers.Conv2D)(
         filters,
         kernel,
         strides=stride,
@@ -100,94 +122,82 @@ def _conv_norm(
         kernel_initializer=_he_normal(),
         name=f"{name}_conv",
     )(x)
-    return _norm(x, config, name, relu, last)
+    # A residual branch that starts at zero (Goyal et al. 2017) trains with large batches.
+    x = (PointwiseNormalization if pointwise else GhostBatchNormalization)(
+        config.norm_batch, gamma_initializer="zeros" if last else "ones", name=f"{name}_norm"
+    )(x)
+    return x if ends else layers.ReLU(name=f"{name}_act")(x)
 
 
 def _he_normal() -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(2.0, "fan_out")
 
 
-def _conv_class(x, filters: int, kernel: int, stride: int, config: ResNet) -> type:
+def _is_pointwise(x: Tensor, filters: int, kernel: int, config: "ResNet") -> bool:
+    """Returns whether `PointwiseConv` is worth its cost."""
     expands = kernel == 1 and x.shape[-1] <= min(filters // 2, MOST_CHANNELS)
-    large = config.norm_batch != "global" and config.norm_batch >= LARGE_GROUP
-    return PointwiseConv if expands and large else layers.Conv2D
-
-
-def _norm(x, config: ResNet, name: str, relu: bool = True, last: bool = False):
-    # A residual branch that starts at zero (Goyal et al. 2017) trains at large batches.
-    x = GhostBatchNormalization(
-        config.norm_batch, gamma_initializer="zeros" if last else "ones", name=f"{name}_norm"
-    )(x)
-    return layers.ReLU(name=f"{name}_act")(x) if relu and not last else x
-
-
-class Sum(layers.Add):
-    """A sum; of two outputs of `PointwiseConv` and norm it is worked out at once."""
-
-    def call(self, inputs):
-        terms = [getattr(x, "tftpu_term", None) for x in inputs]
-        return super().call(inputs) if None in terms else normalized(*terms)
+    return expands and isinstance(config.norm_batch, int) and config.norm_batch >= LARGE_GROUP
 
 
 class NormWithin(GhostBatchNormalization):
-    """Batch normalisation of the inside of images, with a border that no maximum sees.
+    """Batch normalisation of the inside of images, with a border that no maximum selects.
 
     Args:
-        norm_batch: as of `GhostBatchNormalization`.
-        border: rows and columns before and after the inside. What is there is not read, and is
-            the lowest number of the result.
+        norm_batch: as for `GhostBatchNormalization`.
+        border: rows and columns before and after the inside. They are not read, and are minus
+            infinity in the result.
     """
 
-    def __init__(self, norm_batch: int | str, border: tuple[int, int], **kwargs):
+    def __init__(self, norm_batch: int | str, border: tuple[int, int], **kwargs: Any):
         super().__init__(norm_batch, **kwargs)
         self.border = tuple(border)
 
-    def call(self, x, training=False):
+    def call(self, x: Tensor, training: bool | None = False) -> Tensor:
         rows, columns = (self._inside(size) for size in x.shape[1:3])
         inside = ops.logical_and(rows[:, None, None], columns[:, None])
         x = super().call(ops.where(inside, x, ops.cast(0, x.dtype)), training=training)
         return x + ops.cast(ops.where(inside, 0.0, float("-inf")), x.dtype)
 
-    def _inside(self, size: int):
+    def _inside(self, size: int) -> Tensor:
         place = ops.arange(size)
         return ops.logical_and(place >= self.border[0], place < size - self.border[1])
 
-    def _statistics(self, x, axes: tuple[int, ...]):
+    def _statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         mean, variance = super()._statistics(x, axes)  # with the zeros of the border
         height, width = x.shape[-3:-1]
         more = height * width / ((height - sum(self.border)) * (width - sum(self.border)))
         square = more * (variance + ops.square(mean))
         return more * mean, ops.maximum(square - ops.square(more * mean), 0.0)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "border": self.border}
 
 
 class SpaceToDepthStem(layers.Layer):
-    """The 7x7 convolution of stride 2, worked out as a 4x4 one over blocks of 2x2 pixels.
+    """The 7x7 convolution of stride 2, computed as a 4x4 one over blocks of 2x2 pixels.
 
-    The same numbers and the same weights. Three channels fill 3 of a TPU's 128 lanes, twelve 12
+    Numbers and weights are the same. Three channels fill 3 of a TPU's 128 lanes, twelve fill 12
     (Ying et al. 2018, https://arxiv.org/abs/1811.06992).
 
     Args:
         filters: channels of the output.
-        border: rows and columns of it before and after those of the convolution with zeros round
-            the image, (batch, height / 2, width / 2, filters).
+        border: rows and columns to add before and after the output of the convolution with zero
+            padding, which is (batch, height / 2, width / 2, filters).
     """
 
-    def __init__(self, filters: int, border: tuple[int, int] = (0, 0), **kwargs):
+    def __init__(self, filters: int, border: tuple[int, int] = (0, 0), **kwargs: Any):
         super().__init__(**kwargs)
         self.filters = filters
         self.border = tuple(border)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         self.kernel = self.add_weight(
             shape=(7, 7, input_shape[-1], self.filters),
             initializer=_he_normal(),
             name="kernel",
         )
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         batch, (height, width, channels) = ops.shape(x)[0], x.shape[1:]
         x = ops.reshape(x, (batch, height // 2, 2, width // 2, 2, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
@@ -201,10 +211,10 @@ class SpaceToDepthStem(layers.Layer):
         x = ops.pad(x, ((0, 0), zeros, zeros, (0, 0)))
         return ops.conv(x, kernel, padding="valid", data_format="channels_last")
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         batch, height, width, _ = input_shape
         more = sum(self.border)
         return (batch, height // 2 + more, width // 2 + more, self.filters)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "filters": self.filters, "border": self.border}

@@ -1,22 +1,34 @@
 """Vision Transformer: Dosovitskiy et al. 2020 (https://arxiv.org/abs/2010.11929).
 
-With `pooling="mean"` the plainer variant of Beyer et al. 2022 (https://arxiv.org/abs/2205.01580):
-no class token, fixed sine and cosine positions, the mean over patches.
+With `pooling="mean"` it is the simpler variant of Beyer et al. 2022
+(https://arxiv.org/abs/2205.01580): no class token, fixed sine and cosine positions, and the mean
+over patches.
 """
+
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras import layers, ops
 
+from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.gelu import gelu
-from tftpu.models.layers.remat import BlockModel
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.sizes import ViT
+
+if TYPE_CHECKING:
+    from tftpu.models.sizes import ViT
 
 
-def build(config: ViT) -> keras.Model:
-    """A classifier: images (batch, size, size, channels), float -> logits (batch, classes)."""
+Tensor = Any  # a tensor of Keras's backend
+
+
+def build(config: "ViT") -> keras.Model:
+    """Builds a classifier.
+
+    It maps images, (batch, image_size, image_size, channels) float, to logits, (batch,
+    num_classes) float32.
+    """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
     x = layers.Conv2D(
         config.width,
@@ -36,7 +48,7 @@ def build(config: ViT) -> keras.Model:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
     borders = [x]
     for block in range(config.layers):
-        # The deeper the block, the more often it is dropped.
+        # Deeper blocks are dropped more often.
         drop = config.stochastic_depth * block / max(config.layers - 1, 1)
         x = _block(x, drop, config, name=f"block{block + 1}")
         borders.append(x)
@@ -45,15 +57,21 @@ def build(config: ViT) -> keras.Model:
         x = x[:, 0]
     else:
         x = layers.GlobalAveragePooling1D(name="pool")(x)
-    # Logits that start at zero, as the paper has them; float32, or the softmax loses too much.
+    # Logits start at zero, as in the paper. float32: a softmax in bfloat16 loses too much.
     head = layers.Dense(
         config.num_classes, kernel_initializer="zeros", dtype="float32", name="head"
     )
-    model = BlockModel(images, head(x), name=config.name)
-    return model.with_remat(config.remat, borders)
+    return BlockModel(
+        images,
+        head(x),
+        config.name,
+        hyperparameters=config,
+        remat=config.remat,
+        borders=borders,
+    )
 
 
-def _block(x, drop: float, config: ViT, name: str):
+def _block(x: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     y = layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x)
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(y)
     x = _add(x, y, drop, config, name=f"{name}_add1")
@@ -63,7 +81,7 @@ def _block(x, drop: float, config: ViT, name: str):
     return _add(x, y, drop, config, name=f"{name}_add2")
 
 
-def _add(x, y, drop: float, config: ViT, name: str):
+def _add(x: Tensor, y: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
     if drop:
@@ -72,60 +90,60 @@ def _add(x, y, drop: float, config: ViT, name: str):
 
 
 class ClassToken(layers.Layer):
-    """Puts a learned token before the others; the head reads it alone."""
+    """Prepends a learned token to (batch, time, width); the head reads only that one."""
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         self.token = self.add_weight(
             shape=(1, 1, input_shape[-1]), initializer="zeros", name="token"
         )
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         return ops.concatenate(
             [ops.broadcast_to(self.token, (ops.shape(x)[0], 1, x.shape[-1])), x], 1
         )
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         batch, time, width = input_shape
         return (batch, time + 1, width)
 
 
 class LearnedPositions(layers.Layer):
-    """Adds a learned vector for each position."""
+    """Adds a learned vector for each position to (batch, time, width)."""
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         self.positions = self.add_weight(
             shape=input_shape[1:],
             initializer=keras.initializers.RandomNormal(stddev=0.02),
             name="positions",
         )
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         return x + self.positions
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
 
 class FixedPositions(layers.Layer):
-    """Adds sines and cosines of the row and the column of a patch, in a quarter of the width each.
+    """Adds the sines and cosines of each patch's row and column, a quarter of the width each.
 
     Args:
-        side: patches in a row, and rows.
+        side: rows of patches, and patches in a row.
     """
 
-    def __init__(self, side: int, **kwargs):
+    def __init__(self, side: int, **kwargs: Any):
         super().__init__(**kwargs)
         self.side = side
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         quarter = x.shape[-1] // 4
         frequency = 1e4 ** -(np.arange(quarter) / max(quarter - 1, 1))
         row, column = np.mgrid[: self.side, : self.side].reshape(2, -1, 1) * frequency
         waves = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
         return x + ops.convert_to_tensor(np.concatenate(waves, -1), x.dtype)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "side": self.side}

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.models.kernels import internals
-from tftpu.models.kernels.tensorflow_ops import on_tpu
+from tftpu.tpu import target
 
 
 def recomputed(part: Callable, variables: list[keras.Variable], x: Any) -> Any:
@@ -58,7 +58,7 @@ def _after(x: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
 
     Else a compiler would see that the same is computed twice, and keep the first.
     """
-    if on_tpu():
+    if target.platform() == "tpu":
         return internals.optimization_barrier(x, upstream)
     with tf.control_dependencies([upstream]):
         return [tf.identity(x), upstream]

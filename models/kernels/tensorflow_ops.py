@@ -9,19 +9,13 @@ from keras import ops
 
 from tftpu.errors import UserError
 from tftpu.models.kernels import internals
+from tftpu.tpu import target
 
 _INSTALL = (
     "model.attention='flash' needs jax beside TensorFlow, and it is not installed: run "
     "`pip install jax==0.6.0` on a TPU VM (the one that fits the libtpu that tensorflow-tpu "
     "needs), `pip install 'tftpu[preflight]'` elsewhere, or use model.attention='plain'."
 )
-
-
-def on_tpu() -> bool:
-    """Whether what is traced now will run on a TPU, or is compiled for one by preflight."""
-    strategy = tf.distribute.get_strategy()
-    compiled = getattr(strategy.extended, "compiles_for_tpu", False)
-    return compiled or isinstance(strategy, tf.distribute.TPUStrategy)
 
 
 def flash_attention(
@@ -70,7 +64,7 @@ def takes_whole(x: Any, heads: int) -> bool:
     Raises:
         UserError: on a TPU, jax is missing.
     """
-    if not on_tpu() or not all(isinstance(size, int) for size in x.shape):
+    if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
     _kernel()
     from tftpu.models.kernels import whole
@@ -152,7 +146,7 @@ def _in_graph(function):
         function,
         with_gradient=False,
         native_serialization_platforms=("tpu",),
-        # Preflight lowers on a machine without a TPU; `on_tpu` has looked already.
+        # Preflight lowers on a machine without a TPU; the callers have asked `target.platform()` already.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )
 

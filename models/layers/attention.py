@@ -5,7 +5,8 @@ from typing import Any
 
 from keras import ops
 
-from tftpu.models.sizes import check_attention
+from tftpu.models import checks
+from tftpu.tpu import target
 
 BLOCKS = 4  # of queries, where none sees a key behind its block: 5/8 of the scores are left
 LANES = 128  # of a TPU: blocks that are no multiple of it cost more than they save
@@ -46,15 +47,14 @@ def attention(
         UserError: an unknown implementation; flash attention on a TPU without jax, or of shapes
             that it does not take.
     """
-    check_attention(implementation)
+    checks.attention(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
-    if implementation == "flash":
+    if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
         from tftpu.models.kernels import tensorflow_ops
 
-        if tensorflow_ops.on_tpu() and all(isinstance(size, int) for size in shape):
-            query = query * head_dim**-0.5
-            return tensorflow_ops.flash_attention(query, key, value, causal, segment_ids, mask)
+        query = query * head_dim**-0.5
+        return tensorflow_ops.flash_attention(query, key, value, causal, segment_ids, mask)
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
     mixed = _plain(query, key, value, causal, segment_ids, mask)
     return ops.reshape(mixed, shape)
@@ -72,7 +72,7 @@ def attention_by_heads(
     Returns:
         As `query`.
     """
-    check_attention(implementation)
+    checks.attention(implementation)
     if implementation == "flash":
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
@@ -130,13 +130,17 @@ def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
     Returns:
         `tftpu.models.kernels.tensorflow_ops.whole_attention`, or None: `attention` it is.
     """
-    check_attention(implementation)
-    if implementation == "flash":
+    checks.attention(implementation)
+    if _has_kernel(implementation):
         from tftpu.models.kernels import tensorflow_ops
 
         if tensorflow_ops.takes_whole(x, heads):
             return tensorflow_ops.whole_attention
     return None
+
+
+def _has_kernel(implementation: str) -> bool:
+    return implementation == "flash" and target.platform() == "tpu"
 
 
 def _plain(query, key, value, causal: bool, segment_ids, mask):

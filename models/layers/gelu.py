@@ -6,13 +6,16 @@ from typing import Any
 import keras
 from keras import ops
 
+Tensor = Any  # a tensor of Keras's backend
+
 
 @keras.saving.register_keras_serializable("tftpu")
-def gelu(x: Any) -> Any:
-    """x times the share of a normal distribution below x (https://arxiv.org/abs/1606.08415).
+def gelu(x: Tensor) -> Tensor:
+    """Returns x times the normal distribution's CDF at x (Hendrycks & Gimpel 2016).
 
-    The exact form, as `keras.activations.gelu`. Value and slope are worked out in float32 and
-    rounded once; a gradient put together of rounded pieces takes a TPU a third longer.
+    Follows https://arxiv.org/abs/1606.08415, in the exact form of `keras.activations.gelu`. Value
+    and slope are computed in float32 and rounded once. A gradient composed of rounded pieces takes
+    a TPU a third longer.
     """
 
     @ops.custom_gradient

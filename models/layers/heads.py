@@ -1,26 +1,54 @@
-"""Logits of a vocabulary that remember their factors, so that a loss can do without them."""
+"""The head of a language model: logits over a vocabulary."""
 
 from typing import Any
 
-from keras import ops
+import keras
+from keras import layers, ops
+
+Tensor = Any  # a tensor of Keras's backend
 
 
-def vocabulary_logits(x: Any, matrix: Any) -> Any:
-    """`x @ matrix.T` in float32.
+class TiedHead(layers.Layer):
+    """Logits by the transposed matrix of the token embedding, in float32 (Press & Wolf 2016).
 
-    The product has the attribute `tftpu_factors`, the pair (x, matrix): from it
-    `tftpu.optim.losses.SmoothedCrossentropy` computes its value in chunks. If nothing else reads the
-    logits, as a metric would, the compiler leaves this product out.
+    Follows https://arxiv.org/abs/1608.05859.
 
     Args:
-        x: (batch, time, width), in the compute dtype: of a layer with `autocast=False`.
-        matrix: (vocabulary, width), a Keras variable.
+        embedding: the layer whose matrix, (vocabulary, width), is shared.
+    """
+
+    def __init__(self, embedding: layers.Embedding, **kwargs: Any):
+        # The hidden states stay in their compute dtype, which a loss by chunks needs.
+        super().__init__(autocast=False, **kwargs)
+        self.embedding = embedding
+
+    def call(self, x: Tensor) -> Tensor:
+        """Maps (batch, time, width) to float32 logits, (batch, time, vocabulary)."""
+        return vocabulary_logits(x, self.matrix())
+
+    def matrix(self) -> Tensor:
+        """Returns the shared matrix, (vocabulary, width)."""
+        return ops.convert_to_tensor(self.embedding.embeddings)
+
+    def get_config(self) -> dict[str, Any]:
+        embedding = keras.saving.serialize_keras_object(self.embedding)
+        return {**super().get_config(), "embedding": embedding}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TiedHead":
+        config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
+        return cls(**config)
+
+
+def vocabulary_logits(x: Tensor, matrix: Tensor) -> Tensor:
+    """Returns `x @ matrix.T` in float32, of factors rounded to x's dtype.
+
+    Args:
+        x: (batch, time, width), in the compute dtype.
+        matrix: (vocabulary, width).
 
     Returns:
         (batch, time, vocabulary), float32.
     """
-    matrix = ops.convert_to_tensor(matrix)
     rounded = ops.cast(ops.cast(matrix, x.dtype), "float32")
-    logits = ops.matmul(ops.cast(x, "float32"), ops.transpose(rounded))
-    logits.tftpu_factors = (x, matrix)
-    return logits
+    return ops.matmul(ops.cast(x, "float32"), ops.transpose(rounded))

@@ -1,26 +1,38 @@
-"""Pixels as they come, uint8, to what the models of the zoo take: done on the device.
+"""Standardises uint8 pixels on the device, before a model of the zoo.
 
-A batch of uint8 is a quarter of one of float32 on its way from the host.
+A batch of uint8 is a quarter of the size of one of float32 on its way from the host.
 """
+
+from typing import Any
 
 import keras
 from keras import ops
 
+from tftpu.models.layers.block_model import BlockModel
+
+Tensor = Any  # a tensor of Keras's backend
+
 
 @keras.saving.register_keras_serializable("tftpu")
 class Standardise(keras.layers.Layer):
-    """Pixels from 0 to 255 to numbers of about zero mean and unit variance: x / 64 - 1.2.
+    """Maps pixels in [0, 255] to about zero mean and unit variance: x / 64 - 1.2.
 
-    Worked out in float32; the result has the layer's compute dtype.
+    Computed in float32; the result has the layer's compute dtype.
     """
 
-    def call(self, pixels):
+    def call(self, pixels: Tensor) -> Tensor:
         return ops.cast(ops.cast(pixels, "float32") / 64.0 - 1.2, self.compute_dtype)
 
 
-def standardised(model: keras.Model) -> keras.Model:
-    """The model behind `Standardise`: it takes pixels, (batch, height, width, channels), uint8."""
+def standardised(model: BlockModel) -> BlockModel:
+    """Returns the model behind a `Standardise`, with the same hyper-parameters.
+
+    Args:
+        model: takes images, (batch, height, width, channels) float.
+
+    Returns:
+        A model that takes pixels of the same shape, uint8.
+    """
     pixels = keras.Input(model.input_shape[1:], dtype="uint8", name="pixels")
-    whole = keras.Model(pixels, model(Standardise(name="standardise")(pixels)), name=model.name)
-    whole.hyperparameters = model.hyperparameters
-    return whole
+    outputs = model(Standardise(name="standardise")(pixels))
+    return BlockModel(pixels, outputs, model.name, hyperparameters=model.hyperparameters)

@@ -1,47 +1,130 @@
-"""1x1 convolutions with batch normalisation behind them, for memory-bound devices.
+"""1x1 convolutions followed by batch normalisation, for memory-bound devices.
 
 The output of a bottleneck's last convolution is its largest tensor, and a step reads it five times:
 for its statistics, to normalise it, and in the backward pass. All of these follow from its two
-factors, of which the input is a quarter as large and the kernel small. So here one product gives
-the normalised output, or the sum of two where a shortcut is one, too; and of several groups of
-examples, the output is made, and read once.
+factors, of which the input is a quarter as large and the kernel is small. So one product here gives
+the normalised output, or the sum of two where the shortcut is one too; with several groups of
+examples the output is written, and read once.
+
+Three layers hand the factors on:
+
+    x  --PointwiseConv-->  (product, x, kernel)  --PointwiseNormalization-->  term  --Sum-->  y
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
+from tftpu.models.layers.normalization import GhostBatchNormalization
+
+Tensor = Any  # a tensor of Keras's backend
+# product: (batch, height, width, filters); x: (batch, height, width, channels); kernel: (channels,
+# filters), all of one dtype. Scale and shift are float32: (groups, filters), from the statistics of
+# groups of the batch; or (filters,), from the moving statistics.
+Product = tuple[Tensor, Tensor, Tensor]  # product, x, kernel
+Term = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # product, x, kernel, scale, shift
+
 
 class PointwiseConv(keras.layers.Conv2D):
-    """A 1x1 convolution, without bias, whose output knows what it is the product of.
+    """A 1x1 convolution without bias that returns its output with what it is the product of.
 
-    The output has the attribute `tftpu_product`, the pair (x, kernel) in the compute dtype, from
-    which a `GhostBatchNormalization` behind it takes statistics, gradients, and its own output.
-    They cost about channels / filters of the convolution: for filters of twice the channels or
-    more.
+    A `PointwiseNormalization` after it takes statistics, gradients and its own output from the
+    factors. They cost about channels / filters of the convolution, so it pays where there are twice
+    as many filters as channels, or more.
+
+    Returns:
+        product, x, kernel: as for `Product`, in the compute dtype. With strides, x is the part of
+        the input that the convolution reads.
     """
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Product:
         if self.strides != (1, 1):
-            # A slice would be taken of what is before the ReLU before it, and both be written.
+            # A slice would be taken of the tensor before the preceding ReLU, and both be written.
             inputs = ops.average_pool(inputs, 1, self.strides, data_format="channels_last")
         product = ops.conv(inputs, self.kernel, data_format="channels_last")
         kernel = ops.cast(self.kernel, self.compute_dtype)[0, 0]
-        product.tftpu_product = (inputs, kernel)
-        return product
+        return product, inputs, kernel
+
+    def compute_output_spec(self, inputs: Any) -> Product:
+        shape = super().compute_output_shape(inputs.shape)
+        channels = inputs.shape[-1]
+        shapes = (shape, (*shape[:-1], channels), (channels, self.filters))
+        product, x, kernel = (keras.KerasTensor(shape, self.compute_dtype) for shape in shapes)
+        return product, x, kernel
 
 
-def statistics(x, kernel, groups: int):
-    """Mean and variance of `x @ kernel` over groups of consecutive examples, without the product.
+class PointwiseNormalization(GhostBatchNormalization):
+    """A `GhostBatchNormalization` after a `PointwiseConv`; a `Sum` applies what it finds.
 
-    With the mean m and the covariance C of x, those of x @ w are m @ w and w @ C @ w. Accumulated
-    in float32.
+    Args: as for `GhostBatchNormalization`; `norm_batch` is a number.
+    """
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape[0])
+
+    def call(self, x: Product, training: bool | None = False) -> Term:
+        product, factor, kernel = x
+        if not self._uses_batch(training):
+            return (*x, *self._line(self.moving_mean, self.moving_variance))
+        mean, variance = statistics(factor, kernel, self._groups(product.shape[0]))
+        self._update(mean, variance)
+        return (*x, *self._line(mean, variance))
+
+    def compute_output_spec(self, x: Any, training: bool | None = False) -> Term:
+        filters = x[0].shape[-1]
+        # New ones: a symbolic tensor belongs to the layer that made it.
+        product, factor, kernel = (keras.KerasTensor(each.shape, each.dtype) for each in x)
+        scale, shift = (keras.KerasTensor((filters,), "float32") for _ in range(2))
+        return product, factor, kernel, scale, shift
+
+
+class Sum(keras.layers.Layer):
+    """The sum of tensors and of the terms of `PointwiseNormalization`.
+
+    Where all are terms with batch statistics, one product gives their sum.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(autocast=False, **kwargs)  # scales stay float32
+
+    def call(self, inputs: Sequence[Tensor | Term]) -> Tensor:
+        """Adds up tensors of (batch, height, width, filters), and terms that stand for such."""
+        if all(_has_batch_statistics(x) for x in inputs):
+            return normalized(*inputs)
+        total, *others = (_value(x) for x in inputs)
+        for other in others:
+            total = total + other
+        return total
+
+
+def _has_batch_statistics(x: Tensor | Term) -> bool:
+    return isinstance(x, tuple) and len(x[3].shape) == 2
+
+
+def _value(x: Tensor | Term) -> Tensor:
+    if not isinstance(x, tuple):
+        return x
+    if _has_batch_statistics(x):
+        return normalized(x)
+    product, _, _, scale, shift = x
+    return product * ops.cast(scale, product.dtype) + ops.cast(shift, product.dtype)
+
+
+def statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Returns mean and variance of `x @ kernel` over groups, without making the product.
+
+    With the mean m and the covariance C of x, those of x @ w are m @ w and w @ C @ w. They are
+    accumulated in float32.
 
     Args:
         x: (batch, height, width, channels).
         kernel: (channels, filters), of x's dtype.
+        groups: how many groups of consecutive examples the batch holds.
 
     Returns:
-        Two of (groups, filters), float32.
+        mean, variance: (groups, filters), float32.
     """
     mean, square = _moments(x, groups)
     covariance = square - mean[:, :, None] * mean[:, None, :]
@@ -54,16 +137,15 @@ def statistics(x, kernel, groups: int):
     return mean, ops.maximum(variance, 0.0)
 
 
-def normalized(*terms: tuple):
-    """The sum over terms of `product * scale + shift`, of product = x @ kernel.
+def normalized(*terms: Term) -> Tensor:
+    """Returns the sum over terms of `product * scale + shift`.
 
     Args:
-        terms: each product, x, kernel, scale and shift. product: (batch, height, width, filters);
-            x: (batch, height, width, channels), kernel: (channels, filters), of one dtype; scale,
-            shift: (groups, filters), float32.
+        terms: with scales and shifts of (groups, filters), as for `Term`.
 
     Returns:
-        As `product`. Its gradients read x instead of the product, which gets none.
+        (batch, height, width, filters). Its gradients read x instead of the product, which gets no
+        gradient.
     """
     groups, dtype = terms[0][3].shape[0], terms[0][1].dtype
     products = [ops.stop_gradient(product) for product, *_ in terms]
@@ -87,16 +169,16 @@ def normalized(*terms: tuple):
         def gradient(upstream):
             crossed = _crossed(x, upstream, groups)  # (groups, channels, filters)
             grouped = _grouped(upstream, groups)
-            of_shift = ops.sum(ops.cast(grouped, "float32"), axis=(1, 2, 3))
+            d_shift = ops.sum(ops.cast(grouped, "float32"), axis=(1, 2, 3))
             gradients, first = [], 0
             for kernel, scale in zip(kernels, scales):
                 part = crossed[:, first : first + kernel.shape[0]]
                 first += kernel.shape[0]
                 scaled = ops.reshape(grouped * _broadcast(scale, dtype), shape)
-                of_x = _product(scaled, ops.transpose(kernel))
-                of_kernel = ops.cast(ops.sum(part * scale[:, None], axis=0), dtype)
-                of_scale = ops.sum(part * ops.cast(kernel, "float32"), axis=1)
-                gradients += [of_x, of_kernel, of_scale, of_shift]
+                d_x = _product(scaled, ops.transpose(kernel))
+                d_kernel = ops.cast(ops.sum(part * scale[:, None], axis=0), dtype)
+                d_scale = ops.sum(part * ops.cast(kernel, "float32"), axis=1)
+                gradients += [d_x, d_kernel, d_scale, d_shift]
             return gradients
 
         return output(), gradient
@@ -104,54 +186,56 @@ def normalized(*terms: tuple):
     return result(*(factor for _, *term in terms for factor in term))
 
 
-def _moments(x, groups: int):
-    """E[x], (groups, channels), and E[x x'], (groups, channels, channels), float32."""
+def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Returns E[x], (groups, channels), and E[x x'], (groups, channels, channels), float32."""
 
     @ops.custom_gradient
     def moments(x):
         count = x.shape[0] * x.shape[1] * x.shape[2] / groups
         mean = ops.mean(ops.cast(_grouped(x, groups), "float32"), axis=(1, 2, 3))
 
-        def gradient(of_mean, of_square):
-            both = (of_square + ops.transpose(of_square, (0, 2, 1))) / count
+        def gradient(*upstream):
+            # JAX hands over one tuple, TensorFlow two arguments.
+            d_mean, d_square = upstream if len(upstream) == 2 else upstream[0]
+            both = (d_square + ops.transpose(d_square, (0, 2, 1))) / count
             both = ops.unstack(ops.cast(both, x.dtype), groups)
-            of_x = ops.concatenate([_product(*part) for part in zip(_parts(x, groups), both)])
-            of_x = _grouped(of_x, groups) + _broadcast(of_mean / count, x.dtype)
-            return ops.reshape(of_x, x.shape)
+            d_x = ops.concatenate([_product(*part) for part in zip(_parts(x, groups), both)])
+            d_x = _grouped(d_x, groups) + _broadcast(d_mean / count, x.dtype)
+            return ops.reshape(d_x, x.shape)
 
         return (mean, _crossed(x, x, groups) / count), gradient
 
     return moments(x)
 
 
-def _crossed(x, y, groups: int):
-    """The sum of x y' over a group: (groups, channels of x, channels of y), float32."""
+def _crossed(x: Tensor, y: Tensor, groups: int) -> Tensor:
+    """Returns the sum of x y' over each group: (groups, channels of x, channels of y), float32."""
     wide = (_parts(ops.cast(z, "float32"), groups) for z in (x, y))
-    # A group at a time: a product that has groups makes a TPU reorder what it reads.
+    # One group at a time: a batched product makes a TPU reorder what it reads.
     return ops.stack([ops.einsum("bhwc,bhwd->cd", a, b) for a, b in zip(*wide)])
 
 
-def _parts(x, groups: int) -> list:
+def _parts(x: Tensor, groups: int) -> list[Tensor]:
     examples = x.shape[0] // groups
     return [x[group * examples : (group + 1) * examples] for group in range(groups)]
 
 
-def _grouped(x, groups: int):
-    """(batch, height, width, channels) -> (groups, examples, height, width, channels)."""
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """Maps (batch, height, width, channels) to (groups, examples, height, width, channels)."""
     return ops.reshape(x, (groups, -1, *x.shape[1:]))
 
 
-def _broadcast(value, dtype: str):
-    """(groups, channels) -> (groups, 1, 1, 1, channels), in the compute dtype."""
+def _broadcast(value: Any, dtype: str) -> Tensor:
+    """Maps (groups, channels) to (groups, 1, 1, 1, channels), in the compute dtype."""
     return ops.cast(value, dtype)[:, None, None, None]
 
 
-def _product(x, matrix):
-    """x @ matrix over the channels, as a convolution: a TPU keeps its order of dimensions."""
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """Returns x @ matrix over the channels, as a convolution: a TPU keeps its memory layout."""
     return ops.conv(x, matrix[None, None], data_format="channels_last")
 
 
-def _leading_digits(x):
-    """float32 cut to the 8 digits of bfloat16 (Dekker 1971), a constant to gradients."""
+def _leading_digits(x: Tensor) -> Tensor:
+    """Returns float32 cut to the 8 digits of bfloat16 (Dekker 1971), a constant to gradients."""
     large = x * (2.0**16 + 1.0)
     return ops.stop_gradient(large - (large - x))

@@ -1,29 +1,33 @@
-"""Multi-head self-attention with biases, as ViT and BERT have it."""
+"""Multi-head self-attention with biases, as in ViT and BERT."""
+
+from typing import Any
 
 import keras
 from keras import layers, ops
 
 from tftpu.models.layers.attention import attention_by_heads, whole_sequences
 
+Tensor = Any  # a tensor of Keras's backend
+
 
 class SelfAttention(layers.Layer):
-    """Each token of (batch, time, width) gathers from all, or from all of its segment.
+    """Attention of each token of (batch, time, width) to all, or to all of its segment.
 
     Args:
-        heads: width is a multiple of it.
-        implementation: of `tftpu.models.layers.attention.attention`.
+        heads: a divisor of the width.
+        implementation: as for `tftpu.models.layers.attention.attention`.
     """
 
-    def __init__(self, heads: int, implementation: str = "plain", **kwargs):
+    def __init__(self, heads: int, implementation: str = "plain", **kwargs: Any):
         super().__init__(**kwargs)
         self.heads = heads
         self.implementation = implementation
 
-    def build(self, x_shape, segments_shape=None):
+    def build(self, x_shape: Any, segments_shape: Any = None) -> None:
         width = x_shape[-1]
         normal = keras.initializers.TruncatedNormal(stddev=0.02)
 
-        def dense(units, name):
+        def dense(units: int, name: str) -> layers.Dense:
             layer = layers.Dense(
                 units, kernel_initializer=normal.clone(), dtype=self.dtype_policy, name=name
             )
@@ -33,13 +37,13 @@ class SelfAttention(layers.Layer):
         self.qkv = dense(3 * width, "qkv")
         self.out = dense(width, "out")
 
-    def call(self, x, segments=None):
+    def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         whole = whole_sequences(self.implementation, x, self.heads)
         if whole:
             product = ops.matmul(x, self.qkv.kernel)
             return self.out(whole(product, self.qkv.bias, self.heads, segments))
-        # Products write and read head after head: cutting a width into heads would cost a TPU a
-        # copy of each array, and so would cutting one product into three.
+        # Products write and read one head after the other. Splitting a width into heads would cost
+        # a TPU a copy of each array, and so would splitting one product in three.
         width = x.shape[-1]
         head = (self.heads, width // self.heads)
         kernel = ops.reshape(self.qkv.kernel, (width, 3, *head))
@@ -49,9 +53,9 @@ class SelfAttention(layers.Layer):
         kernel = ops.reshape(self.out.kernel, (*head, width))
         return ops.einsum("bhtd,hdc->btc", y, kernel) + self.out.bias
 
-    def compute_output_shape(self, x_shape, segments_shape=None):
+    def compute_output_shape(self, x_shape: Any, segments_shape: Any = None) -> Any:
         return x_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         own = {"heads": self.heads, "implementation": self.implementation}
         return {**super().get_config(), **own}

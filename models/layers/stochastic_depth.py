@@ -1,30 +1,33 @@
 """Stochastic depth whose draws do not depend on how many replicas share the batch."""
 
 import random
+from typing import Any
 
 import keras
 from keras import layers, ops
+
+Tensor = Any  # a tensor of Keras's backend
 
 
 class StochasticDepth(layers.Layer):
     """Drops a residual branch for whole examples (Huang et al. 2016).
 
-    Follows https://arxiv.org/abs/1603.09382; what is kept is scaled up by 1 / (1 - rate), so
-    evaluation changes nothing. Each example draws by its place in the global batch.
+    Follows https://arxiv.org/abs/1603.09382. Examples that are kept are scaled by 1 / (1 - rate),
+    so evaluation changes nothing. Each example draws by its place in the global batch.
 
     Args:
-        rate: the probability of being dropped.
-        seed: of the draws; None: another one each time.
+        rate: probability that an example is dropped.
+        seed: of the draws; None picks one at random.
     """
 
-    def __init__(self, rate: float, seed: int | None = None, **kwargs):
+    def __init__(self, rate: float, seed: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.rate = rate
         self.seed = seed
         self.seed_generator = ExampleSeed(seed)
         self.built = True
 
-    def call(self, x, training=False):
+    def call(self, x: Tensor, training: bool | None = False) -> Tensor:
         if not training:
             return x
         examples = ops.shape(x)[0]
@@ -32,18 +35,23 @@ class StochasticDepth(layers.Layer):
         scale = ops.cast(keep, x.dtype) / ops.cast(1.0 - self.rate, x.dtype)
         return x * ops.reshape(scale, (examples, *([1] * (len(x.shape) - 1))))
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
 
 class ExampleSeed(keras.random.SeedGenerator):
-    """Random numbers of which each belongs to one example of the global batch.
+    """Random numbers that each belong to one example of the global batch.
 
-    Its state is (seed, draws so far, place of the first example in hand), int64. `tftpu.engines.tensorflow.step` knows
-    it by its name and sets it, so that an example draws the same wherever it is computed.
+    Its state is (seed, draws so far, place of the current batch's first example), integers. The
+    engine finds it by the variable's name and sets it, so that an example draws the same number
+    wherever it is computed.
+
+    Args:
+        seed: of the draws; None picks one at random.
+        name: of the generator.
     """
 
     def __init__(self, seed: int | None = None, name: str | None = None):
@@ -58,33 +66,36 @@ class ExampleSeed(keras.random.SeedGenerator):
             name="example_seed",
         )
 
-    def uniform(self, examples: int):
-        """One number in [0, 1) for each of so many consecutive examples, float32."""
-        seed, draws, first = ops.unstack(ops.convert_to_tensor(self.state.value), num=3)
+    def uniform(self, examples: int) -> Tensor:
+        """Returns a number in [0, 1) for each of `examples` consecutive examples, float32."""
+        state = ops.convert_to_tensor(self.state.value)
+        seed, draws, first = ops.unstack(state, num=3)
         self.state.assign(ops.stack([seed, draws + 1, first]))
-        place = ops.cast(ops.arange(examples), "int64") + first
+        place = ops.cast(ops.arange(examples), state.dtype) + first
         bits = _mixed(_word(seed))
         for data in (draws, place):
             bits = _mixed(ops.bitwise_xor(bits, _word(data)))
-        # 24 bits are what a float32 holds.
+        # A float32 holds 24 bits.
         return ops.cast(ops.right_shift(bits, _constant(8)), "float32") * 2.0**-24
 
 
-def _word(x):
-    """The low 32 bits."""
-    return ops.cast(ops.bitwise_and(x, 0xFFFFFFFF), "uint32")
+def _word(x: Tensor) -> Tensor:
+    """Returns the low 32 bits: the state is int64 under TensorFlow, uint32 under JAX."""
+    if keras.backend.standardize_dtype(x.dtype) == "int64":
+        x = ops.bitwise_and(x, 0xFFFFFFFF)
+    return ops.cast(x, "uint32")
 
 
-def _mixed(x):
-    """A hash of 32 bits to 32: multiplications and shifts, of which each bit reaches all others."""
+def _mixed(x: Tensor) -> Tensor:
+    """Hashes 32 bits to 32 by multiplications and shifts, which spread each bit to all others."""
     x = _folded(x, 16) * _constant(0x7FEB352D)
     x = _folded(x, 15) * _constant(0x846CA68B)
     return _folded(x, 16)
 
 
-def _folded(x, bits: int):
+def _folded(x: Tensor, bits: int) -> Tensor:
     return ops.bitwise_xor(x, ops.right_shift(x, _constant(bits)))
 
 
-def _constant(x: int):
+def _constant(x: int) -> Tensor:
     return ops.convert_to_tensor(x, "uint32")

@@ -1,24 +1,36 @@
-"""What a transformer over tokens takes: plain token ids, or rows that hold several documents."""
+"""Transformers over tokens: plain token ids, or rows that hold several documents."""
+
+from typing import Any
 
 import keras
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.models.layers.remat import BlockModel
+from tftpu.models.layers.block_model import BlockModel, Part
+from tftpu.models.layers.heads import TiedHead
+
+Tensor = Any  # a tensor of Keras's backend
+HEAD = "head"  # the name of the last layer of every model of the zoo
 
 
 class TokenModel(BlockModel):
-    """A functional model of tokens that also takes rows packed from several documents.
+    """A functional model of tokens that also takes rows packed with several documents.
 
-    Its features are token ids (batch, time), int32, or a dict: "tokens", and as many as there are
-    of the others, each (batch, time), int32. "segments": which document of its row a token belongs
-    to; attention stays within it. Padding is a document of its own, 0 by custom. "positions": the
-    place of a token in its document; left out, the place in the row.
+    Its features are token ids, (batch, time) int32, or a dict of them under "tokens" and of any of
+    the following, each (batch, time) int32:
 
-    Raises:
-        UserError: a feature that the model does not know.
+    - "segments": the document of its row that a token belongs to; attention stays within it.
+      Padding is a document of its own, by convention 0.
+    - "positions": the place of a token in its document; by default, its place in the row.
+
+    Args: as for `BlockModel`.
     """
 
-    def __call__(self, features, *args, **kwargs):
+    def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raises `UserError` for a feature that the model does not know."""
+        return super().__call__(self._complete(features), *args, **kwargs)
+
+    def _complete(self, features: Any) -> dict[str, Tensor | None]:
+        """Returns all features by name, None for those that are left out."""
         if not isinstance(features, dict):
             features = {"tokens": features}
         for name in features:
@@ -27,13 +39,68 @@ class TokenModel(BlockModel):
                     f"The model {self.name!r} has no feature {name!r}."
                     f"{did_you_mean(name, self.input)}"
                 )
-        return super().__call__({**dict.fromkeys(self.input), **features}, *args, **kwargs)
+        return {**dict.fromkeys(self.input), **features}
+
+
+class FactoredTokenModel(TokenModel):
+    """A `TokenModel` whose logits are hidden states times a matrix: its head is a `TiedHead`.
+
+    Args: as for `BlockModel`.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        outputs: Any,
+        name: str | None = None,
+        *,
+        borders: Any = (),
+        **kwargs: Any,
+    ):
+        super().__init__(inputs, outputs, name, borders=borders, **kwargs)
+        factored = [outputs, self._head.input]
+        self._factored = Part(keras.Model(inputs, factored, name=name))
+        self._factored_end = Part(keras.Model(borders[-1], factored)) if self._blocks else None
+
+    def factored_logits(
+        self, x: Any, training: bool | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the logits together with what they are the product of.
+
+        From the factors, `tftpu.optim.losses.SmoothedCrossentropy.call_factored` computes its value
+        in chunks. If nothing else reads the logits, as a metric would, the compiler leaves their
+        product out.
+
+        Args:
+            x: features, as the model itself takes them.
+            training: whether this is a training step.
+
+        Returns:
+            logits: (batch, time, vocabulary), float32: what the model itself returns.
+            hidden: (batch, time, width), in the compute dtype.
+            matrix: (vocabulary, width), in the dtype of the weights.
+        """
+        features = self._complete(x)
+        if training and self._blocks is not None and self._factored_end is not None:
+            with keras.name_scope(self.name):
+                hidden = self._blocks.run(features)
+                logits, hidden = self._factored_end.model(hidden, training=True)
+        else:
+            logits, hidden = self._factored.model(features, training=training)
+        return logits, hidden, self._head.matrix()
+
+    @property
+    def _head(self) -> TiedHead:
+        head = self.get_layer(HEAD)
+        if not isinstance(head, TiedHead):
+            raise TypeError(f"The layer {HEAD!r} is a {type(head).__name__}, not a TiedHead.")
+        return head
 
 
 def token_inputs(*more: str) -> dict[str, keras.KerasTensor]:
-    """The inputs of a `TokenModel`: tokens, segments, positions, and more by name.
+    """Returns the inputs of a `TokenModel`: "tokens", "segments", "positions", and `more`.
 
-    Called on token ids alone, the others are None.
+    All but the tokens are optional.
     """
     return {
         name: keras.Input((None,), dtype="int32", name=name, optional=name != "tokens")

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.weights import files
 from tftpu.models.weights.layouts import hugging_face, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
@@ -21,7 +22,7 @@ _FORMATS = ("safetensors",)
 
 
 @dataclasses.dataclass
-class Report:
+class LoadReport:
     """What a file gave to a model.
 
     Args:
@@ -48,7 +49,7 @@ class Report:
         return "; ".join(lines)
 
 
-def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> Report:
+def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
     """Gives a model of the zoo the weights of a file, all that are in it or, on an error, none.
 
     Args:
@@ -93,7 +94,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         )
     for ours, value in values.items():
         variables[ours].assign(np.asarray(value, variables[ours].dtype))
-    return Report(
+    return LoadReport(
         loaded=[ours for ours in variables if ours in values],
         missing=[ours for ours in variables if ours not in values and ours not in replaced],
         unused=sorted(
@@ -192,7 +193,7 @@ def _layout(config, model, path: str, arrays: dict) -> tuple[list[Entry], dict[s
 
 
 def _config(model: keras.Model):
-    config = getattr(model, "hyperparameters", None)
+    config = model.hyperparameters if isinstance(model, BlockModel) else None
     if config is None:
         raise UserError(
             f"The model {model.name!r} was not made by tftpu.models.build, which knows where each "

@@ -60,6 +60,7 @@ def main() -> int:
     import tensorflow as tf
 
     from tftpu.checkpoint.store import Checkpoints
+    from tftpu.engines.tensorflow.leaves import leaves_of
 
     # As in a transformer: matrices of some million parameters, and many small vectors.
     width = 1024
@@ -85,12 +86,12 @@ def main() -> int:
         ours = Checkpoints(os.path.join(folder, "ours"), keep=1)
         reference = tf.train.Checkpoint(variables=every)
         before = resident()
-        ours.reserve(variables)
+        ours.reserve(leaves_of(variables))
         time.sleep(arguments.head_start)
         with Peak() as peak:
             for turn in range(arguments.rounds + 1):
                 began = time.perf_counter()
-                ours.save(turn, variables, {})
+                ours.save(turn, leaves_of(variables), {})
                 stalled = time.perf_counter() - began
                 ours.wait()
                 written = time.perf_counter() - began

@@ -22,6 +22,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.support.training import make_trainer
+
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
@@ -36,7 +38,6 @@ def train(workdir: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    import tftpu
     from tftpu.input_pipelines.reading.epochs import Training
 
     class Started(keras.callbacks.Callback):
@@ -60,7 +61,7 @@ def train(workdir: Path) -> None:
     model = keras.Sequential(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(0.001), loss, metrics=["accuracy"])
-    trainer = tftpu.Trainer(
+    trainer = make_trainer(
         model,
         workdir,
         ema_momentum=0.99,
@@ -68,7 +69,6 @@ def train(workdir: Path) -> None:
         log_every=15,
         checkpoint_every=10,
         keep=2,
-        verbose=False,
     )
     trainer.fit(
         Training((x, y), global_batch_size=32, seed=4, prepare=augment),

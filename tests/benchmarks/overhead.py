@@ -22,9 +22,9 @@ import psutil
 
 import tftpu
 from tftpu.launch import benchmark as bench
-from tftpu.launch import config_flags, until_core
+from tftpu.launch import config_flags
 from tftpu.launch import experiment as build
-from tftpu.training import reporting
+from tftpu.training import reporter
 
 BAR = 0.01
 
@@ -32,17 +32,16 @@ BAR = 0.01
 def main(turns: int) -> None:
     bench.TURNS = turns
     experiment = config_flags.load("digits_resnet", ["--config.train.checkpoint_every=0"])
-    strategy = tftpu.connect("none", None)
+    engine = tftpu.connect("none", None)
     steps = experiment.train.log_every
 
     def train(turn: bench.Turn, seen: bool) -> None:
         experiment.train.log_every = steps if seen else bench.FOREVER
         with tempfile.TemporaryDirectory() as workdir:
-            with strategy.scope():
+            with engine.scope():
                 trainer = build.build_trainer(experiment, workdir if seen else None)
             data = build.training_data(experiment)
-            callbacks = [bench.CallTurn(turn)]
-            until_core.fit(trainer, data, bench.FOREVER, callbacks=callbacks, verbose=seen)
+            trainer.fit(data, bench.FOREVER, callbacks=[bench.CallTurn(turn)], verbose=seen)
 
     watch, inside = _Threads(), _Inside()
     with _terminal(), inside.measured():
@@ -77,15 +76,15 @@ class _Inside:
 
     @contextlib.contextmanager
     def measured(self):
-        before = reporting.Report.advance, reporting.Report.log
-        reporting.Report.advance, reporting.Report.log = map(self._timed, before)
+        before = reporter.Reporter.advance, reporter.Reporter.log
+        reporter.Reporter.advance, reporter.Reporter.log = map(self._timed, before)
         try:
             yield
         finally:
-            reporting.Report.advance, reporting.Report.log = before
+            reporter.Reporter.advance, reporter.Reporter.log = before
 
     def _timed(self, method):
-        def timed(of: reporting.Report, step: int, *args) -> None:
+        def timed(of: reporter.Reporter, step: int, *args) -> None:
             began = time.perf_counter()
             method(of, step, *args)
             if of._seen:

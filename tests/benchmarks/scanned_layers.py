@@ -22,10 +22,10 @@ import tensorflow as tf
 
 from tests.benchmarks.tpu_cost import adamw, cycles_of, one_replica_of
 from tftpu import models
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.models.families.gpt import _block
 from tftpu.preflight import compiler
 from tftpu.preflight.cost import memory_of, price
-from tftpu.preflight.lower import lower
 
 BATCH, TIME, WIDTH = 8, 1024, 768
 

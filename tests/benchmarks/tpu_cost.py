@@ -32,10 +32,11 @@ import keras
 import tensorflow as tf
 
 from tftpu import models
+from tftpu.engines.lowered import LoweredStep
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import compiler
 from tftpu.preflight.cost import Cost, memory_of, price
-from tftpu.preflight.lower import Program, lower
 from tftpu.tpu.slices import Slice, parse_slice
 
 GENERATIONS = ("v3", "v5e")
@@ -56,9 +57,9 @@ class Row:
 
     name: str
     title: str
-    ours: Callable[[], Program]
+    ours: Callable[[], LoweredStep]
     peer_name: str
-    peer: Callable[[], Program]
+    peer: Callable[[], LoweredStep]
     cycles: float
     hbm: float | None = None
 
@@ -75,7 +76,7 @@ class Measured:
     cost: Cost
 
 
-def measure(program: Program, generation: str) -> Measured:
+def measure(program: LoweredStep, generation: str) -> Measured:
     """Compiles and prices a program on one core of a generation.
 
     Raises:
@@ -115,7 +116,7 @@ LOSSES = {
 
 def keras_step(
     model: Callable[[], keras.Model], optimizer: Callable, batch: tuple, loss: str = "tftpu"
-) -> Program:
+) -> LoweredStep:
     def compiled() -> keras.Model:
         built = model()
         built.compile(optimizer=optimizer(), loss=LOSSES[loss]())
@@ -141,24 +142,24 @@ def tokens(count: int, time: int) -> tuple:
 
 
 @functools.cache
-def resnet50() -> Program:
+def resnet50() -> LoweredStep:
     return keras_step(lambda: models.build("resnet50", norm_batch=128), sgd, images(128))
 
 
 @functools.cache
-def gpt2(**fields) -> Program:
+def gpt2(**fields) -> LoweredStep:
     return keras_step(lambda: models.build("gpt2_small", **fields), adamw, tokens(8, 1024))
 
 
 @functools.cache
-def vit(**fields) -> Program:
+def vit(**fields) -> LoweredStep:
     return keras_step(lambda: models.build("vit_b16", **fields), adamw, images(64))
 
 
 # The peers
 
 
-def keras_resnet50() -> Program:
+def keras_resnet50() -> LoweredStep:
     def model() -> keras.Model:
         return keras.applications.ResNet50(weights=None, classifier_activation=None)
 
@@ -166,7 +167,7 @@ def keras_resnet50() -> Program:
 
 
 @functools.cache
-def hub_gpt2() -> Program:
+def hub_gpt2() -> LoweredStep:
     def model() -> keras.Model:
         import keras_hub
 
@@ -188,7 +189,7 @@ def hub_gpt2() -> Program:
 
 
 @functools.cache
-def hub_vit() -> Program:
+def hub_vit() -> LoweredStep:
     def model() -> keras.Model:
         import keras_hub
 
@@ -206,7 +207,7 @@ def hub_vit() -> Program:
     return keras_step(model, adamw, images(64), "keras")
 
 
-def flax_resnet50() -> Program:
+def flax_resnet50() -> LoweredStep:
     """ResNet-50 in flax.linen, as Flax's ImageNet example defines it, lowered by JAX itself."""
     _install_flax()
     import jax
@@ -223,7 +224,7 @@ def flax_resnet50() -> Program:
     lowered = jax.jit(flax_resnet.train_step, donate_argnums=0).lower(state, *batch)
     hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
     arguments = ["argument"] * len(jax.tree.leaves((state, batch)))
-    return Program(hlo, "", 1, arguments, {}, [], {}, "bfloat16")
+    return LoweredStep(hlo, "", 1, arguments, {}, [], {}, "bfloat16")
 
 
 def _install_flax() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checkpoint.test_store import value_of, variables
 from tests.support.faulty_storage import KilledError, Storage, storage
+from tests.support.leaves import leaves, step_of, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
 from tftpu.storage import files
@@ -27,8 +27,8 @@ STATE = {"seen": "so far"}
 def two_saves(workdir: str) -> Checkpoints:
     """A workdir with the checkpoints of steps 1, the best, and 2."""
     checkpoints = Checkpoints(workdir, keep=1)
-    checkpoints.save(1, variables(1), STATE, Best("loss", 1.0))
-    checkpoints.save(2, variables(2), STATE)
+    checkpoints.save(1, leaves(1), STATE, Best("loss", 1.0))
+    checkpoints.save(2, leaves(2), STATE)
     assert checkpoints.steps() == [1, 2]
     return checkpoints
 
@@ -36,12 +36,12 @@ def two_saves(workdir: str) -> Checkpoints:
 def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
     """What another process finds there."""
     found = Checkpoints(workdir, keep=1)
-    target = variables(0)
+    target = leaves(0)
     restored = found.restore(target)
     assert restored.step in allowed
-    assert value_of(target) == int(target["step"][0].numpy()) == restored.step
+    assert value_of(target) == step_of(target) == restored.step
     assert restored.state == STATE
-    assert found.restore(variables(0), found.best()).step == found.best()
+    assert found.restore(leaves(0), found.best()).step == found.best()
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -62,7 +62,7 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
         workdir = place(n)
         checkpoints = two_saves(workdir)
         with storage(n, how) as faulty, contextlib.suppress(KilledError):
-            checkpoints.save(3, variables(3), STATE, Best("loss", 0.5))
+            checkpoints.save(3, leaves(3), STATE, Best("loss", 0.5))
             checkpoints.wait()
         failure = checkpoints.take_failure()
         if not faulty.reached:
@@ -73,7 +73,7 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
         elif failure is not None:
             assert failure.step == 3
         # The next save works, and clears away what the failed one left.
-        checkpoints.save(4, variables(4), STATE)
+        checkpoints.save(4, leaves(4), STATE)
         assert checkpoints.steps()[-1] == 4
         check_whole(workdir, (4,))
         kept = {str(checkpoints.best()), "4", "best"}
@@ -87,7 +87,7 @@ def test_half_a_write_is_no_checkpoint(tmp_path):
     checkpoints = two_saves(str(tmp_path))
     model = tmp_path / "checkpoints/2/model.safetensors"
     model.write_bytes(model.read_bytes()[:-4] + bytes(4))
-    target = variables(0)
+    target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(target).step == 1
     assert checkpoints.steps() == [1, 2]
 
@@ -107,11 +107,11 @@ def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path
     checkpoints = Checkpoints(f"ram://{tmp_path.name}")
     drawn = random.getstate()
     with caplog.at_level(logging.WARNING):
-        checkpoints.save(1, variables(1), STATE)
+        checkpoints.save(1, leaves(1), STATE)
         checkpoints.wait()
     assert random.getstate() == drawn  # Keras seeds the weights of a model from this generator
     assert checkpoints.take_failure() is None
-    assert checkpoints.restore(variables(0)).step == 1
+    assert checkpoints.restore(leaves(0)).step == 1
     assert caplog.text.count("trying again") == 6
 
 
@@ -125,7 +125,7 @@ def test_a_bucket_that_stays_away_fails_the_save_with_its_reason(monkeypatch, tm
     checkpoints = Checkpoints(f"ram://{tmp_path.name}")
     with monkeypatch.context() as patch:
         patch.setattr(files, "_operate", away)
-        checkpoints.save(1, variables(1), STATE)
+        checkpoints.save(1, leaves(1), STATE)
         checkpoints.wait()
     assert "Error code 503" in checkpoints.take_failure().reason
     assert checkpoints.take_failure() is None
@@ -136,14 +136,14 @@ def test_a_real_limit_on_the_size_of_files_fails_the_save_alone(tmp_path):
     """Not injected: the kernel refuses to write more, half-way through a file."""
     code = (
         "import resource, signal, sys, logging\n"
-        "from tests.checkpoint.test_store import variables\n"
+        "from tests.support.leaves import leaves\n"
         "from tftpu.checkpoint.store import Checkpoints\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "checkpoints = Checkpoints(sys.argv[1])\n"
-        "checkpoints.save(1, variables(1), {})\n"
+        "checkpoints.save(1, leaves(1), {})\n"
         "checkpoints.wait()\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
-        "checkpoints.save(2, variables(2, (1000, 200)), {})\n"
+        "checkpoints.save(2, leaves(2, (1000, 200)), {})\n"
         "checkpoints.wait()\n"
         "print(checkpoints.take_failure(), checkpoints.steps())\n"
     )
@@ -159,43 +159,43 @@ def test_a_broken_checkpoint_does_not_push_out_the_whole_ones(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=1)
     for step in (1, 9):
         checkpoints.keep = 2
-        checkpoints.save(step, variables(step), STATE)
+        checkpoints.save(step, leaves(step), STATE)
     checkpoints.wait()
     (tmp_path / "checkpoints/9/model.safetensors").write_bytes(b"")
     again = Checkpoints(str(tmp_path), keep=1)
-    assert again.restore(variables(0)).step == 1
-    again.save(5, variables(5), STATE)
+    assert again.restore(leaves(0)).step == 1
+    again.save(5, leaves(5), STATE)
     again.wait()
-    check_target = variables(0)
+    check_target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(check_target).step == 5
-    again.save(9, variables(9), STATE)  # the run comes to it again
+    again.save(9, leaves(9), STATE)  # the run comes to it again
     assert again.steps() == [9]
-    check_target = variables(0)
+    check_target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(check_target).step == 9
     assert value_of(check_target) == 9
 
 
 def test_a_best_checkpoint_that_is_broken_is_no_reason_to_remove_the_others(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
-    checkpoints.save(1, variables(1), STATE, Best("loss", 0.5))
-    checkpoints.save(2, variables(2), STATE)
+    checkpoints.save(1, leaves(1), STATE, Best("loss", 0.5))
+    checkpoints.save(2, leaves(2), STATE)
     checkpoints.wait()
     (tmp_path / "checkpoints/1/model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"step 1 in .* there are 2. Remove .*/best to take"):
-        checkpoints.restore(variables(0), checkpoints.best())
+    with pytest.raises(UserError, match=r"step 1 in .* complete ones: 2. Remove .*/best to use"):
+        checkpoints.restore(leaves(0), checkpoints.best())
 
 
 def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path):
     two_saves(str(tmp_path))
     for step in (1, 2):
         (tmp_path / f"checkpoints/{step}/model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"No checkpoint in .* is whole \(there is 2; 1\)"):
-        Checkpoints(str(tmp_path)).restore(variables(0))
+    with pytest.raises(UserError, match=r"No checkpoint in .* is complete \(found 2; 1\)"):
+        Checkpoints(str(tmp_path)).restore(leaves(0))
 
 
 def test_the_variables_may_change_while_they_are_written(tmp_path, monkeypatch):
     checkpoints = Checkpoints(str(tmp_path))
-    saved = variables(1, shape=(500, 500))
+    saved = leaves(1, shape=(500, 500))
     changed = threading.Event()
 
     def held_up(operation, path, function, *args, **keywords):
@@ -204,14 +204,14 @@ def test_the_variables_may_change_while_they_are_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_operate", held_up)
     checkpoints.save(1, saved, STATE)
-    for variable in [*saved["model"], *saved["step"]]:
-        variable.assign(tf.fill(variable.shape, tf.constant(7, variable.dtype)))
+    for leaf in [*saved["model"], *saved["step"]]:
+        leaf.assign(np.full(leaf.shape, 7, leaf.dtype))
     changed.set()
     checkpoints.wait()
     assert value_of(saved) == 7
-    target = variables(0, shape=(500, 500))
+    target = leaves(0, shape=(500, 500))
     checkpoints.restore(target)
-    assert (target["model"][0].numpy() == np.float32(1)).all()
+    assert (target["model"][0].read() == np.float32(1)).all()
 
 
 def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, monkeypatch):
@@ -224,7 +224,7 @@ def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_operate", watch)
     for step in range(1, 6):
-        checkpoints.save(step, variables(step), STATE)
+        checkpoints.save(step, leaves(step), STATE)
     checkpoints.wait()
     order = [int(str(path).split("checkpoints/")[1].split("/")[0]) for path in under_way
              if str(path).endswith("state.json")]  # fmt: skip
@@ -235,5 +235,5 @@ def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, monkeypatch):
 def test_keep_every_keeps_the_multiples(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=2, keep_every=10)
     for step in range(5, 45, 5):
-        checkpoints.save(step, variables(step), STATE)
+        checkpoints.save(step, leaves(step), STATE)
     assert checkpoints.steps() == [10, 20, 30, 35, 40]

@@ -10,14 +10,14 @@ from tftpu.errors import UserError
 
 def test_without_accelerators_auto_is_the_cpu(monkeypatch):
     monkeypatch.delenv("TPU_NAME", raising=False)
-    strategy = tftpu.connect()
-    assert strategy.num_replicas_in_sync == 1
-    assert not isinstance(strategy, tf.distribute.TPUStrategy)
+    engine = tftpu.connect()
+    assert engine.data_shares == 1
+    assert not engine.hardware.is_tpu
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_replicas_split_the_cpu(count):
-    assert tftpu.connect(virtual_devices=count).num_replicas_in_sync == count
+    assert tftpu.connect(virtual_devices=count).data_shares == count
 
 
 def test_more_replicas_than_were_set_up_is_a_sentence():
@@ -30,7 +30,7 @@ def test_more_replicas_than_were_set_up_is_a_sentence():
 def test_a_forced_tpu_that_is_not_there_is_an_error_with_the_likely_cause(name):
     with pytest.raises(UserError) as caught:
         tftpu.connect(tpu=name)
-    assert f"--tpu={name} was asked for" in str(caught.value)
+    assert f"tpu={name!r} was asked for" in str(caught.value)
     assert "is not the TPU's" in str(caught.value)  # plain wheels hold no TPU kernels
     assert not cluster.has_tpu_kernels()
 
@@ -38,7 +38,7 @@ def test_a_forced_tpu_that_is_not_there_is_an_error_with_the_likely_cause(name):
 def test_tpu_name_is_what_auto_goes_for(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "local")
     assert cluster.find_tpu() == "local"
-    with pytest.raises(UserError, match="--tpu=local"):
+    with pytest.raises(UserError, match="tpu='local'"):
         tftpu.connect()
 
 
@@ -46,7 +46,7 @@ def test_tpu_name_is_what_auto_goes_for(monkeypatch):
     ("name", "replicas"), [("v3-8", 8), ("v5e-4", 4), ("v5litepod-8", 8), ("v5p-8", 4)]
 )
 def test_a_simulated_slice_is_the_real_strategy(name, replicas):
-    strategy = tftpu.simulated_slice(name)
+    strategy = tftpu.simulated_slice(name).strategy
     assert isinstance(strategy, tf.distribute.TPUStrategy)
     assert strategy.num_replicas_in_sync == replicas
     with strategy.scope():

@@ -8,10 +8,10 @@ import tensorflow as tf
 import tftpu
 from tests.support.stepping import make_step, train
 from tftpu import models
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.optim import losses
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import compiler, cost
-from tftpu.preflight.lower import lower
 from tftpu.tpu.slices import parse_slice
 
 WIDTH, VOCABULARY = 16, 1000
@@ -118,12 +118,12 @@ def text(steps=2, weighted=True):
 
 
 def run(replicas, gradient_accumulation_steps=1, **options):
-    strategy = tftpu.connect(virtual_devices=replicas)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=replicas)
+    with engine.scope():
         model = tiny_gpt(**options)
     results = train(
-        strategy,
-        make_step(strategy, model, text(), gradient_accumulation_steps=gradient_accumulation_steps),
+        engine,
+        make_step(engine, model, text(), gradient_accumulation_steps=gradient_accumulation_steps),
         text(),
     )
     return results, model.get_weights()

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.support.strategies import mlp
+from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow import internals
 
 
@@ -13,34 +14,34 @@ def built() -> keras.Model:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="ce")
     model.compile("adamw", loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
     batch = (keras.KerasTensor((8, 6)), keras.KerasTensor((8,), "int64"), keras.KerasTensor((8,)))
-    internals.build(model, batch)
+    keras_internals.build(model, batch)
     return model
 
 
 def test_the_losses_of_a_model():
     model = built()
-    (term,) = internals.loss_terms(model)
+    (term,) = keras_internals.loss_terms(model)
     assert (term.loss.name, term.weight) == ("ce", 1.0)
     y, y_pred, w = tf.zeros(8), tf.zeros((8, 4)), tf.ones(8)
-    ((seen_y, seen_pred, seen_w),) = internals.match_losses(model, y, y_pred, w)
+    ((seen_y, seen_pred, seen_w),) = keras_internals.match_losses(model, y, y_pred, w)
     assert seen_y is y and seen_pred is y_pred and seen_w is w
-    assert internals.loss_terms(model) == [term]
+    assert keras_internals.loss_terms(model) == [term]
 
 
 def test_the_metrics_of_a_model():
     model = built()
-    bound = internals.bound_metrics(model)
+    bound = keras_internals.bound_metrics(model)
     assert [(b.metric.name, b.output, b.weighted) for b in bound] == [
         ("accuracy", 0, False),
         ("accuracy", 0, True),
     ]
-    assert set(internals.metric_results(model)) == {"accuracy", "weighted_accuracy"}
+    assert set(keras_internals.metric_results(model)) == {"accuracy", "weighted_accuracy"}
 
 
 def test_the_seed_generators_of_a_model():
     dropout = keras.layers.Dropout(0.5)
     model = keras.Sequential([keras.Input((3,)), dropout])
-    own, everyones = internals.seed_states(model)
+    own, everyones = keras_internals.seed_states(model)
     assert own is dropout.seed_generator.state
     before = everyones.numpy()
     keras.random.uniform((1,))
@@ -49,15 +50,15 @@ def test_the_seed_generators_of_a_model():
 
 def test_masks_are_found():
     embedding = keras.layers.Embedding(5, 2, mask_zero=True)
-    mask = internals.keras_mask(embedding(np.array([[0, 1]])))
+    mask = keras_internals.keras_mask(embedding(np.array([[0, 1]])))
     np.testing.assert_array_equal(mask, [[False, True]])
 
 
 def test_what_an_optimizer_overrides():
     plain = ("SGD", "Adam", "AdamW", "Lamb", "Lion", "Adafactor", "Muon", "RMSprop")
     for name in plain:
-        assert not internals.overrides_apply(getattr(keras.optimizers, name)())
-    assert internals.overrides_apply(keras.optimizers.Nadam())
+        assert not keras_internals.overrides_apply(getattr(keras.optimizers, name)())
+    assert keras_internals.overrides_apply(keras.optimizers.Nadam())
 
 
 def test_weight_decay_and_clipping_of_an_optimizer():
@@ -66,10 +67,10 @@ def test_weight_decay_and_clipping_of_an_optimizer():
     kernel, bias = (keras.Variable(np.ones(2, np.float32), name=n) for n in ("kernel", "bias"))
     optimizer.build([kernel, bias])
     optimizer.learning_rate = 0.5
-    internals.apply_weight_decay(optimizer, [kernel, bias])
+    keras_internals.apply_weight_decay(optimizer, [kernel, bias])
     np.testing.assert_allclose(kernel.numpy(), 0.95)
     np.testing.assert_array_equal(bias.numpy(), 1.0)
-    np.testing.assert_array_equal(internals.clip(optimizer, [tf.constant([2.0])]), [[0.5]])
+    np.testing.assert_array_equal(keras_internals.clip(optimizer, [tf.constant([2.0])]), [[0.5]])
 
 
 def test_kernels_tell_what_xla_compiles():
@@ -101,8 +102,8 @@ def test_the_layer_of_an_op():
 
 
 def test_the_history_of_a_callback_list():
-    callbacks = internals.callback_list([], mlp(), 1, 1)
-    assert isinstance(internals.history_of(callbacks), keras.callbacks.History)
+    callbacks = keras_internals.callback_list([], mlp(), 1, 1)
+    assert isinstance(keras_internals.history_of(callbacks), keras.callbacks.History)
 
 
 def test_a_strategy_of_one_device_is_what_preflight_builds_on():

@@ -65,8 +65,8 @@ def expected(optimizer: str, global_clipnorm: float | None, weighted: bool) -> d
 
 
 def check(count, gradient_accumulation_steps, optimizer, global_clipnorm, weighted, ema_momentum):
-    strategy = tftpu.connect(virtual_devices=count)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=count)
+    with engine.scope():
         model = mlp()
         loss = keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="mean_with_sample_weight"
@@ -78,8 +78,8 @@ def check(count, gradient_accumulation_steps, optimizer, global_clipnorm, weight
         "global_clipnorm": global_clipnorm,
         "ema_momentum": ema_momentum,
     }
-    step = stepping.make_step(strategy, model, batches, **options)
-    results = stepping.train(strategy, step, batches)
+    step = stepping.make_step(engine, model, batches, **options)
+    results = stepping.train(engine, step, batches)
     right = expected(optimizer, global_clipnorm, weighted)
     np.testing.assert_allclose([r["loss"] for r in results], right["losses"], rtol=TOLERANCE)
     np.testing.assert_allclose(
@@ -87,7 +87,7 @@ def check(count, gradient_accumulation_steps, optimizer, global_clipnorm, weight
     )
     for actual, wanted in zip(model.get_weights(), right["weights"]):
         assert relative(actual, wanted) < TOLERANCE
-    averages = [average.numpy() for average in step.averages]
+    averages = [average.numpy() for average in step.state.averages]
     assert len(averages) == (0 if ema_momentum is None else len(right["ema"]))
     for actual, wanted in zip(averages, right["ema"]):
         assert relative(actual, wanted) < TOLERANCE

@@ -7,6 +7,7 @@ import pytest
 import tftpu
 from tests.support import stepping
 from tests.support.strategies import dataset, relative
+from tests.support.training import make_trainer
 from tftpu import models
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.sizes import ResNet
@@ -29,8 +30,8 @@ def images(count: int = STEPS):
 
 def trained(count: int, gradient_accumulation_steps: int, norm_batch):
     """(trainer-like results, weights, evaluation logits) of a small ResNet."""
-    strategy = tftpu.connect(virtual_devices=count)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=count)
+    with engine.scope():
         keras.utils.set_random_seed(1)
         model = models.build(
             ResNet(
@@ -48,9 +49,9 @@ def trained(count: int, gradient_accumulation_steps: int, norm_batch):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
     step = stepping.make_step(
-        strategy, model, images(), gradient_accumulation_steps=gradient_accumulation_steps
+        engine, model, images(), gradient_accumulation_steps=gradient_accumulation_steps
     )
-    results = stepping.train(strategy, step, images())
+    results = stepping.train(engine, step, images())
     return results, model.get_weights(), model(images()[0][0], training=False).numpy()
 
 
@@ -103,8 +104,8 @@ def test_a_ghost_batch_is_normalised_as_numpy_does_it():
 @pytest.mark.parametrize("parts", [(1, 1), (4, 1), (2, 4)], ids=str)
 def test_keras_own_statistics_are_the_mean_of_what_the_parts_saw(parts):
     count, gradient_accumulation_steps = parts
-    strategy = tftpu.connect(virtual_devices=count)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=count)
+    with engine.scope():
         norm = keras.layers.BatchNormalization(momentum=0.8)
         model = keras.Sequential(
             [keras.Input((6, 6, 2)), norm, keras.layers.Flatten(), keras.layers.Dense(3)]
@@ -112,9 +113,9 @@ def test_keras_own_statistics_are_the_mean_of_what_the_parts_saw(parts):
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     batches = images(2)
     step = stepping.make_step(
-        strategy, model, batches, gradient_accumulation_steps=gradient_accumulation_steps
+        engine, model, batches, gradient_accumulation_steps=gradient_accumulation_steps
     )
-    stepping.train(strategy, step, batches)
+    stepping.train(engine, step, batches)
     mean, variance = np.zeros(2), np.ones(2)
     for x, _, _ in batches:
         cut = x.reshape(count * gradient_accumulation_steps, -1, 2)
@@ -123,7 +124,7 @@ def test_keras_own_statistics_are_the_mean_of_what_the_parts_saw(parts):
     np.testing.assert_allclose(norm.moving_mean.numpy(), mean, rtol=1e-5)
     np.testing.assert_allclose(norm.moving_variance.numpy(), variance, rtol=1e-5)
     for variable in (norm.moving_mean, norm.moving_variance):
-        copies = stepping.local_values(strategy, variable)
+        copies = stepping.local_values(engine, variable)
         assert all((copy == copies[0]).all() for copy in copies)
 
 
@@ -132,8 +133,8 @@ def test_evaluation_is_the_same_whatever_the_share():
     data = dataset(images(1)).unbatch().batch(64)
     results = []
     for count in (1, 8):
-        strategy = tftpu.connect(virtual_devices=count)
-        with strategy.scope():
+        engine = tftpu.connect(virtual_devices=count)
+        with engine.scope():
             keras.utils.set_random_seed(1)
             model = keras.Sequential(
                 [
@@ -145,5 +146,5 @@ def test_evaluation_is_the_same_whatever_the_share():
             )
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("sgd", loss, metrics=["accuracy"])
-        results.append(tftpu.Trainer(model, verbose=False).evaluate(data))
+        results.append(make_trainer(model).evaluate(data))
     assert results[0] == pytest.approx(results[1], rel=1e-6)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tftpu
 from tests.support import stepping
 from tests.support.strategies import mlp, random_batches, relative
+from tests.support.training import make_trainer
 
 STEPS, BATCH = 5, 64
 # The unit roundoff of each format: its significand has 8 or 11 bits.
@@ -21,10 +22,10 @@ def trained(
     batches=None,
     scale: float | None = None,
 ):
-    """(strategy, step, weights before, results) of five steps under a policy."""
+    """(engine, step, weights before, results) of five steps under a policy."""
     keras.config.set_dtype_policy(policy)
-    strategy = tftpu.connect(virtual_devices=count)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=count)
+    with engine.scope():
         model = mlp()
         before = model.get_weights()
         model.compile(
@@ -33,11 +34,11 @@ def trained(
         )
     batches = batches or random_batches(STEPS, BATCH, False)
     step = stepping.make_step(
-        strategy, model, batches, gradient_accumulation_steps=gradient_accumulation_steps
+        engine, model, batches, gradient_accumulation_steps=gradient_accumulation_steps
     )
     if scale is not None:
         model.optimizer.dynamic_scale.assign(scale)
-    return strategy, step, before, stepping.train(strategy, step, batches)
+    return engine, step, before, stepping.train(engine, step, batches)
 
 
 @pytest.mark.parametrize("policy", ROUNDOFF)
@@ -46,7 +47,7 @@ def test_equals_float32_up_to_rounding(policy, parts):
     _, exact, before, _ = trained("float32", 1, 1)
     _, step, _, results = trained(policy, *parts)
     # Each update is a sum of products of which every factor was rounded: a few roundoffs.
-    for w, e, b in zip(step.model.get_weights(), exact.model.get_weights(), before):
+    for w, e, b in zip(step.state.model.get_weights(), exact.state.model.get_weights(), before):
         assert 0 < relative(w - b, e - b) < 4 * ROUNDOFF[policy]
     assert np.isfinite([r["loss"] for r in results]).all()
 
@@ -56,13 +57,13 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
     batches = random_batches(1, BATCH, True)
     # The last example, of the last replica and the last microbatch: beyond float16's 65,504.
     batches[0][2][BATCH - 1] = 1e7
-    strategy, step, before, results = trained("mixed_float16", *parts, batches, scale=1024.0)
+    engine, step, before, results = trained("mixed_float16", *parts, batches, scale=1024.0)
     assert results[0]["skipped_steps"] == 1
-    assert float(step.model.optimizer.dynamic_scale.numpy()) == 512.0
-    assert int(step.optimizer.iterations.numpy()) == 0
-    assert int(step.step.numpy()) == 1  # the batch is used up all the same
-    for variable, initial in zip(step.model.trainable_variables, before):
-        for copy in stepping.local_values(strategy, variable):
+    assert float(step.state.model.optimizer.dynamic_scale.numpy()) == 512.0
+    assert int(step.state.optimizer.iterations.numpy()) == 0
+    assert int(step.state.step.numpy()) == 1  # the batch is used up all the same
+    for variable, initial in zip(step.state.model.trainable_variables, before):
+        for copy in stepping.local_values(engine, variable):
             np.testing.assert_array_equal(copy, initial)
 
 
@@ -71,22 +72,22 @@ def test_without_an_overflow_the_same_step_moves_the_weights():
         "mixed_float16", 4, 1, random_batches(1, BATCH, False), scale=1024.0
     )
     assert "skipped_steps" not in results[0]
-    assert float(step.model.optimizer.dynamic_scale.numpy()) == 1024.0
-    assert int(step.optimizer.iterations.numpy()) == 1
-    assert relative(step.model.get_weights()[0], before[0]) > 1e-4
+    assert float(step.state.model.optimizer.dynamic_scale.numpy()) == 1024.0
+    assert int(step.state.optimizer.iterations.numpy()) == 1
+    assert relative(step.state.model.get_weights()[0], before[0]) > 1e-4
 
 
 def test_the_scale_doubles_after_enough_steps_without_overflow():
     keras.config.set_dtype_policy("mixed_float16")
-    strategy = tftpu.connect(virtual_devices=2)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=2)
+    with engine.scope():
         model = mlp()
         inner = keras.optimizers.SGD(0.05)
         scaler = keras.optimizers.LossScaleOptimizer(inner, 256.0, dynamic_growth_steps=3)
         model.compile(scaler, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     batches = random_batches(STEPS, BATCH, False)
-    step = stepping.make_step(strategy, model, batches)
-    stepping.train(strategy, step, batches)
+    step = stepping.make_step(engine, model, batches)
+    stepping.train(engine, step, batches)
     assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
     assert int(model.optimizer.step_counter.numpy()) == 2
 
@@ -98,4 +99,4 @@ def test_a_loss_that_stays_infinite_at_the_least_scale_ends_the_run():
     ((x, y, _),) = random_batches(1, 16, False)
     batches = tf.data.Dataset.from_tensors((x * np.inf, y))
     with pytest.raises(tftpu.UserError, match="not finite any more between step 11 and step 15"):
-        tftpu.Trainer(model, steps_per_loop=5, verbose=False).fit(batches, 100)
+        make_trainer(model, steps_per_loop=5).fit(batches, 100)

@@ -25,8 +25,8 @@ def masks(
     Example i is the i-th unit vector, so the i-th row of the kernel alone learns from it, and
     learns exactly where its mask let the gradient through.
     """
-    strategy = tftpu.connect(virtual_devices=count)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=count)
+    with engine.scope():
         dense = keras.layers.Dense(FEATURES, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential(
             [keras.Input((BATCH,)), dense, keras.layers.Dropout(1 - KEEP, seed=9)]
@@ -34,12 +34,12 @@ def masks(
         model.compile(keras.optimizers.SGD(1.0), Negative(reduction="sum"))
     batches = [(np.eye(BATCH, dtype=np.float32), np.zeros(BATCH, np.int64), None)]
     step = stepping.make_step(
-        strategy, model, batches, gradient_accumulation_steps=gradient_accumulation_steps, seed=seed
+        engine, model, batches, gradient_accumulation_steps=gradient_accumulation_steps, seed=seed
     )
     found = []
     for _ in range(steps):
         before = dense.kernel.numpy()
-        stepping.train(strategy, step, batches)
+        stepping.train(engine, step, batches)
         found.append(dense.kernel.numpy() - before > 0.5)
     return np.stack(found)
 

@@ -13,10 +13,16 @@ import tensorflow as tf
 import tftpu
 from tests.engines.test_step_equality import covering_set, optimizer_named
 from tests.support import reference
+from tests.support.stepping import train_step
 from tests.support.strategies import mlp
 from tftpu import input_pipelines
+from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow import checks, feed, internals
-from tftpu.engines.tensorflow.step import Step
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.engines.tensorflow.eval_step import EvalStep
+from tftpu.engines.tensorflow.loops import device_loop
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.launch import config_flags, experiment
 from tftpu.models.layers.normalization import GhostBatchNormalization
 
@@ -32,7 +38,7 @@ def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
     return list({id(op): op for op in [*marked, *inner]}.values())
 
 
-def traced(model: keras.Model, batch: tuple, **options) -> tuple[Step, list[tf.Operation]]:
+def traced(model: keras.Model, batch: tuple, **options) -> tuple[TrainStep, list[tf.Operation]]:
     """The ops of a device loop of the model, on a simulated v3-8.
 
     Args:
@@ -40,36 +46,32 @@ def traced(model: keras.Model, batch: tuple, **options) -> tuple[Step, list[tf.O
         batch: `tf.TensorSpec`s of one replica's share.
     """
     strategy = model.distribute_strategy
-    with strategy.scope():
-        step = Step(model, batch, **options)
+    engine = TensorFlowEngine(strategy)
+    with engine.scope():
+        step = train_step(model, batch, **options)
     whole = keras.tree.map_structure(
         lambda s: tf.zeros((2, REPLICAS * s.shape[0], *s.shape[1:]), s.dtype), batch
     )
     data = tf.data.Dataset.from_tensor_slices(whole)
 
-    @tf.function
-    def loop(iterator, count):
-        train = tf.autograph.experimental.do_not_convert(step.train)
-        for _ in tf.range(count):
-            strategy.run(train, args=(next(iterator),))
-        strategy.run(step.synchronise)
-
+    loop = device_loop(strategy, step.train, step.synchronise)
     iterator = iter(feed.distribute(data, strategy))
-    graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
+    with engine.scope():
+        graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
     return step, replica_ops(graph)
 
 
-def assert_one_reduction_and_no_host_op(step: Step, ops: list[tf.Operation]) -> None:
+def assert_one_reduction_and_no_host_op(step: TrainStep, ops: list[tf.Operation]) -> None:
     sums = [op for op in ops if op.type == "CrossReplicaSum"]
-    gradients = [v.shape for v in step.model.trainable_variables]
-    others = [v.shape for v in step._statistics]  # once a loop, for their mean
-    if None in step._static_divisors:
-        others.append((len(step._static_divisors),))
+    gradients = [v.shape for v in step.state.model.trainable_variables]
+    others = [v.shape for v in step.statistics]  # once a loop, for their mean
+    if None in step.divisors:
+        others.append((len(step.divisors),))
     found = collections.Counter(tuple(op.inputs[0].shape) for op in sums)
     assert found == collections.Counter(tuple(shape) for shape in [*gradients, *others])
     # The loss scale's skipped steps alone need a broadcast, of their count.
     broadcasts = sum(op.type == "AllToAll" for op in ops)
-    assert broadcasts == isinstance(step.model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert broadcasts == isinstance(step.state.model.optimizer, keras.optimizers.LossScaleOptimizer)
     host = {op.type for op in ops if not internals.xla_kernel(op.type)}
     assert host <= TPU_ONLY, f"no TPU kernel: {host - TPU_ONLY}"
 
@@ -174,29 +176,31 @@ def test_the_trainers_loop_takes_the_time_on_the_host_alone(slice_of_eight):
         model = mlp()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer_named("sgd"), loss)
-    trainer = tftpu.Trainer(model, verbose=False)
     data = tf.data.Dataset.from_tensor_slices((tf.zeros((128, 6)), tf.zeros(128, tf.int64)))
     data = data.batch(64, drop_remainder=True)
-    trainer._prepare(data)
-    loop = trainer._make_loop(trainer.step.train, trainer.step.synchronise)
-    iterator = iter(feed.distribute(data, slice_of_eight))
+    engine = slice_of_eight
+    executor = engine.prepare(model, TrainOptions(), engine.training_spec(data))
+    train = executor.training(engine.training_spec(data))
+    loop = device_loop(slice_of_eight.strategy, train.step.train, train.step.synchronise)
+    iterator = iter(feed.distribute(data, slice_of_eight.strategy))
     graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
     clocks = [op for op in checks.graph_ops(graph) if op.type == "Timestamp"]
     assert len(clocks) == 2
     on_tpu = replica_ops(graph)
     assert not {id(op) for op in clocks} & {id(op) for op in on_tpu}
-    assert_one_reduction_and_no_host_op(trainer.step, on_tpu)
+    assert_one_reduction_and_no_host_op(train.step, on_tpu)
 
 
 def test_the_weight_norm_traces(slice_of_eight):
     with slice_of_eight.scope():
         model = mlp()
         model.compile(optimizer_named("sgd"), "mse")
-        step = Step(model, (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))))
+        spec = tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))
+        step = EvalStep(ModelState(model, spec, TrainOptions()))
 
     @tf.function(autograph=False)
     def norm():
-        return slice_of_eight.run(step.weight_norm)
+        return slice_of_eight.strategy.run(step.weight_norm)
 
     ops = replica_ops(norm.get_concrete_function().graph)
     assert not any(op.type in ("CrossReplicaSum", "AllToAll") for op in ops)

@@ -58,7 +58,7 @@ def test_hosts_that_do_not_divide_the_batch_are_refused():
 
 
 def test_eight_replicas_get_the_batch_in_its_order():
-    strategy = tftpu.connect(virtual_devices=8)
+    strategy = tftpu.connect(virtual_devices=8).strategy
     iterator = feed.training_iterator(numbers(24, 16), 3, strategy)
     (examples, _) = next(iterator)
     shares = [share.numpy() for share in strategy.experimental_local_results(examples)]

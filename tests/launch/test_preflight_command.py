@@ -1,24 +1,26 @@
-"""`tftpu preflight`: its mistakes, its files, and the prediction that `tftpu train` shows."""
+"""`tftpu preflight`: errors, files, prices, and the prediction that `tftpu train` shows."""
 
 import json
 
 import pytest
 
+from tftpu.errors import UserError
 from tftpu.launch import calibrate, predictions
 from tftpu.launch import main as command_line
+from tftpu.launch.preflight_check import parse_prices
 from tftpu.tpu.slices import parse_slice
 
 DIGITS = ("preflight", "--config=digits_resnet")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["preflight"], "needs --config=NAME"),
         ([*DIGITS, "--slices=v9-8"], "is not a TPU slice"),
         ([*DIGITS, "--slices=v3-9"], "There is no v3-9"),
-        ([*DIGITS, "--slices="], "No slice was named"),
-        ([*DIGITS, "--slices=,"], "No slice was named"),
+        ([*DIGITS, "--slices="], "--slices= names no slice"),
+        ([*DIGITS, "--slices=,"], "--slices=, names no slice"),
         ([*DIGITS, "--slice=v3-8"], "Did you mean 'slices'?"),
         ([*DIGITS, "--price=v5e:1"], "--price"),
         ([*DIGITS, "--json"], "write --json=VALUE"),
@@ -27,16 +29,16 @@ DIGITS = ("preflight", "--config=digits_resnet")
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    arguments, sentence, capsys, monkeypatch, tmp_path
+def test_a_mistake_gives_one_clear_message_and_exit_code_2(
+    arguments, message, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
     assert command_line.main(arguments) == 2
     said = capsys.readouterr().err
-    assert sentence in said and "Traceback" not in said
+    assert message in said and "Traceback" not in said
 
 
-def test_a_slice_that_the_config_cannot_be_shared_by_says_why(tmp_path, capsys):
+def test_a_slice_that_cannot_share_the_batch_is_reported_with_the_reason(tmp_path, capsys):
     arguments = [*DIGITS, "--slices=v3-32", f"--workdir={tmp_path}"]
     assert command_line.main(arguments) == 0
     said = capsys.readouterr().out
@@ -44,7 +46,7 @@ def test_a_slice_that_the_config_cannot_be_shared_by_says_why(tmp_path, capsys):
 
 
 @pytest.mark.compiles
-def test_the_report_lands_in_the_workdir_and_where_json_says(tmp_path, capsys):
+def test_the_report_is_written_to_the_workdir_and_to_the_json_file(tmp_path, capsys):
     wanted = tmp_path / "report.json"
     arguments = [
         *(*DIGITS, "--slices=v3-8", "--price=v3=4.00", "--explain"),
@@ -57,16 +59,27 @@ def test_the_report_lands_in_the_workdir_and_where_json_says(tmp_path, capsys):
     assert report == json.loads((tmp_path / "run" / "preflight.json").read_text())
     (item,) = report["slices"]
     assert item["usd_per_1000_steps"] == pytest.approx(4 * 4.00 * item["step_ms"] / 3600)
-    # What train then shows beside its own time, if it has as many replicas.
+    # The command `train` shows this next to its own time if it has as many replicas.
     assert predictions.step_times(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
     assert predictions.step_times(str(tmp_path / "run"), 4) == ""
+
+
+def test_prices_can_be_given():
+    assert parse_prices("v5e=1.10,v3=0.5") == {"v5e": 1.10, "v3": 0.5}
+    assert parse_prices("") == {}
+
+
+@pytest.mark.parametrize("text", ["v5e", "v5e=cheap", "v5e=-1", "v9=1", "v5e=nan"])
+def test_an_invalid_price_is_refused(text):
+    with pytest.raises(UserError, match="--price"):
+        parse_prices(text)
 
 
 def test_there_is_no_prediction_without_a_preflight(tmp_path):
     assert predictions.step_times(str(tmp_path), 8) == ""
 
 
-def test_the_calibration_rows_are_slices_with_a_source():
+def test_every_calibration_row_has_a_slice_and_a_source():
     for row in calibrate.ROWS:
         assert parse_slice(row.slice).name == row.slice
         assert row.step_ms > 0 and row.source

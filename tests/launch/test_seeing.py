@@ -12,6 +12,7 @@ import pytest
 
 import tftpu
 from tests.runtime.test_goodput import slowly
+from tests.support.training import make_trainer
 from tests.training.test_trainer import compiled, data
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
@@ -25,9 +26,7 @@ from tftpu.storage import files
 def run(tmp_path_factory):
     """A finished run of 60 steps, of which five were profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "fast"
-    trainer = tftpu.Trainer(
-        compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45", verbose=False
-    )
+    trainer = make_trainer(compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45")
     trainer.fit(data().cache().repeat(), 60, validation_data=data(), eval_every=30)
     return workdir
 
@@ -36,7 +35,7 @@ def run(tmp_path_factory):
 def starved(tmp_path_factory):
     """A run whose input takes 20 ms a batch, of which 20 steps were profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
-    trainer = tftpu.Trainer(compiled(), workdir, log_every=5, profile="10:30", verbose=False)
+    trainer = make_trainer(compiled(), workdir, log_every=5, profile="10:30")
     trainer.fit(data().cache().repeat().map(slowly), 40)
     return workdir
 
@@ -53,7 +52,7 @@ def test_the_status_of_a_finished_run_is_what_its_files_say(run):
         last = [line for line in written if line["split"] == split][-1]
         assert record["metrics"][split]["loss"] == last["loss"]
     text = "\n".join(lines(record))
-    assert "60/60 (100%)" in text and "finished" in text and "whole" in text
+    assert "60/60 (100%)" in text and "finished" in text and "total" in text
     assert all(len(line) <= 110 for line in text.splitlines())
 
 
@@ -61,10 +60,11 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     """Running while the lock is held; crashed once its holder is gone without a word."""
     with files.claim(str(tmp_path)):
         assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
-    record = goodput.read(str(run)) | {"state": "running", "eta_seconds": 75.0, "step": 30}
+    record = goodput.read(str(run)).to_json()
+    record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     code = (
-        "import sys, time\nfrom tftpu import files\n"
+        "import sys, time\nfrom tftpu.storage import files\n"
         "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(
@@ -174,7 +174,7 @@ def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
             if self.model.optimizer.iterations.numpy() == 20:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-    trainer = tftpu.Trainer(compiled(), tmp_path, steps_per_loop=5, verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, steps_per_loop=5)
     before = signal.getsignal(signal.SIGUSR1)
     trainer.fit(data(), 60, callbacks=[Signal()])
     assert profile.read(str(tmp_path)).steps == 10
@@ -193,7 +193,7 @@ def test_a_profile_that_was_cut_off_is_a_sentence(trace, tmp_path):
 
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "plugins").write_text("in the way")
-    trainer = tftpu.Trainer(compiled(), tmp_path, profile="5:10", verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, profile="5:10")
     trainer.fit(data(), 20)
     assert "The profile could not be written" in caplog.text
     assert trainer.checkpoints.steps() == [20]
@@ -205,7 +205,7 @@ def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path):
             if self.model.optimizer.iterations.numpy() == 130:
                 trainer.profiler.observe(1.0)  # as the loop of step 130 would have
 
-    trainer = tftpu.Trainer(compiled(), tmp_path, steps_per_loop=1, profile="slow", verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, steps_per_loop=1, profile="slow")
     trainer.fit(data().cache().repeat(), 160, callbacks=[Stall()])
     assert profile.read(str(tmp_path)).steps == 10
     assert trainer.clock.seconds()["profiling"] > 0

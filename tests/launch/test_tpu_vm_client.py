@@ -341,7 +341,9 @@ def test_the_network_is_lost_while_it_trains(service, capsys):
     service.get = lost_when_active
     assert launch() == 2
     said = capsys.readouterr().out
-    assert f"The run may continue, and cost; this deletes it: {delete_command(id_of(service))}" in said
+    assert (
+        f"The run may continue, and cost; this deletes it: {delete_command(id_of(service))}" in said
+    )
     assert len(service.slices) == 1  # it may be training well
 
 

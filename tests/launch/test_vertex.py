@@ -193,6 +193,10 @@ def test_a_config_gives_a_name_that_google_cloud_allows(config, name):
 
 
 def test_durations():
-    assert tuple(job.seconds("timeout", text) for text in ("90m", "24h", "7d")) == (5400, 86400, 604800)
+    assert tuple(job.seconds("timeout", text) for text in ("90m", "24h", "7d")) == (
+        5400,
+        86400,
+        604800,
+    )
     with pytest.raises(UserError, match="3 weeks"):
         job.seconds("timeout", "3 weeks")

@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 from tftpu import models, preflight
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.errors import UserError
 from tftpu.models.kernels import flash, internals, tensorflow_ops
 from tftpu.models.layers.attention import attention
 from tftpu.preflight import compiler, cost
-from tftpu.preflight.lower import lower
+from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
 
 
@@ -33,17 +34,18 @@ def interpreted(monkeypatch):
 
     monkeypatch.setattr(flash, "BLOCK", 128)
     monkeypatch.setattr(tensorflow_ops, "_in_graph", in_graph)
-    monkeypatch.setattr(tensorflow_ops, "on_tpu", lambda: True)
+    with target.compiling_for("tpu"):
+        yield
 
 
 def test_a_jax_that_is_too_new_for_tensorflow_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(tensorflow_ops, "on_tpu", lambda: True)
     query = tf.zeros((1, 128, 1, 128))
     if internals.reads_what_jax_writes():  # as TensorFlow 2.19 with jax 0.10
         from jax import export
 
         monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 99)
-    with pytest.raises(UserError, match=r"cannot read what this jax writes.*jax==0\.6\.0"):
+    message = r"cannot read what this jax writes.*jax==0\.6\.0"
+    with target.compiling_for("tpu"), pytest.raises(UserError, match=message):
         attention(query, query, query, implementation="flash")
 
 
@@ -149,14 +151,14 @@ def tiny_gpt(**fields):
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
 def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(name):
-    target = parse_slice(name)
+    slice_ = parse_slice(name)
     tokens = tf.TensorSpec((BATCH, TIME), tf.int32)
     program = lower(
-        tiny_gpt(attention="flash"), (tokens, tokens), target.replicas, "mixed_bfloat16"
+        tiny_gpt(attention="flash"), (tokens, tokens), slice_.replicas, "mixed_bfloat16"
     )
-    compiled = compiler.compile_program(program.hlo, target)
+    compiled = compiler.compile_program(program.hlo, slice_)
     assert not compiled.error
-    found = cost.price(program, compiled, target).instructions
+    found = cost.price(program, compiled, slice_).instructions
     calls = [p for p in found if p.kind == "custom call" and p.flops]
     # Forward: scores and mixed values. Backward: scores again, and four gradients. Of 2 x 2 blocks
     # of 256 the causal mask leaves 3; each of 2 heads works on 128 lanes.

@@ -30,7 +30,7 @@ def peers() -> dict[str, keras.Model]:
         model = getattr(keras.applications, peer)(
             weights=None,
             input_shape=(SIZE, SIZE, 3),
-            num_classes=CLASSES,
+            classes=CLASSES,
             classifier_activation=None,
             **options,
         )

@@ -5,12 +5,13 @@ import numpy as np
 import tensorflow as tf
 
 import tftpu
+from tests.support.training import make_trainer
 from tftpu import models
 from tftpu.models.layers import pixels
 
 
 def small() -> keras.Model:
-    fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 3}
+    fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 3}
     return models.build("resnet18", **fields, norm_batch=4)
 
 
@@ -45,6 +46,6 @@ def test_it_trains_on_replicas_with_soft_labels():
         with tftpu.connect(virtual_devices=replicas).scope():
             model = pixels.standardised(small())
             model.compile("sgd", SmoothedCrossentropy(0.1), metrics=[Accuracy()])
-            trainer = tftpu.Trainer(model, steps_per_loop=2, log_every=2, verbose=False)
+            trainer = make_trainer(model, steps_per_loop=2, log_every=2)
         losses.append(trainer.fit(data, 4).history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.support.strategies import relative
 from tftpu import models
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.models.layers.pointwise import PointwiseConv
+from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
 from tftpu.models.sizes import ResNet
 
 BATCH, FILTERS = 12, 24
@@ -16,20 +16,25 @@ WITHIN = [4, 12]  # examples that share statistics: three groups, and one
 
 
 def layers(conv: type, policy: str, within: int):
+    """A convolution, the norm that goes with it, and a function that applies both in training."""
     keras.utils.set_random_seed(0)
+    pointwise = conv is PointwiseConv
     conv = conv(FILTERS, 1, use_bias=False, dtype=policy)
-    norm = GhostBatchNormalization(within, dtype=policy)
+    norm = PointwiseNormalization if pointwise else GhostBatchNormalization
+    norm = norm(within, dtype=policy)
     conv.build((BATCH, 5, 5, 8))
-    norm.build((BATCH, 5, 5, FILTERS))
+    product = (BATCH, 5, 5, FILTERS)
+    norm.build((product, (BATCH, 5, 5, 8), (8, FILTERS)) if pointwise else product)
+    total = Sum(dtype=policy)
     rng = np.random.default_rng(1)
     norm.gamma.assign(rng.normal(1.0, 0.3, FILTERS))
     norm.beta.assign(rng.normal(0.0, 0.3, FILTERS))
-    return conv, norm
+    return conv, norm, lambda x: total([norm(conv(x), training=True)])
 
 
 def results(conv: type, policy: str, within: int, mean: float = 0.0) -> dict:
     """Output, gradients of a loss that is not linear, moving statistics; float32."""
-    conv, norm = layers(conv, policy, within)
+    conv, norm, apply = layers(conv, policy, within)
     rng = np.random.default_rng(2)
     x = tf.constant(np.maximum(rng.normal(mean, 1.0, (BATCH, 5, 5, 8)), 0.0), tf.float32)
     weight = tf.constant(rng.normal(size=(BATCH, 5, 5, FILTERS)), tf.float32)
@@ -40,7 +45,7 @@ def results(conv: type, policy: str, within: int, mean: float = 0.0) -> dict:
     def run():
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.cast(norm(conv(tf.cast(x, conv.compute_dtype)), training=True), tf.float32)
+            y = tf.cast(apply(tf.cast(x, conv.compute_dtype)), tf.float32)
             loss = tf.reduce_sum(y * weight + 0.1 * y**3)
         return y, tape.gradient(loss, sources)
 
@@ -71,13 +76,13 @@ def test_the_product_is_read_once_and_that_of_one_group_never():
     """By what normalises it: not for statistics, and not in the backward pass."""
 
     def readers(conv, within):
-        conv, norm = layers(conv, "float32", within)
+        conv, norm, apply = layers(conv, "float32", within)
 
         @tf.function
         def run(x):
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                loss = tf.reduce_sum(norm(conv(x), training=True) ** 2)
+                loss = tf.reduce_sum(apply(x) ** 2)
             return tape.gradient(loss, [x, conv.kernel.value, norm.gamma.value])
 
         graph = run.get_concrete_function(tf.TensorSpec((BATCH, 5, 5, 8))).graph
@@ -97,7 +102,7 @@ def test_the_product_is_read_once_and_that_of_one_group_never():
 @pytest.mark.parametrize("norm_batch", [64, 128])
 def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(norm_batch, monkeypatch):
     """With shortcuts of stride 1 and 2, whose products are added to those of the branch."""
-    fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 5}
+    fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 5}
     rng = np.random.default_rng(3)
     images = rng.normal(size=(128, 8, 8, 3)).astype("float32")
     labels = rng.integers(0, 5, 128)

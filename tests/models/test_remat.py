@@ -8,10 +8,10 @@ import tensorflow as tf
 from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
 from tests.models.test_training import VARIANTS, compiled
 from tests.support import zoo
+from tests.support.stepping import train_step
 from tests.support.strategies import relative
 from tftpu import models, preflight
-from tftpu.engines.tensorflow import internals
-from tftpu.engines.tensorflow.step import Step
+from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 
 __all__ = ["slice_of_eight"]  # a fixture
@@ -27,14 +27,14 @@ RANDOM = {
 
 def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[str, np.ndarray]:
     keras.config.set_dtype_policy(policy)
-    with internals.fresh_names():
+    with keras_internals.fresh_names():
         model = compiled(family, remat=remat, **RANDOM.get(family, {}))
     model.set_weights(weights)
     # Plain descent: a weight moves by its gradient.
     model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(True))
     x, y = zoo.batch(family)
     specs = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
-    step = Step(model, specs, gradient_accumulation_steps=2, seed=3)
+    step = train_step(model, specs, gradient_accumulation_steps=2, seed=3)
     tf.function(step.train)((x, y))
     return {v.path: v.numpy() for v in model.weights}
 

@@ -12,7 +12,7 @@ from tftpu.errors import UserError
 
 
 def tiny(stem):
-    fields = {"blocks": (1,), "width": 8, "image_size": 32, "classes": 5, "bottleneck": False}
+    fields = {"blocks": (1,), "width": 8, "image_size": 32, "num_classes": 5, "bottleneck": False}
     return models.build("resnet18", stem=stem, **fields)
 
 
@@ -53,7 +53,7 @@ def papers_stem(image_size: int) -> keras.Model:
 def test_the_stem_and_its_gradients_are_those_of_kerass_layers(stem, size, norm_batch):
     model = models.build(
         "resnet18",
-        **{"blocks": (1,), "width": 8, "image_size": size, "classes": 5, "bottleneck": False},
+        **{"blocks": (1,), "width": 8, "image_size": size, "num_classes": 5, "bottleneck": False},
         **{"stem": stem, "norm_batch": norm_batch},
     )
     ours = keras.Model(model.input, model.get_layer("stem_act").output)

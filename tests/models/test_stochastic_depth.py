@@ -8,7 +8,7 @@ import tensorflow as tf
 import tftpu
 from tests.engines.test_step_randomness import Negative
 from tests.support import stepping
-from tftpu.engines.tensorflow import internals
+from tftpu.engines import keras_internals
 from tftpu.models.layers.stochastic_depth import ExampleSeed, StochasticDepth
 
 BATCH, FEATURES, RATE = 64, 3, 0.3
@@ -20,8 +20,8 @@ def kept(count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int
     Example i is the i-th unit vector, so the i-th row of a kernel alone learns from it, by 1 / keep
     in each feature, or not at all.
     """
-    strategy = tftpu.connect(virtual_devices=count)
-    with strategy.scope():
+    engine = tftpu.connect(virtual_devices=count)
+    with engine.scope():
         x = inputs = keras.Input((BATCH,))
         zeros = {"use_bias": False, "kernel_initializer": "zeros"}
         dense = [keras.layers.Dense(FEATURES, **zeros) for _ in range(2)]
@@ -30,12 +30,12 @@ def kept(count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int
         model.compile(keras.optimizers.SGD(1.0), Negative(reduction="sum"))
     batches = [(np.eye(BATCH, dtype=np.float32), np.zeros(BATCH, np.int64), None)]
     step = stepping.make_step(
-        strategy, model, batches, gradient_accumulation_steps=gradient_accumulation_steps, seed=seed
+        engine, model, batches, gradient_accumulation_steps=gradient_accumulation_steps, seed=seed
     )
     found = []
     for _ in range(steps):
         before = [layer.kernel.numpy() for layer in dense]
-        stepping.train(strategy, step, batches)
+        stepping.train(engine, step, batches)
         moved = np.stack([layer.kernel.numpy() - b for layer, b in zip(dense, before)])
         assert ((moved == 0) | np.isclose(moved, 1 / (1 - RATE))).all()
         assert (moved == moved[..., :1]).all()  # a whole example, or nothing of it
@@ -89,7 +89,7 @@ def test_evaluation_changes_nothing_and_training_keeps_the_mean():
 def test_the_step_finds_the_generators():
     layer = StochasticDepth(RATE)
     model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dropout(0.1)])
-    (state,) = internals.example_seeds(model)
+    (state,) = keras_internals.example_seeds(model)
     assert state is layer.seed_generator.state
-    assert not any(state is other for other in internals.seed_states(model))
+    assert not any(state is other for other in keras_internals.seed_states(model))
     assert model.count_params() == 0

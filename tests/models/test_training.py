@@ -6,9 +6,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-import tftpu
 from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
 from tests.support import zoo
+from tests.support.training import make_trainer
 from tftpu import models
 
 __all__ = ["slice_of_eight"]  # a fixture
@@ -40,7 +40,7 @@ def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
     keras.config.set_dtype_policy(policy)
     model = compiled(family)
     assert model.output.dtype == "float32"
-    trainer = tftpu.Trainer(model, steps_per_loop=200, log_every=200, verbose=False)
+    trainer = make_trainer(model, steps_per_loop=200, log_every=200)
     data = tf.data.Dataset.from_tensors(zoo.batch(family))
     history = trainer.fit(data, 200, validation_data=data).history
     chance = math.log(model.output.shape[-1])

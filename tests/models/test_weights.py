@@ -11,6 +11,7 @@ import tftpu
 from tests.support import zoo
 from tftpu import models
 from tftpu.checkpoint.store import Checkpoints
+from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.models.weights import loading
 
 FAMILIES = [name for name in zoo.TINY if name not in ("efficientnetv2", "vit_mean")]
@@ -55,7 +56,7 @@ def test_a_path_of_a_file_system_of_tensorflow(tmp_path):
 def test_a_checkpoint_of_tftpu(tmp_path):
     saved, model = build("resnet", 1), build("resnet", 2)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(7, {"model": saved.weights}, {})
+    checkpoints.save(7, leaves_of({"model": saved.weights}), {})
     checkpoints.wait()
     report = models.load_weights(model, tmp_path / "checkpoints" / "7")
     assert not (report.missing or report.unused)

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tests.models.test_flash import interpreted
+from tftpu.engines.tensorflow.lower import lower
 from tftpu.models.kernels import tensorflow_ops, whole
 from tftpu.models.layers.attention import whole_sequences
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.preflight import compiler, cost
-from tftpu.preflight.lower import lower
 from tftpu.tpu.slices import parse_slice
 
 __all__ = ["interpreted"]  # a fixture

@@ -139,15 +139,16 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
 )
 def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
     import tftpu
+    from tests.support.stepping import train_step
     from tftpu import input_pipelines
-    from tftpu.engines.tensorflow.step import Step
+    from tftpu.engines.tensorflow import lower
     from tftpu.launch import config_flags, experiment
-    from tftpu.preflight import cost, lower
+    from tftpu.preflight import cost
 
     settings = config_flags.load(config, [])
     batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
     with tftpu.connect(virtual_devices=1).scope():
-        step = Step(experiment.build_model(settings), batch)
+        step = train_step(experiment.build_model(settings), batch)
     program = lower.lower(lambda: experiment.build_model(settings), batch, 1, "float32")
     assert step.model_flops == pytest.approx(cost.model_flops(program), rel=0.02)
 
@@ -158,13 +159,14 @@ def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
     import tensorflow as tf
 
     import tftpu
+    from tests.support.stepping import train_step
     from tftpu import models
-    from tftpu.engines.tensorflow.step import Step
+    from tftpu.engines.tensorflow import lower
     from tftpu.models.sizes import ResNet
-    from tftpu.preflight import cost, lower
+    from tftpu.preflight import cost
 
     def compiled(norm_batch):
-        fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "classes": 5}
+        fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 5}
         model = models.build(ResNet("tiny", norm_batch=norm_batch, **fields))
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
@@ -173,7 +175,7 @@ def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
     found = set()
     for norm_batch in (32, 64):
         with tftpu.connect(virtual_devices=1).scope():
-            found.add(Step(compiled(norm_batch), batch).model_flops)
+            found.add(train_step(compiled(norm_batch), batch).model_flops)
         program = lower.lower(lambda n=norm_batch: compiled(n), batch, 1, "float32")
         found.add(cost.model_flops(program))
     assert len(found) == 1
@@ -181,14 +183,18 @@ def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
 
 def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):
     """Two dense layers, 6 to 16 to 4, on 16 examples: forward, and backward twice."""
+    import tensorflow as tf
+
     import tftpu
-    from tests.training.test_trainer import compiled, data
+    from tests.support.stepping import train_step
+    from tests.training.test_trainer import compiled
 
     for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
         with tftpu.connect(virtual_devices=replicas).scope():
             model = compiled()
-        trainer = tftpu.Trainer(
-            model, verbose=False, gradient_accumulation_steps=gradient_accumulation_steps
+        step = train_step(
+            model,
+            (tf.TensorSpec((16 // replicas, 6)), tf.TensorSpec((16 // replicas,), tf.int32)),
+            gradient_accumulation_steps=gradient_accumulation_steps,
         )
-        trainer.fit(data(), 1)
-        assert trainer.step.model_flops == 3 * 2 * 16 * (6 * 16 + 16 * 4)
+        assert step.model_flops == 3 * 2 * 16 * (6 * 16 + 16 * 4)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tftpu
+from tests.support.training import make_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -49,14 +49,13 @@ def workdir(tmp_path_factory):
     model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    trainer = tftpu.Trainer(
+    trainer = make_trainer(
         model,
         folder,
         log_every=10,
         profile="40:50",
-        config={"data.name": "digits"},
+        hyperparameters={"data.name": "digits"},
         sample=lambda trainer: "def sample(): pass",
-        verbose=False,
     )
     trainer.fit(batches, 100, validation_data=batches, eval_every=50)
     return folder

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tftpu
+from tests.support.training import make_trainer
 from tests.training.test_trainer import compiled, data
 from tftpu.config import profile_plan
 from tftpu.errors import UserError
@@ -25,9 +26,7 @@ from tftpu.runtime.goodput import Clock
 
 def test_tensorboard_gets_every_scalar_and_the_learning_rate_curve(tmp_path):
     rates = keras.optimizers.schedules.PolynomialDecay(0.1, 40, 0.02)
-    trainer = tftpu.Trainer(
-        compiled(optimizer=keras.optimizers.SGD(rates)), tmp_path, log_every=10, verbose=False
-    )
+    trainer = make_trainer(compiled(optimizer=keras.optimizers.SGD(rates)), tmp_path, log_every=10)
     trainer.fit(data(), 40, validation_data=data(), eval_every=20)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     for split in ("train", "eval"):
@@ -43,7 +42,7 @@ def test_tensorboard_gets_every_scalar_and_the_learning_rate_curve(tmp_path):
 def test_a_profile_of_a_window_of_steps_is_written_and_readable(tmp_path):
     from xprof.convert import raw_to_tool_data
 
-    trainer = tftpu.Trainer(compiled(), tmp_path, profile="10:14", verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, profile="10:14")
     trainer.fit(data(), 30)
     (trace,) = tmp_path.rglob("*.xplane.pb")
     stats, _ = raw_to_tool_data.xspace_to_tool_data([str(trace)], "framework_op_stats", {})
@@ -92,7 +91,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
         with tftpu.connect(virtual_devices=replicas).scope():
             model = compiled()
         workdir = tmp_path / str(replicas)
-        tftpu.Trainer(model, workdir, log_every=6, verbose=False).fit(data(), 12)
+        make_trainer(model, workdir, log_every=6).fit(data(), 12)
         last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
         flat = np.concatenate([w.ravel() for w in model.get_weights()])
         assert last["weight_norm"] == pytest.approx(np.linalg.norm(flat), rel=1e-6)
@@ -101,7 +100,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
 
 
 def test_goodput_and_the_machine_are_curves_of_their_own_and_no_lines_of_metrics(tmp_path):
-    trainer = tftpu.Trainer(compiled(), tmp_path, log_every=10, verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), 30)
     tags = events(tmp_path / "host").Tags()["tensors"]
     assert {"goodput/step", "goodput/compiling", "goodput/restart"} <= set(tags)
@@ -110,7 +109,7 @@ def test_goodput_and_the_machine_are_curves_of_their_own_and_no_lines_of_metrics
 
 
 def test_the_log_holds_what_the_console_says_where_there_is_no_terminal(tmp_path, capsys):
-    trainer = tftpu.Trainer(compiled(), tmp_path, log_every=10)
+    trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), 30, validation_data=data())
     said = capsys.readouterr().out.splitlines()
     logged = (tmp_path / "train.log").read_text().splitlines()
@@ -125,7 +124,7 @@ def test_images_of_the_evaluation_are_shown_with_label_and_prediction(tmp_path):
     model = compiled(keras.Sequential(layers))
     x = np.random.default_rng(0).uniform(size=(40, 8, 8, 1)).astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((x, np.arange(40) % 4)).batch(10)
-    trainer = tftpu.Trainer(model, tmp_path, verbose=False)
+    trainer = make_trainer(model, tmp_path)
     trainer.fit(batches, 8, validation_data=batches, eval_every=4)
     found = events(tmp_path / "eval").Tensors("samples")
     assert [event.step for event in found] == [4, 8]
@@ -177,13 +176,12 @@ def test_a_writer_of_ones_own_is_told_everything(tmp_path):
             self.calls.append("close")
 
     own = Own()
-    trainer = tftpu.Trainer(
+    trainer = make_trainer(
         compiled(),
         tmp_path,
         writers=[own],
-        config={"mine": 3},
+        hyperparameters={"mine": 3},
         sample=lambda trainer: "what it can do",
-        verbose=False,
         log_every=10,
     )
     trainer.fit(data(), 10, validation_data=data())
@@ -193,9 +191,9 @@ def test_a_writer_of_ones_own_is_told_everything(tmp_path):
 
 def test_a_writer_that_is_not_there_is_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'wandb'"):
-        tftpu.Trainer(compiled(), tmp_path, writers=["wand"])
+        make_trainer(compiled(), tmp_path, writers=("wand",))
     monkeypatch.setitem(sys.modules, "mlflow", None)  # what an import of it then raises
-    trainer = tftpu.Trainer(compiled(), tmp_path, writers=["mlflow"], verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, writers=("mlflow",))
     with pytest.raises(UserError, match="pip install mlflow-skinny"):
         trainer.fit(data(), 1)
 
@@ -207,7 +205,7 @@ def test_a_writer_that_fails_as_it_said_it_may_does_not_end_the_run(tmp_path, ca
         def write(self, step, split, scalars):
             raise LookupError("the server is away")
 
-    trainer = tftpu.Trainer(compiled(), tmp_path, writers=[Away()], log_every=5, verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, writers=[Away()], log_every=5)
     trainer.fit(data(), 10)
     assert caplog.text.count("Away cannot write (the server is away)") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
@@ -252,13 +250,12 @@ def fit_with(name: str, workdir, steps: int) -> None:
     layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(4)]
     x = np.zeros((32, 8, 8, 1), np.float32)
     batches = tf.data.Dataset.from_tensor_slices((x, np.arange(32) % 4)).batch(16)
-    trainer = tftpu.Trainer(
+    trainer = make_trainer(
         compiled(keras.Sequential(layers)),
         workdir,
-        writers=[name],
-        config={"data.name": "zeros"},
+        writers=(name,),
+        hyperparameters={"data.name": "zeros"},
         log_every=5,
-        verbose=False,
     )
     trainer.fit(batches, steps, validation_data=batches)
 

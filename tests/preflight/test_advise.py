@@ -1,17 +1,17 @@
-"""Advice: the search for a batch that fits, and what the compiler says when none does."""
+"""Advice: the search for a batch that fits, out-of-memory messages, and lints."""
 
 import dataclasses
 
 import pytest
 
+from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.advise import MAX_COMPILES, largest_batch, lint, memory_wanted
 from tftpu.preflight.cost import Cost, Memory
-from tftpu.preflight.lower import Program
 
 
 @pytest.mark.parametrize("edge", [8, 16, 248, 1000, 2504, 4088])
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.5])
-def test_the_search_ends_at_the_edge_whatever_the_shape_of_the_memory(edge, power):
+def test_the_search_finds_the_edge_however_memory_grows(edge, power):
     tried = []
 
     def bytes_at(batch):
@@ -26,15 +26,15 @@ def test_the_search_ends_at_the_edge_whatever_the_shape_of_the_memory(edge, powe
     assert len(tried) == len(set(tried)) <= MAX_COMPILES
 
 
-def test_memory_that_jumps_does_not_mislead_the_search():
-    # Near the limit the compiler trades time for memory: more batch, no more bytes.
+def test_a_jump_in_memory_does_not_mislead_the_search():
+    # Near the limit the compiler trades time for memory: a larger batch needs no more bytes.
     def need(batch):
         return batch <= 800, 7_900 if 400 < batch <= 800 else 10 * batch
 
     assert largest_batch(need, 1024, 10_240, 8_000, 8) == (800, 808)
 
 
-def test_nothing_fits():
+def test_the_search_reports_that_nothing_fits():
     assert largest_batch(lambda batch: (False, 10**9), 64, 10**9, 10**6, 8) == (0, 8)
 
 
@@ -52,19 +52,19 @@ def test_nothing_fits():
         ),
     ],
 )
-def test_the_compilers_message_says_how_much(message, gib):
+def test_an_out_of_memory_message_is_parsed(message, gib):
     assert memory_wanted(message) == tuple(int(size * 2**30) for size in gib)
 
 
-def test_a_message_without_figures_gives_none():
+def test_a_message_without_figures_is_not_an_error():
     assert memory_wanted("RESOURCE_EXHAUSTED: no idea") is None
 
 
 def test_float16_and_a_ragged_microbatch_are_findings_of_the_whole_step():
-    program = Program(b"", "", 1, [], {}, [], {}, "mixed_float16")
+    step = LoweredStep(b"", "", 1, [], {}, [], {}, "mixed_float16")
     memory = Memory(0, 0, 0, 0, 0)
     cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    ragged, float16 = (str(item) for item in lint(program, cost, 20))
-    assert "20 examples a microbatch do not fill tiles of 8" in ragged and "as 24" in ragged
+    ragged, float16 = (str(item) for item in lint(step, cost, 20))
+    assert "20 examples does not fill tiles of 8" in ragged and "as 24" in ragged
     assert "mixed_bfloat16" in float16
-    assert lint(dataclasses.replace(program, precision="mixed_bfloat16"), cost, 16) == []
+    assert lint(dataclasses.replace(step, precision="mixed_bfloat16"), cost, 16) == []

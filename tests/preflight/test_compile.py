@@ -1,4 +1,4 @@
-"""Steps compiled by the real TPU compiler: verdicts, counts and prices, against hand counts.
+"""Steps compiled by the real TPU compiler: verdicts, counts and prices, against closed forms.
 
 Evidence: compiled. Nothing here ran on a TPU.
 """
@@ -16,10 +16,11 @@ import pytest
 import tensorflow as tf
 
 from tftpu import models, preflight
+from tftpu.config import Train as TrainOptions
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
-from tftpu.preflight import compiler
-from tftpu.preflight.examine import Run, _Examiner
+from tftpu.preflight import PreflightOptions, compiler
+from tftpu.preflight.examine import Examiner
 from tftpu.tpu.slices import parse_slice
 
 pytestmark = pytest.mark.compiles
@@ -36,7 +37,7 @@ def compiled(model, optimizer=None):
 
 
 def classified(*shape):
-    """A spec of features of a shape with a class each."""
+    """Returns a batch spec: features of this shape, a class per example."""
     return tf.TensorSpec(shape), tf.TensorSpec(shape[:1], tf.int32)
 
 
@@ -52,18 +53,22 @@ def mlp(depth=2, width=1024, optimizer=None):
 
 
 def examine(model_fn, spec, slice_name="v3-8", **options):
-    return preflight.check(model_fn, spec, [slice_name], **options).slices[0]
+    return preflight.check(model_fn, spec, [slice_name], PreflightOptions(**options)).slices[0]
+
+
+def accumulating(microbatches):
+    return TrainOptions(gradient_accumulation_steps=microbatches)
 
 
 class NoUpdate(keras.optimizers.Optimizer):
-    """Leaves the weights alone: what a step costs without its optimizer."""
+    """Leaves the weights alone, to show what a step costs without its optimizer."""
 
     def update_step(self, gradient, variable, learning_rate):
         pass
 
 
 def cpu_seconds():
-    """Of all processes that were started and have ended."""
+    """Returns the CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -88,7 +93,7 @@ def test_both_examples_on_two_slices_in_90_seconds_from_a_cold_cache(tmp_path):
             assert 0 < item["mfu"] < 1
             assert 0 < item["hbm_bytes"] < item["hbm_limit_bytes"]
             assert item["usd_per_1000_steps"] > 0
-    # The wall clock, or on a machine that others use as well, what it would be at most.
+    # Elapsed time, or on a machine that others use as well, the CPU time, its upper limit.
     assert min(time.monotonic() - start, cpu_seconds() - busy) < 90
 
 
@@ -98,11 +103,11 @@ def test_a_loop_of_microbatches_costs_what_the_whole_batch_does():
         sizes = GPT("tiny", vocabulary=512, context=256, layers=1, width=256, heads=2)
         return compiled(models.build(sizes))
 
-    # Gradients are added up once a microbatch, which the loop alone does: 4 % of these of 32 rows,
-    # 12 % of 8 rows.
+    # Only the loop adds up gradients, once per microbatch: 4 % of the step with 32 rows each, 12 %
+    # with 8 rows.
     tokens = tf.TensorSpec((8 * 256, 256), tf.int32)
     whole = examine(gpt, (tokens, tokens))
-    loop = examine(gpt, (tokens, tokens), gradient_accumulation_steps=8)
+    loop = examine(gpt, (tokens, tokens), train=accumulating(8))
     assert loop.flops == pytest.approx(whole.flops, rel=0.01)
     assert loop.model_flops == whole.model_flops
     assert loop.step_ms == pytest.approx(whole.step_ms, rel=0.10)
@@ -118,8 +123,8 @@ def test_eight_microbatches_of_a_real_model_cost_eight_steps():
         return tf.TensorSpec((count, 224, 224, 3), tf.bfloat16), tf.TensorSpec((count,), tf.int32)
 
     step = examine(resnet50, images(8 * 128))
-    loop = examine(resnet50, images(8 * 8 * 128), gradient_accumulation_steps=8)
-    # The loop updates the weights once, which is next to nothing of this step.
+    loop = examine(resnet50, images(8 * 8 * 128), train=accumulating(8))
+    # The loop updates the weights once, a negligible part of this step.
     assert loop.step_ms == pytest.approx(8 * step.step_ms, rel=0.10)
 
 
@@ -211,14 +216,14 @@ def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn
 
     fits = at(edge)
     assert fits.fits and fits.hbm_bytes <= fits.hbm_limit_bytes
-    assert fits.hbm_bytes > 0.7 * fits.hbm_limit_bytes  # it is near the edge indeed
+    assert fits.hbm_bytes > 0.7 * fits.hbm_limit_bytes  # near the edge
     assert "RESOURCE_EXHAUSTED" in at(beyond).error
 
 
 def test_a_users_own_model_gets_a_report():
     def mobile_net():
         model = keras.applications.MobileNetV3Small(
-            input_shape=(96, 96, 3), weights=None, num_classes=100, classifier_activation=None
+            input_shape=(96, 96, 3), weights=None, classes=100, classifier_activation=None
         )
         return compiled(model)
 
@@ -249,7 +254,7 @@ def test_a_layer_that_no_tpu_can_run_is_named_with_its_op():
 
 @pytest.mark.parametrize("slice_name", ["v3-8", "v5e-8"])
 def test_random_numbers_are_priced_as_the_tpu_draws_them(slice_name):
-    """Not by the arithmetic of a CPU's generator, which took twelve times the rest of it on v5e."""
+    """The arithmetic of a CPU's generator would take twelve times the rest of the step on v5e."""
 
     def cycles(rate):
         def model_fn():
@@ -262,14 +267,14 @@ def test_random_numbers_are_priced_as_the_tpu_draws_them(slice_name):
 
 
 def test_a_layer_that_augments_in_the_step_is_named():
-    # RandomFlip compiles, unlike most of its kind: it is a waste, not an error.
+    # Unlike most random layers, RandomFlip compiles: it is a waste, not an error.
     model_fn = with_layer(lambda: layers.RandomFlip(name="augment"))
     item = examine(model_fn, classified(64, 32, 32, 3))
     assert any("'augment'" in text and "RandomFlip" in text for text in item.lints)
     assert any("input pipeline" in text for text in item.lints)
 
 
-def test_lints_name_the_layer_and_the_mend():
+def test_lints_name_the_layer_and_the_fix():
     def model_fn():
         body = [
             layers.Conv2D(8, 3, groups=4, name="grouped"),
@@ -281,13 +286,13 @@ def test_lints_name_the_layer_and_the_mend():
 
     item = examine(model_fn, classified(8 * 12, 32, 32, 4))
     found = "\n".join(item.lints)
-    assert "12 examples a microbatch do not fill tiles of 8" in found
+    assert "12 examples does not fill tiles of 8" in found
     assert "'grouped'" in found and "nested XLA function" in found
     assert "'odd'" in found and "136 features" in found and "256" in found
     assert "'exact'" in found and "float32 under a bfloat16 policy" in found
 
 
-def test_a_batch_that_cannot_be_shared_is_said_for_that_slice_alone():
+def test_a_batch_that_cannot_be_shared_fails_only_on_that_slice():
     report = preflight.check(mlp(), classified(8, 1024), ["v3-8", "v3-32"])
     small, large = report.slices
     assert small.fits
@@ -313,7 +318,7 @@ def test_a_crash_of_the_compiler_is_reported_and_is_not_kept(monkeypatch, tmp_pa
     item = examine(mlp(1, 128), classified(64, 128))
     assert not item.compiles
     assert "SIGABRT" in item.error and "check failed" in item.error
-    assert "check failed" not in capfd.readouterr().err  # the chatter stays out
+    assert "check failed" not in capfd.readouterr().err  # messages of libtpu are hidden
     examine(mlp(1, 128), classified(64, 128), verbose=True)
     assert "check failed" in capfd.readouterr().err
     monkeypatch.setattr(sys, "executable", good)
@@ -327,10 +332,10 @@ def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path, capfd)
     assert "v3-8: compiling with libtpu" in capfd.readouterr().err
 
 
-def test_what_was_compiled_is_kept(monkeypatch, tmp_path):
+def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     first = examine(mlp(1, 128), classified(64, 128))
-    monkeypatch.setattr(compiler, "_run", None)  # must not be needed again
+    monkeypatch.setattr(compiler, "_run_compiler", None)  # the second check must not compile
     assert examine(mlp(1, 128), classified(64, 128)) == first
 
 
@@ -342,7 +347,7 @@ def test_another_version_of_libtpu_compiles_anew(monkeypatch):
     assert compiler._key(b"module", parse_slice("v5e-8")) != compiler._key(b"module", target)
 
 
-def test_without_libtpu_the_way_to_it_is_said(monkeypatch):
+def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
     def missing(name):
         raise compiler.importlib.metadata.PackageNotFoundError(name)
 
@@ -351,7 +356,7 @@ def test_without_libtpu_the_way_to_it_is_said(monkeypatch):
         compiler.check_machine()
 
 
-def test_on_another_kind_of_machine_it_says_so(monkeypatch):
+def test_another_kind_of_machine_is_refused(monkeypatch):
     monkeypatch.setattr(compiler.platform, "machine", lambda: "arm64")
     with pytest.raises(UserError, match="x86-64 Linux only"):
         compiler.check_machine()
@@ -365,9 +370,10 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
         return lambda: compiled(models.build(GPT(name="gpt", remat=remat, **sizes)))
 
     spec = tuple(tf.TensorSpec((8 * 4096, 128), tf.int32) for _ in range(2))
-    run = Run(recomputing=model("block"))
-    examiner = _Examiner(model("none"), spec, "mixed_bfloat16", 1, {}, run)
+    options = PreflightOptions(precision="mixed_bfloat16", recomputing=model("block"))
+    examiner = Examiner(model("none"), spec, options)
     target = parse_slice("v2-8")
-    assert examiner._compile(examiner.program(8, 4096, 1), target).out_of_memory
-    said = examiner._recomputing(target, 4096)
-    assert re.fullmatch(r"model\.remat=block fits this batch: .* GiB, .* ms a step, the.*", said)
+    assert examiner.compile(examiner.lower(8, 4096), target).out_of_memory
+    said = examiner.recompute(target, 4096)
+    fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
+    assert re.fullmatch(fits, said)

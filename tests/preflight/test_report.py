@@ -1,12 +1,13 @@
-"""The report: its order, its marks, its sentences and its JSON."""
+"""The report: order, remarks, text and JSON."""
 
 import json
 
 import pytest
 
 from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, all_reduce_seconds
-from tftpu.preflight.examine import Run
-from tftpu.preflight.report import Report, SliceReport, fill
+from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.report import Report
+from tftpu.preflight.slice_report import SliceReport, fill
 from tftpu.tpu.slices import parse_slice
 
 
@@ -14,8 +15,8 @@ def instruction(name, kind, layer, seconds, overlaps=False):
     return Priced(name, kind, layer, "", 1, seconds, 1000, 10**9, 10**6, overlaps)
 
 
-def filled(slice_name, seconds=0.1, **run):
-    """The report of a step of so many seconds."""
+def filled(slice_name, seconds=0.1, **options):
+    """Returns the report of a step that takes this many seconds."""
     target = parse_slice(slice_name)
     cost = Cost(
         memory=Memory(2 << 30, 1 << 30, 1 << 30, 3 << 30, 1 << 20),
@@ -43,7 +44,7 @@ def filled(slice_name, seconds=0.1, **run):
         fits=True,
         hbm_limit_bytes=target.generation.hbm_limit,
     )
-    fill(report, cost, target, Run(**run), 1024)
+    fill(report, cost, target, PreflightOptions(**options), 1024)
     return report
 
 
@@ -57,7 +58,7 @@ def test_dollars_hours_and_energy_are_those_of_the_whole_slice():
     assert item.examples_per_second == pytest.approx(10_240)
 
 
-def test_a_price_of_the_users_own_replaces_the_tables():
+def test_a_price_of_the_user_replaces_the_list_price():
     assert filled("v5e-8", prices={"v5e": 2.4}).usd_per_1000_steps == pytest.approx(
         2 * filled("v5e-8").usd_per_1000_steps
     )
@@ -67,7 +68,7 @@ def test_mfu_is_model_flops_over_the_peak_of_one_core():
     assert filled("v3-8", 0.1).mfu == pytest.approx(1e12 / 0.1 / (123e12 / 2))
 
 
-def test_copies_beside_the_step_are_not_counted_in_the_layers():
+def test_asynchronous_copies_do_not_count_in_the_time_by_layer():
     item = filled("v3-8", 0.1)
     assert sum(spent.step_share for spent in item.by_layer) == pytest.approx(1)
     assert [spent.name for spent in item.by_layer] == ["block1", "block2"]
@@ -83,7 +84,7 @@ def test_the_cheapest_is_first_and_marked_and_the_fastest_is_marked():
     assert "does not compile" in rows[2] and "XLA says no." in text
 
 
-def test_what_does_not_fit_says_by_how_much_and_what_would():
+def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_what_would_fit():
     item = SliceReport(
         *("v5e-8", 8),
         per_core_batch=512,
@@ -93,15 +94,14 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
         hbm_limit_bytes=16 << 30,
         largest_per_core_batch=400,
         smallest_failing_batch=408,
-        advice=["gradient_accumulation_steps=2 fits this batch: 9.00 GiB, the same update."],
+        advice=["gradient_accumulation_steps=2 makes this batch fit: 9 GiB, the same update."],
     )
     text = Report(4096, "mixed_bfloat16", None, [item]).text()
     for part in (
-        "20 GiB",
-        "4 too few",
+        "it needs 20 GiB, 4 GiB more than the 16 GiB available",
         "ran out",
-        "400 a core",
-        "3200",
+        "400 per core",
+        "3,200",
         "408",
         "gradient_accumulation_steps=2",
     ):
@@ -113,7 +113,7 @@ def test_explain_shows_layers_kinds_and_instructions():
     plain, explained = report.text(), report.text(explain=True)
     for part in ("by layer", "by kind", "top instructions", "fusion.1", "70.0%"):
         assert part in explained and part not in plain
-    assert "f32[100,130] 0.1016 MiB, 51% padding of block1" in plain
+    assert "f32[100,130] of block1 (104 KiB, 51% padding)" in plain
 
 
 def test_every_claim_names_its_evidence():
@@ -122,7 +122,7 @@ def test_every_claim_names_its_evidence():
     assert "published runs" in text and "list price" in text
 
 
-def test_the_json_holds_what_others_read():
+def test_the_json_has_the_fields_that_other_commands_read():
     report = json.loads(Report(1024, "mixed_bfloat16", 10, [filled("v3-8")]).to_json())
     wanted = {"slice", "compiles", "fits", "hbm_bytes", "hbm_limit_bytes", "step_ms", "mfu"}
     wanted |= {"step_ms_low", "step_ms_high", "flops", "bytes_accessed", "estimated_cycles"}
@@ -130,11 +130,33 @@ def test_the_json_holds_what_others_read():
     assert wanted <= set(report["slices"][0])
 
 
+def test_every_figure_of_the_text_has_the_unit_that_fits():
+    item = filled("v3-8", 108e-6, steps=900, examples_per_epoch=102_400)
+    text = Report(1024, "mixed_bfloat16", 900, [item]).text(explain=True)
+    (row,) = [line for line in text.splitlines() if line.startswith("v3-8 ")]
+    # 4 chips of $2 an hour for 900 steps of 108 us: 97.2 ms.
+    for figure in ("5 GiB of 15.5 GiB", " 108 us ", " 97.2-119 us ", " 0.024 cents ", " 97.2 ms "):
+        assert figure in row
+    assert "1 TFLOP" in text and "10 GB of HBM traffic" in text and "100 Mcycles" in text
+    assert "0.0216 cents and 97.2 ms for the run, 23.8 mWh" in text
+    assert "75.6 us" in text and "e-" not in row
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures():
+    report = Report(1024, "mixed_bfloat16", 900, [filled("v3-8", 108e-6, steps=900)])
+    for width in (70, 80, 100, 120):
+        header, row = report.text(width=width).splitlines()[1:3]
+        assert len(header) <= width and len(row) <= width
+        assert "…" not in header + row
+        assert "HBM" in header and "step" in header and "cost/run" in header
+    assert "bound" in header and "range" in header
+
+
 def test_an_all_reduce_takes_its_bytes_over_two_links():
     target = parse_slice("v3-8")  # 4 chips
     bandwidth = 2 * 82e9
     expected = 2 * 3 / 4 * 100e6 / bandwidth
     assert all_reduce_seconds(100_000_000, target) == pytest.approx(expected, rel=0.01)
-    # On more chips it tends to twice the bytes, whatever their number.
+    # With more chips it approaches twice the bytes, however many chips there are.
     assert all_reduce_seconds(100_000_000, parse_slice("v3-2048")) < 1.5 * expected
-    assert all_reduce_seconds(10**8, parse_slice("v5e-1")) < 1e-5  # nobody to talk to
+    assert all_reduce_seconds(10**8, parse_slice("v5e-1")) < 1e-5  # a single chip

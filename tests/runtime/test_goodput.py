@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
+from tests.support.training import make_trainer
 from tests.training.test_trainer import compiled, data
 from tftpu.runtime import goodput
 
@@ -19,24 +20,27 @@ from tftpu.runtime import goodput
 # at the step that it is to be killed at.
 RUN = textwrap.dedent(
     """
-    import os, sys, time
+    import dataclasses, os, sys, time
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras, tensorflow as tf, tftpu
-    from tests.test_trainer import compiled, data
-    from tftpu import goodput
+    from tests.support.training import make_trainer
+    from tests.training.test_trainer import compiled, data
+    from tftpu.runtime import goodput
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(0.02)
             if self.model.optimizer.iterations.numpy() == int(sys.argv[2]):
-                trainer.account.write("running")
+                facts = dataclasses.replace(trainer.account.facts, step=int(sys.argv[2]))
+                trainer.account.write("running", facts)
                 print("here", flush=True)
                 time.sleep(60)
 
-    trainer = tftpu.Trainer(
-        compiled(), sys.argv[1], steps_per_loop=1, log_every=10, checkpoint_every=20, verbose=False
+    trainer = make_trainer(
+        compiled(), sys.argv[1], steps_per_loop=1, log_every=10, checkpoint_every=20
     )
-    trainer.clock.started_earlier(goodput.process_age() - trainer.clock.wall())
+    clock = trainer.account.clock
+    clock.started_earlier(goodput.process_age() - clock.wall())
     trainer.fit(data(), 60, validation_data=data(), callbacks=[Watch()])
     print("done", flush=True)
     os._exit(0)
@@ -50,7 +54,7 @@ def start(workdir, stop_at: int) -> subprocess.Popen:
 
 
 @pytest.fixture(scope="module")
-def killed_and_taken_up(tmp_path_factory):
+def killed_and_resumed(tmp_path_factory):
     """The account of a run killed at step 33, 13 after its checkpoint, and its true wall time."""
     workdir = tmp_path_factory.mktemp("goodput")
     began = time.time()
@@ -66,29 +70,29 @@ def killed_and_taken_up(tmp_path_factory):
     second.wait()
     record = goodput.read(workdir)
     # Until the account was made up; a busy disk takes its time to write it.
-    wall = record["updated"] - began
+    wall = record.updated - began
     assert wall <= passed < wall + 10
     return between, record, wall
 
 
-def test_the_parts_sum_to_the_wall_time_over_a_restart(killed_and_taken_up):
-    _, record, wall = killed_and_taken_up
-    assert sum(record["seconds"].values()) == pytest.approx(wall, rel=0.01)
-    assert record["wall_seconds"] == pytest.approx(wall, rel=0.01)
-    assert set(record["seconds"]) == set(goodput.PARTS)
-    assert record["updated"] - record["started"] == pytest.approx(wall, rel=0.01)
+def test_the_parts_sum_to_the_wall_time_over_a_restart(killed_and_resumed):
+    _, record, wall = killed_and_resumed
+    assert sum(record.seconds.values()) == pytest.approx(wall, rel=0.01)
+    assert record.wall_seconds == pytest.approx(wall, rel=0.01)
+    assert set(record.seconds) == set(goodput.PARTS)
+    assert record.updated - record.started == pytest.approx(wall, rel=0.01)
 
 
-def test_what_a_kill_cost_is_booked_to_the_restart(killed_and_taken_up):
-    between, record, _ = killed_and_taken_up
-    assert (between["state"], between["restarts"], between["step"]) == ("running", 0, 33)
-    assert between["seconds"]["restart"] == 0
-    assert (record["state"], record["restarts"], record["step"]) == ("finished", 1, 60)
-    assert record["repeated_steps"] == 13
+def test_what_a_kill_cost_is_booked_to_the_restart(killed_and_resumed):
+    between, record, _ = killed_and_resumed
+    assert (between.state, between.restarts, between.facts.step) == ("running", 0, 33)
+    assert between.seconds["restart"] == 0
+    assert (record.state, record.restarts, record.facts.step) == ("finished", 1, 60)
+    assert record.repeated_steps == 13
     # The pause, and 13 steps of at least 20 ms each.
-    assert 1.5 + 12 * 0.02 < record["seconds"]["restart"] < 6.0
+    assert 1.5 + 12 * 0.02 < record.seconds["restart"] < 6.0
     # 20 + 27 steps count once; each took 20 ms or more.
-    assert record["seconds"]["step"] > 45 * 0.02
+    assert record.seconds["step"] > 45 * 0.02
 
 
 def slowly(x, y):
@@ -103,7 +107,7 @@ def test_input_wait_is_what_a_slow_pipeline_takes(replicas, tmp_path):
     """A pipeline that sleeps 20 ms a batch, and a step that takes far less."""
     with tftpu.connect(virtual_devices=replicas).scope():
         model = compiled()
-    trainer = tftpu.Trainer(model, tmp_path, verbose=False, steps_per_loop=10)
+    trainer = make_trainer(model, tmp_path, steps_per_loop=10)
     trainer.fit(data().cache().repeat().map(slowly), 50)
     seconds = trainer.account.seconds()
     assert 0.85 * 50 * 0.02 < seconds["input_wait"] < 2 * 50 * 0.02  # a busy machine stretches it
@@ -118,7 +122,7 @@ def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     model = keras.Sequential([*wide, keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer="sgd", loss=loss)
-    trainer = tftpu.Trainer(model, tmp_path, verbose=False)
+    trainer = make_trainer(model, tmp_path)
     trainer.fit(data().cache().repeat(), 100)
     seconds = trainer.account.seconds()
     assert seconds["input_wait"] < 0.3 * seconds["step"]
@@ -146,7 +150,7 @@ def test_blocks_within_blocks_are_booked_once():
 def test_the_time_until_a_restart_counts_if_the_run_was_cut_off(state, counts, tmp_path):
     clock = goodput.Clock()
     account = goodput.Account(str(tmp_path), clock)
-    account.write(state)
+    account.write(state, goodput.Facts())
     record = json.loads((tmp_path / goodput.FILE).read_text())
     record["updated"] -= 100
     (tmp_path / goodput.FILE).write_text(json.dumps(record))
@@ -155,7 +159,7 @@ def test_the_time_until_a_restart_counts_if_the_run_was_cut_off(state, counts, t
 
 
 def test_a_clock_that_was_set_back_takes_nothing_away(tmp_path):
-    goodput.Account(str(tmp_path), goodput.Clock()).write(goodput.RUNNING)
+    goodput.Account(str(tmp_path), goodput.Clock()).write(goodput.RUNNING, goodput.Facts())
     record = json.loads((tmp_path / goodput.FILE).read_text())
     record["updated"] += 3600
     (tmp_path / goodput.FILE).write_text(json.dumps(record))
@@ -163,8 +167,27 @@ def test_a_clock_that_was_set_back_takes_nothing_away(tmp_path):
 
 
 def test_an_account_that_cannot_be_read_is_begun_anew(tmp_path):
-    (tmp_path / goodput.FILE).write_text('{"state": "runn')
-    assert goodput.Account(str(tmp_path), goodput.Clock()).restarts == 0
+    for damage in (
+        '{"state": "runn',
+        "[]",
+        '{"state": "running"}',
+        '{"state": "failed", "step": "x"}',
+    ):
+        (tmp_path / goodput.FILE).write_text(damage)
+        assert goodput.read(str(tmp_path)) is None
+        assert goodput.Account(str(tmp_path), goodput.Clock()).restarts == 0
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    facts = goodput.Facts(step=3, steps=9, global_batch_size=8, chips=2, mfu=0.25)
+    account = goodput.Account(str(tmp_path), goodput.Clock())
+    account.write(goodput.RUNNING, facts)
+    record = goodput.read(str(tmp_path))
+    assert record.facts == account.facts == facts
+    written = json.loads((tmp_path / goodput.FILE).read_text())
+    assert written == record.to_json()
+    assert "usd" not in written  # a fact that is not known
+    assert goodput.Account(str(tmp_path), goodput.Clock()).reached == 3
 
 
 def test_the_age_of_a_process_is_what_another_clock_says():
@@ -177,5 +200,5 @@ def test_the_age_of_a_process_is_what_another_clock_says():
 
 def test_the_table_names_the_largest_part_first_and_leaves_out_what_took_no_time():
     seconds = dict.fromkeys(goodput.PARTS, 0.0) | {"step": 90.0, "input_wait": 10.0}
-    assert [line.split()[0] for line in goodput.table(seconds)] == ["step", "input", "whole"]
+    assert [line.split()[0] for line in goodput.table(seconds)] == ["step", "input", "total"]
     assert "90.0 s   90.0%" in goodput.table(seconds)[0]

@@ -1,22 +1,36 @@
-"""Running a `Step` over given batches, as the trainer does, without the trainer."""
+"""Running a `TrainStep` over given batches, as the trainer does, without the trainer."""
 
 import tensorflow as tf
 
 from tests.support.strategies import dataset
-from tftpu.engines.tensorflow.step import Step
+from tftpu.config import TrainOptions
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
 
 
-def make_step(strategy, model, batches, **options) -> Step:
-    """The step of a compiled model for batches of (x, y, weight or None)."""
+def train_step(model, spec, **options) -> TrainStep:
+    """Returns the step of a compiled model, for the strategy in scope.
+
+    Args:
+        model: a compiled model.
+        spec: of one replica's share.
+        options: fields of `TrainOptions`.
+    """
+    return TrainStep(ModelState(model, spec, TrainOptions(**options)), spec)
+
+
+def make_step(engine, model, batches, **options) -> TrainStep:
+    """Returns the step of a compiled model for batches of (x, y, weight or None)."""
     spec = dataset(batches).element_spec
-    share = spec[0].shape[0] // strategy.num_replicas_in_sync
+    share = spec[0].shape[0] // engine.data_shares
     spec = tuple(tf.TensorSpec((share, *s.shape[1:]), s.dtype) for s in spec)
-    with strategy.scope():
-        return Step(model, spec, **options)
+    with engine.scope():
+        return train_step(model, spec, **options)
 
 
-def train(strategy, step: Step, batches) -> list[dict]:
-    """One device loop a batch; the results of each."""
+def train(engine, step: TrainStep, batches) -> list[dict]:
+    """Runs one device loop a batch; returns the results of each."""
+    strategy = engine.strategy
 
     @tf.function
     def loop(iterator):
@@ -28,10 +42,10 @@ def train(strategy, step: Step, batches) -> list[dict]:
     results = []
     for _ in batches:
         loop(iterator)
-        results.append(step.train_totals.read(step.train_totals.drain()))
+        results.append(step.sums.read(step.accumulator.drain()))
     return results
 
 
-def local_values(strategy, variable) -> list:
-    """The copies of a variable, one a replica, as NumPy arrays."""
-    return [v.numpy() for v in strategy.experimental_local_results(variable.value)]
+def local_values(engine, variable) -> list:
+    """Returns the copies of a variable, one a replica, as NumPy arrays."""
+    return [v.numpy() for v in engine.strategy.experimental_local_results(variable.value)]

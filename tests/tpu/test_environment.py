@@ -9,12 +9,12 @@ from tftpu.tpu import environment
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """Gives the variables that `prepare` sets on a machine with such a device file."""
+    """Returns a function that prepares a machine with a device file, and returns its variables."""
     (tmp_path / "site" / "libtpu").mkdir(parents=True)
     (tmp_path / "site" / "libtpu" / "__init__.py").touch()
 
     def prepare(device: str | None, libtpu: bool = True, **environ: str) -> dict[str, str]:
-        monkeypatch.delitem(sys.modules, "libtpu", raising=False)  # whatever others loaded
+        monkeypatch.delitem(sys.modules, "libtpu", raising=False)  # other tests may have loaded it
         monkeypatch.setattr(sys, "path", [str(tmp_path / "site")] if libtpu else [])
         if device:
             (tmp_path / device).parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def prepared(tmp_path, monkeypatch):
     return prepare
 
 
-def test_pjrt_is_chosen_from_v5e_on(prepared, tmp_path):
+def test_pjrt_is_enabled_from_v5e_on(prepared, tmp_path):
     assert prepared("dev/vfio/0") == {
         "PJRT_DEVICE": "TPU",
         "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",
@@ -39,7 +39,7 @@ def test_nothing_is_needed_up_to_v4(prepared):
     assert prepared("dev/accel0") == {}
 
 
-def test_no_metadata_server_is_asked_for_without_a_tpu(prepared):
+def test_without_a_tpu_no_metadata_server_is_queried(prepared):
     assert prepared(None) == {"TPU_SKIP_MDS_QUERY": "1"}
 
 
@@ -47,6 +47,6 @@ def test_nothing_is_set_without_libtpu(prepared):
     assert prepared("dev/vfio/0", libtpu=False) == {}
 
 
-def test_what_the_user_has_set_stays(prepared):
+def test_variables_of_the_user_are_kept(prepared):
     assert prepared("dev/vfio/0", PJRT_DEVICE="CPU", TPU_NAME="mine")["PJRT_DEVICE"] == "CPU"
     assert prepared("dev/vfio/0", TPU_NAME="mine")["TPU_NAME"] == "mine"

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.strategies import random_batches
+from tests.support.training import make_trainer
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.config import Data
 from tftpu.errors import Preempted
@@ -77,17 +78,21 @@ def trainer(workdir, replicas: int, **options) -> tftpu.Trainer:
         "ema_momentum": 0.9,
         **options,
     }
-    return tftpu.Trainer(model, workdir, verbose=False, **options)
+    return make_trainer(model, workdir, **options)
 
 
 def fit(trainer: tftpu.Trainer, callbacks=(), data=None):
     evaluation = tf.data.Dataset.from_tensor_slices(random_batches(1, 50, False)[0][:2]).batch(20)
-    return trainer.fit(data or pipeline(), STEPS, evaluation, eval_every=10, callbacks=callbacks)
+    return trainer.fit(
+        data or pipeline(), STEPS, validation_data=evaluation, eval_every=10, callbacks=callbacks
+    )
 
 
 def outcome(trainer: tftpu.Trainer, workdir) -> tuple[list[bytes], list[dict]]:
     """All variables to the bit, and metrics.jsonl without what depends on the clock."""
-    bits = [v.numpy().tobytes() for group in trainer.step.variables.values() for v in group]
+    bits = [
+        v.numpy().tobytes() for group in trainer.executor.variables.groups().values() for v in group
+    ]
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         del line["time"]
@@ -163,7 +168,7 @@ def test_other_metrics_begin_where_the_run_goes_on(tmp_path, caplog):
         again.model.loss,
         metrics=["accuracy", "sparse_categorical_crossentropy"],
     )
-    history = fit(tftpu.Trainer(again.model, tmp_path, verbose=False, ema_momentum=0.9)).history
+    history = fit(make_trainer(again.model, tmp_path, ema_momentum=0.9)).history
     assert "the means of this epoch begin at step 6" in caplog.text
     assert len(history["loss"]) == 4
 
@@ -184,7 +189,9 @@ def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
     here = trainer(None, 1)
     here.fit(pipeline(), 12)
     here.fit(pipeline(), STEPS)
-    bits = [v.numpy().tobytes() for group in here.step.variables.values() for v in group]
+    bits = [
+        v.numpy().tobytes() for group in here.executor.variables.groups().values() for v in group
+    ]
     assert bits == uninterrupted[1][0]
 
 

@@ -2,24 +2,19 @@
 
 from tftpu.config.experiment import (
     DECAYS,
-    ON_NAN,
     OPTIMIZERS,
-    PRECISIONS,
     SCALINGS,
-    WRITERS,
     Cluster,
     Data,
     Experiment,
     Model,
     Optimizer,
-    ProfilePlan,
-    Share,
-    Train,
-    check_types,
-    from_json,
-    profile_plan,
-    to_json,
 )
+from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, Train, TrainOptions
+from tftpu.config.profile_plan import ProfilePlan, profile_plan
+from tftpu.config.serialization import from_json, to_json
+from tftpu.config.share import Share
+from tftpu.config.validation import check_types
 
 __all__ = [
     "DECAYS",
@@ -36,6 +31,7 @@ __all__ = [
     "ProfilePlan",
     "Share",
     "Train",
+    "TrainOptions",
     "check_types",
     "from_json",
     "profile_plan",

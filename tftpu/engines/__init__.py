@@ -1,1 +1,1 @@
-"""Engines: what runs a train step on devices. `engine.py` is the protocol that the trainer knows."""
+"""Engines run train steps on devices; the trainer knows the protocol of `engine.py` alone."""

@@ -1,36 +1,86 @@
-"""What a compiled Keras model is trained to minimise, as pure functions of one microbatch.
+"""The objective of a compiled Keras model, as pure functions of one microbatch.
 
-Keras reduces a loss to its mean over the batch in hand, which on eight replicas is eight means.
+Keras reduces a loss to its mean over the batch at hand, which on eight replicas is eight means.
 Here every loss is a sum over elements, divided once by a divisor of the *global* batch, so that
-the parts may be added up over microbatches and replicas.
+the parts can be added up over microbatches and replicas. Written in `keras.ops`: every engine
+uses it.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
-import tensorflow as tf
+from keras import ops
 
-from tftpu.engines.tensorflow import internals
+from tftpu.engines import keras_internals
 from tftpu.errors import UserError
+from tftpu.optim.losses import SmoothedCrossentropy
+
+Tensor = Any  # a tensor of Keras's backend
+Nest = Any  # a nest of tensors
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-class Elements(NamedTuple):
-    """One loss over one microbatch: its values, the weight of each, and what each counts."""
+@runtime_checkable
+class FactoredModel(Protocol):
+    """A model whose logits are a product, which a loss can compute in chunks from its factors."""
 
-    values: tf.Tensor  # (batch, ...), float32
-    weight: tf.Tensor | None  # same shape; None: all ones
-    count: tf.Tensor | None  # same shape, what is summed to the divisor; None: all ones
+    def factored_logits(self, x: Nest, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the logits, and the factors `hidden` and `matrix` that they are a product of.
+
+        Args:
+            x: features of a batch.
+            training: as for the model itself.
+
+        Returns:
+            logits: (batch, time, vocabulary), float32.
+            hidden: (batch, time, width), in the compute dtype.
+            matrix: (vocabulary, width).
+        """
+        ...
+
+
+class Outputs(NamedTuple):
+    """Outputs of a model for one microbatch.
+
+    Attributes:
+        y_pred: the predictions.
+        factors: the factors of the logits; None if the model has none.
+    """
+
+    y_pred: Nest
+    factors: tuple[Tensor, Tensor] | None
+
+
+class Elements(NamedTuple):
+    """One loss over one microbatch, element by element.
+
+    Attributes:
+        values: (batch, ...), float32.
+        weight: the weight of each element, of the same shape; None: all are 1.
+        count: the summands of the divisor, of the same shape; None: all are 1.
+    """
+
+    values: Tensor
+    weight: Tensor | None
+    count: Tensor | None  # pyright: ignore[reportIncompatibleMethodOverride]  # hides tuple.count
+
+
+def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
+    """Calls a model, with the factors of its logits where it has them."""
+    if isinstance(model, FactoredModel):
+        logits, hidden, matrix = model.factored_logits(x, training)
+        return Outputs(logits, (hidden, matrix))
+    return Outputs(model(x, training=training), None)
 
 
 class Objective:
     """The losses and metrics of a compiled and built model.
 
-    The divisor of a loss is what its `reduction` says, over the global batch: with
-    "sum_over_batch_size" and "mean" the number of elements that no mask hides, with
-    "mean_with_sample_weight" the sum of their weights, with "sum" 1.
+    The divisor of a loss is what its `reduction` says, over the global batch: the number of
+    unmasked elements for "sum_over_batch_size" and "mean", the sum of their weights for
+    "mean_with_sample_weight", and 1 for "sum".
 
     Args:
         model: compiled and built.
@@ -41,8 +91,8 @@ class Objective:
 
     def __init__(self, model: keras.Model):
         self.model = model
-        self.terms = internals.loss_terms(model)
-        self.metrics = internals.bound_metrics(model)
+        self.terms = keras_internals.loss_terms(model)
+        self.metrics = keras_internals.bound_metrics(model)
         self.metric_variables = [v for m in self.metrics for v in m.metric.variables]
         for term in self.terms:
             if term.loss.reduction not in (*MEANS, "sum"):
@@ -58,30 +108,38 @@ class Objective:
                     "it cannot be added up over replicas: use a metric made of sums and counts."
                 )
 
-    def elements(self, y: Any, y_pred: Any, sample_weight: Any, valid: Any) -> list[Elements]:
-        """Every loss, element by element.
+    def elements(
+        self, outputs: Outputs, y: Nest, sample_weight: Nest, valid: Tensor | None
+    ) -> list[Elements]:
+        """Returns every loss, element by element.
 
         Args:
-            y, y_pred, sample_weight: as for `keras.Model.compute_loss`, one microbatch.
-            valid: (batch,) 1.0 for real examples and 0.0 for padding; None: all are real.
+            outputs: of the model, for one microbatch.
+            y, sample_weight: as for `keras.Model.compute_loss`.
+            valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
         """
         if not self.terms:
             return []
-        matched = internals.match_losses(self.model, y, y_pred, sample_weight)
-        return [_elements(term, *parts, valid) for term, parts in zip(self.terms, matched)]
+        matched = keras_internals.match_losses(self.model, y, outputs.y_pred, sample_weight)
+        return [
+            _elements(term, *parts, valid, outputs.factors)
+            for term, parts in zip(self.terms, matched)
+        ]
 
-    def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any, valid: Any) -> None:
-        """Updates every metric; within a `keras.StatelessScope` the scope keeps the new states."""
+    def update_metrics(
+        self, y: Nest, y_pred: Nest, sample_weight: Nest, valid: Tensor | None
+    ) -> None:
+        """Updates every metric; inside a `keras.StatelessScope` the scope keeps the new states."""
         if not self.metrics:
             return
-        y = internals.flatten_outputs(self.model, y)
-        y_pred = internals.flatten_outputs(self.model, y_pred)
-        weights = [None] * len(y)
+        y = keras_internals.flatten_outputs(self.model, y)
+        y_pred = keras_internals.flatten_outputs(self.model, y_pred)
+        weights: list[Tensor | None] = [None] * len(y)
         if sample_weight is not None:
-            weights = internals.flatten_outputs(self.model, sample_weight)
-            weights = weights if len(weights) == len(y) else weights[:1] * len(y)
+            given = keras_internals.flatten_outputs(self.model, sample_weight)
+            weights = [*given] if len(given) == len(y) else given[:1] * len(y)
         for metric, output, weighted in self.metrics:
-            self._refuse_scalar(metric, y[output], y_pred[output])
+            _refuse_scalar(metric, y[output], y_pred[output])
             weight = weights[output] if weighted else None
             if valid is not None:
                 weight = valid if weight is None else weight * _align(valid, weight.shape)
@@ -90,41 +148,55 @@ class Objective:
             else:
                 metric.update_state(y[output], y_pred[output], sample_weight=weight)
 
-    def _refuse_scalar(self, metric: keras.Metric, y: tf.Tensor, y_pred: tf.Tensor) -> None:
-        values = internals.metric_values(metric, y, y_pred)
-        if values is not None and values.shape.rank == 0:
-            raise UserError(
-                f"The metric {metric.name!r} returns one number for the whole batch. Return one "
-                "value an example, as (batch,): padding could not be left out otherwise."
-            )
 
+def divisor(term: keras_internals.Term, elements: Elements, shares: int) -> Any:
+    """Returns the summand of one share's elements in the global divisor of a loss.
 
-def divisor(term: internals.Term, elements: Elements, replicas: int) -> float | tf.Tensor:
-    """What one replica's elements add to the global divisor of a loss.
+    A Python float where it does not depend on the data, so that the usual case needs no
+    communication before the backward pass; else a scalar tensor.
 
-    A Python number where it does not depend on the data, so that the usual case needs no
-    communication before the backward pass.
+    Args:
+        term: the loss.
+        elements: of one share, or of one microbatch.
+        shares: number of data shares.
     """
     if term.loss.reduction == "sum":
-        return 1.0 / replicas
+        return 1.0 / shares
     if elements.count is None:
         return float(math.prod(elements.values.shape))
-    return tf.reduce_sum(elements.count)
+    return ops.sum(elements.count)
 
 
-def _elements(term: internals.Term, y, y_pred, sample_weight, valid) -> Elements:
-    mask = internals.keras_mask(y_pred)
+def weighted_sum(elements: Elements) -> Tensor:
+    """Returns the sum of the values times their weights."""
+    if elements.weight is None:
+        return ops.sum(elements.values)
+    return ops.sum(elements.values * elements.weight)
+
+
+def _elements(
+    term: keras_internals.Term,
+    y: Tensor,
+    y_pred: Tensor,
+    sample_weight: Tensor | None,
+    valid: Tensor | None,
+    factors: tuple[Tensor, Tensor] | None,
+) -> Elements:
+    mask = keras_internals.keras_mask(y_pred)
     y, y_pred = (
-        keras.tree.map_structure(lambda t: keras.ops.convert_to_tensor(t, term.loss.dtype), part)
+        keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
     )
-    values = term.loss.call(y, y_pred)
-    out_mask = internals.keras_mask(values)
-    values = tf.cast(values, tf.float32)
-    if values.shape.rank == 0:
+    if factors is not None and isinstance(term.loss, SmoothedCrossentropy):
+        values = term.loss.call_factored(y, y_pred, *factors)
+    else:
+        values = term.loss.call(y, y_pred)
+    out_mask = keras_internals.keras_mask(values)
+    values = ops.cast(values, "float32")
+    if len(values.shape) == 0:
         raise UserError(
             f"The loss {term.name!r} returns one number for the whole batch. Return one value an "
-            "example, as (batch,), and leave the mean to tftpu: it knows the global batch."
+            "example, of shape (batch,), and leave the mean to tftpu: it knows the global batch."
         )
     count = _product(values.shape, mask, out_mask, valid)
     weight = _product(values.shape, mask, out_mask, valid, sample_weight)
@@ -133,26 +205,31 @@ def _elements(term: internals.Term, y, y_pred, sample_weight, valid) -> Elements
     return Elements(values, weight, count)
 
 
-def weighted_sum(elements: Elements) -> tf.Tensor:
-    """The sum of the values times their weights."""
-    if elements.weight is None:
-        return tf.reduce_sum(elements.values)
-    return tf.reduce_sum(elements.values * elements.weight)
+def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
+    values = keras_internals.metric_values(metric, y, y_pred)
+    if values is not None and len(values.shape) == 0:
+        raise UserError(
+            f"The metric {metric.name!r} returns one number for the whole batch. Return one "
+            "value an example, of shape (batch,): padding could not be left out otherwise."
+        )
 
 
-def _product(shape: tf.TensorShape, *factors) -> tf.Tensor | None:
-    """The product of masks and weights of lower rank, broadcast to `shape`; None: all ones."""
-    factors = [_align(factor, shape) for factor in factors if factor is not None]
-    if not factors:
+def _product(shape: tuple[int, ...], *factors: Tensor | None) -> Tensor | None:
+    """Returns the product of masks and weights of lower rank, broadcast to `shape`.
+
+    None if there are no factors, where the product would be all ones.
+    """
+    aligned = [_align(factor, shape) for factor in factors if factor is not None]
+    if not aligned:
         return None
-    return tf.broadcast_to(math.prod(factors[1:], start=factors[0]), shape)
+    return ops.broadcast_to(math.prod(aligned[1:], start=aligned[0]), shape)
 
 
-def _align(weight: Any, shape: tf.TensorShape) -> tf.Tensor:
-    """A weight of (batch,), (batch, 1) or (batch, time) with as many dimensions as `shape`."""
-    weight = tf.cast(weight, tf.float32)
-    if weight.shape.rank > len(shape) and weight.shape[-1] == 1:
-        weight = tf.squeeze(weight, -1)
-    while weight.shape.rank < len(shape):
+def _align(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns a weight of (batch,), (batch, 1) or (batch, time) with as many axes as `shape`."""
+    weight = ops.cast(weight, "float32")
+    if len(weight.shape) > len(shape) and weight.shape[-1] == 1:
+        weight = ops.squeeze(weight, -1)
+    while len(weight.shape) < len(shape):
         weight = weight[..., None]
     return weight

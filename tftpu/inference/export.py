@@ -2,30 +2,29 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.storage import files, safetensors
 
 
-def write_weights(model: keras.Model, averages: list, path: str) -> None:
+def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
     """Writes the weights and the moving statistics of a model.
 
     Args:
         model: built.
-        averages: of its trainable variables, to be written in their place; empty: none are.
+        averages: values by path that take the place of weights; empty writes the weights.
         path: local or `gs://`; ends in `.weights.h5` or `.safetensors`.
 
     Raises:
         UserError: another ending.
     """
     if str(path).endswith(".safetensors"):
-        values = {id(v): a for v, a in zip(model.trainable_variables, averages)}
         arrays = {
-            v.path: np.ascontiguousarray(tf.convert_to_tensor(values.get(id(v), v)))
+            v.path: np.ascontiguousarray(averages.get(v.path, keras.ops.convert_to_numpy(v)))
             for v in model.weights
         }
         files.write_whole(path, safetensors.TensorFile(arrays))
@@ -35,16 +34,20 @@ def write_weights(model: keras.Model, averages: list, path: str) -> None:
         raise UserError(f"{path} must end in .weights.h5 or .safetensors.")
 
 
-def _write_h5(model: keras.Model, averages: list, path: str) -> None:
-    """Keras writes the model as it is, to a disk: the averages are put in, and out again."""
-    trained = [np.array(v.numpy()) for v in model.trainable_variables] if averages else []
+def _write_h5(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
+    """Writes an HDF5 file by Keras, which writes a model as it is, to a local disk.
+
+    So the averages take the place of the weights for as long as that lasts.
+    """
+    replaced = [v for v in model.trainable_variables if v.path in averages]
+    trained = [np.array(keras.ops.convert_to_numpy(v)) for v in replaced]
     try:
-        for variable, average in zip(model.trainable_variables, averages):
-            variable.assign(average.numpy())
+        for variable in replaced:
+            variable.assign(averages[variable.path])
         with tempfile.TemporaryDirectory() as folder:
             local = os.path.join(folder, "model.weights.h5")
             model.save_weights(local)
             files.write_whole(path, files.read(local))
     finally:
-        for variable, value in zip(model.trainable_variables, trained):
+        for variable, value in zip(replaced, trained):
             variable.assign(value)

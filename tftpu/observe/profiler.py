@@ -1,4 +1,4 @@
-"""TensorBoard profiles: of windows of steps, when a signal asks for one, of what is slow."""
+"""Profiles of steps: of planned windows, on a signal, and of steps that are unusually slow."""
 
 import collections
 import contextlib
@@ -8,79 +8,82 @@ import statistics
 import threading
 from collections.abc import Iterator
 
-import tensorflow as tf
-
 from tftpu.config import profile_plan
+from tftpu.engines.engine import Tracer
 
-INPUT_WAIT = "tftpu_input_wait"  # the event that says what a step waited
+INPUT_WAIT = "tftpu_input_wait"  # the event that holds how long a device loop waited for its input
 LENGTH = 10  # steps of a profile that no window was given for
 SLOW_AT_MOST = 5  # profiles of slow loops in a run
-_LOOPS = 100  # device loops before one can be told to be among the slowest 1 %
+_LOOPS = 100  # device loops before one can be counted among the slowest 1 %
+
+_log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles steps. While one runs, every step is a device loop of its own, with a marker.
+    """Profiles steps. While a profile runs, every step is its own device loop, with a marker.
 
     Args:
-        logdir: where TensorBoard looks for it; None: nothing is profiled.
+        logdir: the folder that TensorBoard reads; None: nothing is profiled.
         plan: windows of steps and "slow", as `tftpu.config.profile_plan` reads them.
+        tracer: the engine's.
+
+    Attributes:
+        running: whether a profile is being recorded.
     """
 
-    def __init__(self, logdir: str | None, plan: str):
+    def __init__(self, logdir: str | None, plan: str, tracer: Tracer):
         windows, self._slow = profile_plan(plan)
         self._logdir = logdir
+        self._tracer = tracer
         self._windows = list(windows) if logdir else []
         self._last = 0  # the step that the running profile ends before
-        self._asked = ""  # why one is to be taken as soon as can be
+        self._asked = ""  # why a profile is due at the next opportunity
         self._loops: collections.deque[float] = collections.deque(maxlen=1000)
         self._slow_taken = 0
         self.running = False
 
     def boundaries(self, step: int) -> tuple[int, ...]:
-        """The steps at which the device loop has to stop, seen from the one it is at."""
+        """Returns the steps at which a device loop that starts at `step` has to stop."""
         steps = [s for window in self._windows for s in window]
         return (*steps, step + 1) if self.running else tuple(steps)
 
     def at(self, step: int) -> None:
-        """Starts or ends a profile, if one is due at the step."""
+        """Starts or stops a profile, if one is due at the step."""
         if self.running and step >= self._last:
             self.stop()
         if self.running or not self._logdir:
             return
         due = [last for first, last in self._windows if first <= step < last]
         if self._asked:
-            logging.warning("Profiling the next %d steps: %s.", LENGTH, self._asked)
+            _log.warning("Profiling the next %d steps: %s.", LENGTH, self._asked)
             due.append(step + LENGTH)
         self._asked = ""
         if due:
-            self._start(max(due))
+            self._start(self._logdir, max(due))
 
     def stop(self) -> None:
-        """Ends a running profile and writes it, if that can be: a run does not end for it."""
+        """Stops a running profile and writes it; warns if that fails, since the run can continue."""
         if self.running:
             self.running = False
             try:
-                tf.profiler.experimental.stop()
-            except tf.errors.OpError as error:  # a full disk, a bucket that is away
-                logging.warning("The profile could not be written: %s", error.message)
+                self._tracer.stop()
+            except OSError as error:
+                _log.warning("The profile could not be written: %s", error)
 
-    def marker(self, step: int) -> contextlib.AbstractContextManager:
-        """Marks the device loop from this step on in the profile, if one runs."""
-        if not self.running:
-            return contextlib.nullcontext()
-        return tf.profiler.experimental.Trace("train", step_num=step, _r=1)
+    def marker(self, step: int) -> contextlib.AbstractContextManager[object]:
+        """Returns a context manager that marks the device loop at a step in a running profile."""
+        return self._tracer.marker(step) if self.running else contextlib.nullcontext()
 
     def note_wait(self, seconds: float) -> None:
-        """Writes into a running profile what the last device loop waited for its input.
+        """Writes into a running profile how long the last device loop waited for its input.
 
         The trace itself shows the threads of the input pipeline, not who waits for them.
         """
         if self.running:
-            with tf.profiler.experimental.Trace(INPUT_WAIT, microseconds=round(1e6 * seconds)):
-                pass
+            self._tracer.note(INPUT_WAIT, microseconds=round(1e6 * seconds))
 
     def observe(self, seconds: float) -> None:
-        """Looks at how long a step of the last device loop took."""
+        """Records the mean seconds of a step in the last device loop, to detect slow ones."""
         if not self._slow or self._slow_taken >= SLOW_AT_MOST:
             return
         if len(self._loops) >= _LOOPS:
@@ -93,13 +96,13 @@ class Profiler:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block SIGUSR1 asks for a profile. Signals reach the main thread only."""
+        """Takes a profile on SIGUSR1 within the block. Only the main thread receives signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def ask(*_) -> None:
-            self._asked = "SIGUSR1 asks for it"
+        def ask(*_: object) -> None:
+            self._asked = "requested by SIGUSR1"
 
         previous = signal.signal(signal.SIGUSR1, ask)
         try:
@@ -107,11 +110,9 @@ class Profiler:
         finally:
             signal.signal(signal.SIGUSR1, previous)
 
-    def _start(self, last: int) -> None:
-        try:
-            tf.profiler.experimental.start(self._logdir)
-        except tf.errors.AlreadyExistsError:
-            logging.warning("Another profile is being taken: the steps up to %d are not.", last)
+    def _start(self, logdir: str, last: int) -> None:
+        if not self._tracer.start(logdir):
+            _log.warning("Another profile is running: the steps up to %d are not profiled.", last)
             self._windows = [window for window in self._windows if window[1] > last]
             return
         self.running, self._last = True, last

@@ -1,35 +1,50 @@
 """Metrics that Keras lacks."""
 
 import math
+from typing import Any
 
 import keras
 from keras import ops
 
+Tensor = Any  # a tensor of Keras's backend
+
 
 @keras.saving.register_keras_serializable("tftpu")
 class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
-    """The cross-entropy in bits a token; bits per byte where a token is a byte."""
+    """The cross-entropy in bits for each token: bits per byte where a token is a byte.
 
-    def __init__(self, name: str = "bits_per_token", from_logits: bool = True, **kwargs):
+    Args:
+        name: of the metric.
+        from_logits: whether predictions are logits rather than probabilities.
+    """
+
+    def __init__(self, name: str = "bits_per_token", from_logits: bool = True, **kwargs: Any):
         super().__init__(name=name, from_logits=from_logits, **kwargs)
 
-    def result(self):
+    def result(self) -> Tensor:
         return super().result() / math.log(2)
 
 
 @keras.saving.register_keras_serializable("tftpu")
 class Accuracy(keras.metrics.MeanMetricWrapper):
-    """How often the largest logit is the label's; of a soft label its largest share counts."""
+    """The share of examples whose largest logit is the label's.
 
-    def __init__(self, name: str = "accuracy", dtype=None):
+    Labels are class ids, or soft labels, of which the largest share counts.
+
+    Args:
+        name: of the metric.
+        dtype: of its state.
+    """
+
+    def __init__(self, name: str = "accuracy", dtype: Any = None):
         super().__init__(_right, name=name, dtype=dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.dtype}
 
 
-def _right(y_true, y_pred):
-    """1.0 where the prediction is right: (batch, ...), for labels (batch, ...[, classes])."""
+def _right(y_true: Tensor, y_pred: Tensor) -> Tensor:
+    """Returns 1.0 where the prediction is right, else 0.0: (batch, ...)."""
     if len(y_true.shape) == len(y_pred.shape):
         y_true = ops.argmax(y_true, axis=-1)
     right = ops.equal(ops.cast(y_true, "int32"), ops.cast(ops.argmax(y_pred, axis=-1), "int32"))

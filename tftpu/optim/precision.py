@@ -1,10 +1,11 @@
 """Precision by name: a thin layer over Keras's global dtype policy."""
 
 import keras
-import tensorflow as tf
 
 from tftpu.config import PRECISIONS
 from tftpu.errors import UserError, did_you_mean
+
+_AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
 
 
 def set_precision(name: str = "auto") -> str:
@@ -21,16 +22,16 @@ def set_precision(name: str = "auto") -> str:
     Raises:
         UserError: an unknown name, or float16 on a TPU.
     """
+    from tftpu.engines.selection import attached_platform
+
     if name not in PRECISIONS:
         raise UserError(f"There is no precision {name!r}.{did_you_mean(name, PRECISIONS)}")
-    on_tpu = bool(tf.config.list_logical_devices("TPU"))
-    if name == "auto":
-        on_gpu = bool(tf.config.list_logical_devices("GPU"))
-        name = "mixed_bfloat16" if on_tpu else "mixed_float16" if on_gpu else "float32"
-    if name == "mixed_float16" and on_tpu:
+    platform = attached_platform()
+    policy = _AUTO[platform] if name == "auto" else name
+    if policy == "mixed_float16" and platform == "tpu":
         raise UserError(
             "mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which is native and "
             "needs no loss scale."
         )
-    keras.config.set_dtype_policy(name)
-    return name
+    keras.config.set_dtype_policy(policy)
+    return policy

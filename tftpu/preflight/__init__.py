@@ -1,17 +1,29 @@
-"""Compiles the real train step with the real TPU compiler, before paying for a TPU.
+"""Compiles the train step with the real TPU compiler, before a TPU is rented.
 
-`check` answers for a Keras model, `tftpu preflight` for a config. Nothing heavy loads until then:
-the compiler's own process imports this package too.
+`check` takes a Keras model; `tftpu preflight` takes a config. Importing this package loads neither
+TensorFlow nor JAX, because the compiler's process imports it as well.
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
-_LAZY = {"check": "examine", "Report": "report", "SliceReport": "report"}
+if TYPE_CHECKING:
+    from tftpu.preflight.examine import check
+    from tftpu.preflight.options import PreflightOptions
+    from tftpu.preflight.report import Report
+    from tftpu.preflight.slice_report import SliceReport
 
-__all__ = ["Report", "SliceReport", "check"]
+_LAZY = {
+    "PreflightOptions": "options",
+    "Report": "report",
+    "SliceReport": "slice_report",
+    "check": "examine",
+}
+
+__all__ = ["PreflightOptions", "Report", "SliceReport", "check"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(f"tftpu.preflight.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'tftpu.preflight' has no attribute {name!r}")

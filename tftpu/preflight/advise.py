@@ -1,15 +1,15 @@
-"""What to do about it: a batch that fits, and the layers that waste the chip."""
+"""Advice on a compiled step: the largest batch that fits, and layers that waste the chip."""
 
 import dataclasses
 import re
 from collections.abc import Callable
 
+from tftpu.engines.lowered import LoweredStep, layer_path
 from tftpu.preflight.cost import Cost
-from tftpu.preflight.hlo import Module, layer_path
-from tftpu.preflight.lower import Program
+from tftpu.preflight.hlo import Module
 
-LANES, SUBLANES = 128, 8  # of a vector register, and of a tile in memory
-MAX_COMPILES = 12  # of one search for the largest batch
+LANES, SUBLANES = 128, 8  # dimensions of a vector register, and of a tile in memory
+MAX_COMPILES = 12  # per search for the largest batch
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -17,26 +17,33 @@ _SIZE = r"([\d.]+)([KMGT]?)"
 
 @dataclasses.dataclass
 class Lint:
-    """One finding: which layer ("" for the whole step), what is wrong, how to mend it."""
+    """A finding about a step.
+
+    Attributes:
+        layer: name of the layer, "" for the whole step.
+        problem: what is slow or wrong.
+        fix: what to change.
+        step_share: fraction of the step's time that the layer takes.
+    """
 
     layer: str
     problem: str
-    mend: str
-    step_share: float = 0.0  # of the step's time that the layer takes
+    fix: str
+    step_share: float = 0.0
 
     def __str__(self) -> str:
         where = f"layer {self.layer!r} ({self.step_share:.0%} of the step): " if self.layer else ""
-        return f"{where}{self.problem}. {self.mend}."
+        return f"{where}{self.problem}. {self.fix}."
 
 
 def memory_wanted(error: str) -> tuple[int, int] | None:
-    """Bytes that a program needs and bytes that there are, from the compiler's own message.
+    """Parses the compiler's out-of-memory message.
 
     Args:
-        error: what the compiler said when it ran out of memory.
+        error: the message.
 
     Returns:
-        None if the message gives no figures.
+        (bytes needed, bytes available), or None if the message has no figures.
     """
     for pattern in (
         rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)",
@@ -44,28 +51,28 @@ def memory_wanted(error: str) -> tuple[int, int] | None:
     ):
         match = re.search(pattern, error)
         if match:
-            need, unit, there, there_unit = match.groups()
-            return int(float(need) * _UNITS[unit]), int(float(there) * _UNITS[there_unit])
+            need, unit, limit, limit_unit = match.groups()
+            return int(float(need) * _UNITS[unit]), int(float(limit) * _UNITS[limit_unit])
     return None
 
 
 def largest_batch(
     need: Callable[[int], tuple[bool, int]], failing: int, needs: int, limit: int, unit: int
 ) -> tuple[int, int]:
-    """The largest per-core batch that fits, by bisection.
+    """Finds the largest per-core batch that fits, by bisection.
 
-    Memory grows nearly in proportion to the batch, so the first guesses interpolate; but near the
-    limit the compiler trades time for memory, so only compiling tells.
+    Memory is nearly proportional to the batch, so the first guesses interpolate. Near the limit the
+    compiler trades time for memory, so every guess is compiled.
 
     Args:
-        need: compiles at a batch; says whether it fits, and the bytes that it needs.
+        need: compiles the step with a per-core batch; returns whether it fits, and its bytes.
         failing: a batch that does not fit.
-        needs: the bytes that it needs.
-        limit: the bytes that there are.
-        unit: the batch is a multiple of this.
+        needs: bytes that it needs.
+        limit: bytes available.
+        unit: the batch must be a multiple of this.
 
     Returns:
-        The largest batch that compiled (0: none did) and the smallest that did not.
+        The largest batch that compiled, 0 if none did, and the smallest batch that did not.
     """
     low, high = 0, -(-failing // unit)  # in units; low fits, high does not
     points = {high: needs}
@@ -83,7 +90,7 @@ def largest_batch(
 
 
 def _interpolate(points: dict[int, int], limit: int) -> int:
-    """Where the straight line through the two points nearest to the limit crosses it."""
+    """Returns where the line through the two points nearest to the limit crosses it."""
     near = sorted(points, key=lambda p: abs(points[p] - limit))[:2]
     if len(near) < 2 or points[near[0]] == points[near[1]]:
         return int(near[0] * limit / max(points[near[0]], 1))
@@ -91,56 +98,53 @@ def _interpolate(points: dict[int, int], limit: int) -> int:
     return int(a + (limit - at_a) * (b - a) / (at_b - at_a))
 
 
-def lint(program: Program, cost: Cost, microbatch: int) -> list[Lint]:
-    """What slows a step down for no good reason, the costliest layer first.
+def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
+    """Returns avoidable causes of a slow step, findings about the whole step first.
 
     Args:
-        program: the step as it was lowered.
-        cost: of the step on one slice.
-        microbatch: examples of one microbatch on one replica.
+        step: the step before compilation.
+        cost: cost of the step on one slice.
+        microbatch: examples in a microbatch of one replica.
     """
-    total = sum(seconds for _, seconds, _ in cost.by("layer")) or 1.0
-    shares = {layer: seconds / total for layer, seconds, _ in cost.by("layer")}
-    found = [
-        *_wasted_lanes(program, shares),
-        *_float32_products(program, shares),
-        *_augmentation(program, shares),
-        *(
-            Lint(
-                name,
-                "a grouped convolution, which Keras wraps in a nested XLA function that fails on "
-                "TPU hosts",
-                "Write it as DepthwiseConv2D, or as one Conv2D for each group",
-                shares.get(name, 0.0),
-            )
-            for name in program.grouped
-        ),
+    by_layer = cost.by("layer")
+    total = sum(seconds for _, seconds, _ in by_layer) or 1.0
+    shares = {layer: seconds / total for layer, seconds, _ in by_layer}
+    layers = [
+        *_wasted_lanes(step, shares),
+        *_float32_products(step, shares),
+        *_augmentation(step, shares),
+        *_grouped_convolutions(step, shares),
     ]
-    found.sort(key=lambda item: -item.step_share)
-    if program.precision == "mixed_float16":
-        found.insert(
-            0,
-            Lint("", "float16 is emulated on a TPU", "Use mixed_bfloat16: native, no loss scale"),
-        )
-    if microbatch % SUBLANES:
-        padded = -(-microbatch // SUBLANES) * SUBLANES
-        found.insert(
-            0,
-            Lint(
-                "",
-                f"{microbatch} examples a microbatch do not fill tiles of {SUBLANES}: up to "
-                f"{1 - microbatch / padded:.0%} of the work is on padding",
-                f"Use a multiple of {SUBLANES} on each core, as {padded}",
-            ),
-        )
-    return found
+    layers.sort(key=lambda item: -item.step_share)
+    return [*_partial_tiles(microbatch), *_emulated_float16(step), *layers]
 
 
-def _wasted_lanes(program: Program, shares: dict[str, float]) -> list[Lint]:
-    """Layers whose features do not fill the 128 lanes, if they take 3 % of the step or more."""
+def _partial_tiles(microbatch: int) -> list[Lint]:
+    if not microbatch % SUBLANES:
+        return []
+    padded = -(-microbatch // SUBLANES) * SUBLANES
+    return [
+        Lint(
+            "",
+            f"A microbatch of {microbatch} examples does not fill tiles of {SUBLANES}: up to "
+            f"{1 - microbatch / padded:.0%} of the work is padding",
+            f"Use a multiple of {SUBLANES} per core, such as {padded}",
+        )
+    ]
+
+
+def _emulated_float16(step: LoweredStep) -> list[Lint]:
+    if step.precision != "mixed_float16":
+        return []
+    fix = "Use mixed_bfloat16, which is native and needs no loss scale"
+    return [Lint("", "float16 is emulated on a TPU", fix)]
+
+
+def _wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+    """Finds layers whose features leave lanes empty, if they take at least 3 % of the step."""
     found = []
-    for name, dims in program.kernels.items():
-        layer = _layer_of_variable(name, program)
+    for name, dims in step.kernels.items():
+        layer = "/".join(scope for scope in name.split("/") if scope in step.layers)
         features = dims[-1]
         padded = -(-features // LANES) * LANES
         waste = 1 - features / padded
@@ -149,20 +153,20 @@ def _wasted_lanes(program: Program, shares: dict[str, float]) -> list[Lint]:
                 Lint(
                     layer,
                     f"{features} features leave {waste:.0%} of the {LANES} lanes empty",
-                    f"Use a multiple of {LANES}, as {padded}, if the model may change",
+                    f"If the model may change, use {padded} features",
                     shares[layer],
                 )
             )
     return found
 
 
-def _float32_products(program: Program, shares: dict[str, float]) -> list[Lint]:
-    """Layers whose matrix products were written in float32, if they take 1 % of the step."""
-    if program.precision != "mixed_bfloat16":
+def _float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+    """Finds layers with float32 matrix products that take at least 1 % of the step."""
+    if step.precision != "mixed_bfloat16":
         return []
-    module = Module(program.forward)
+    module = Module(step.forward)
     layers = {
-        layer_path(instruction.op_name, program.layers)
+        layer_path(instruction.op_name, step.layers)
         for computation in module.computations.values()
         for instruction in computation.values()
         if instruction.opcode in ("dot", "convolution") and instruction.shape[0].dtype == "f32"
@@ -171,7 +175,7 @@ def _float32_products(program: Program, shares: dict[str, float]) -> list[Lint]:
         Lint(
             layer,
             "its matrix products are in float32 under a bfloat16 policy",
-            "Leave out its dtype='float32', or cast its result instead of its inputs",
+            "Remove its dtype='float32', or cast its result instead of its inputs",
             shares[layer],
         )
         for layer in sorted(layers)
@@ -179,19 +183,27 @@ def _float32_products(program: Program, shares: dict[str, float]) -> list[Lint]:
     ]
 
 
-def _augmentation(program: Program, shares: dict[str, float]) -> list[Lint]:
+def _augmentation(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     return [
         Lint(
             name,
-            f"{kind} augments the data within the step: the TPU does it, again for every example, "
-            "while the host is idle",
+            f"{kind} augments the data inside the step, so the TPU does this work while the host "
+            "is idle",
             "Move it to the input pipeline (tf.data)",
             shares.get(name, 0.0),
         )
-        for name, kind in program.layers.items()
+        for name, kind in step.layers.items()
         if kind.startswith("Random")
     ]
 
 
-def _layer_of_variable(name: str, program: Program) -> str:
-    return "/".join(scope for scope in name.split("/") if scope in program.layers)
+def _grouped_convolutions(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+    return [
+        Lint(
+            name,
+            "Keras wraps a grouped convolution in a nested XLA function, which fails on TPU hosts",
+            "Use DepthwiseConv2D, or one Conv2D per group",
+            shares.get(name, 0.0),
+        )
+        for name in step.grouped
+    ]

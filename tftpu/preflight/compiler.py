@@ -1,10 +1,11 @@
-"""Compiles a lowered step with libtpu's ahead-of-time compiler, on a machine without a TPU.
+"""Ahead-of-time compilation of a lowered step by libtpu, on a machine without a TPU.
 
-`python -m tftpu.preflight.compiler FOLDER` is the process that does it: libtpu aborts a process
-that it does not like, writes to standard error, and is not told to stop.
+Each program is compiled in a process of its own, `python -m tftpu.preflight.compiler FOLDER`,
+because libtpu aborts its process on some errors, writes to standard error, and cannot be
+interrupted.
 
-JAX's private interfaces are used here and nowhere else, through `_jax_internals`: tried with jax
-and jaxlib 0.10.2 and libtpu 0.0.51.
+All private interfaces of JAX that preflight needs are gathered in `_jax_internals`. They were tried
+with jax and jaxlib 0.10.2 and libtpu 0.0.51.
 """
 
 import gzip
@@ -25,23 +26,25 @@ from typing import Any, NamedTuple
 from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
 
-TIME_LIMIT = 1800  # seconds; the largest models take minutes
+TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
 _TRIED = {"jax": "0.10.2", "libtpu": "0.0.51"}
 _INSTALL = "Run `pip install 'tftpu[preflight]'` in an environment without tensorflow-tpu."
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-KERNEL_MEMORY = "memory space vmem"  # of a core, not HBM: a smaller batch does not help
+# In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
+KERNEL_MEMORY = "memory space vmem"
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of a program for one slice.
+    """Result of compiling a program for one slice.
 
     Attributes:
-        error: "" if it compiled, else one sentence; `out_of_memory` says whether that was why.
-        text: the optimised program; "" if it did not compile.
-        memory: bytes by kind, as `temp_size_in_bytes`.
-        bytes_accessed: by the compiler's count; the body of a loop counts once.
-        seconds: how long it took, when it was compiled.
-        cached: whether it was found compiled.
+        error: error message; "" if the program compiled.
+        out_of_memory: whether the program failed to compile because it needs too much HBM.
+        text: HLO text of the compiled program; "" if it did not compile.
+        memory: bytes by kind, such as `temp_size_in_bytes`.
+        bytes_accessed: the compiler's count, in which the body of a loop counts once.
+        seconds: duration of the compilation.
+        cached: whether the result was read from the cache.
     """
 
     error: str
@@ -56,16 +59,17 @@ class Compiled(NamedTuple):
 def compile_program(
     hlo: bytes, target: Slice, time_limit: float = TIME_LIMIT, verbose: bool = False
 ) -> Compiled:
-    """Compiles a program for a slice, in a process of its own; results are kept on disk.
+    """Compiles a program for a slice in a separate process, and caches the result on disk.
 
     Args:
-        hlo: a serialized HloModuleProto, of one replica.
-        target: the slice; its replicas are the program's.
+        hlo: serialized HloModuleProto of one replica's program.
+        target: the slice to compile for.
         time_limit: seconds after which the compiler is stopped.
-        verbose: show what libtpu writes to standard error.
+        verbose: whether to pass libtpu's messages through to standard error.
 
     Raises:
-        UserError: libtpu or jax is missing, too new or too old, or cannot run on this machine.
+        UserError: libtpu or jax is missing, has an unsupported version, or cannot run on this
+            machine.
     """
     check_machine()
     module = _to_stablehlo(hlo)
@@ -78,8 +82,8 @@ def compile_program(
         job.mkdir()
         (job / "module.mlir").write_bytes(module)
         _write_json(job / "job.json", {"topology": target.topology, "replicas": target.replicas})
-        failure = _run(job, target, time_limit, verbose)
-        if failure:  # a crash or a time-out: not kept, so that the next try tries
+        failure = _run_compiler(job, target, time_limit, verbose)
+        if failure:  # a crash or a time-out is not cached, so the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, time_limit, False)
         shutil.rmtree(folder, ignore_errors=True)
         job.rename(folder)
@@ -87,22 +91,22 @@ def compile_program(
 
 
 def check_machine() -> None:
-    """Raises `UserError`, with the way out, if the TPU compiler cannot run here."""
+    """Raises `UserError` if the TPU compiler cannot run on this machine."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UserError(
             "The TPU compiler (libtpu) runs on x86-64 Linux only, and this is "
-            f"{platform.system()} on {platform.machine()}: run preflight on such a machine, in a "
-            "container or in Colab."
+            f"{platform.system()} on {platform.machine()}: run preflight on an x86-64 Linux "
+            "machine, in a container, or in Colab."
         )
     _jax_internals()
     libtpu_version()
 
 
 def libtpu_version() -> str:
-    """The version of libtpu that is installed.
+    """Returns the version of the installed libtpu.
 
     Raises:
-        UserError: there is none.
+        UserError: libtpu is not installed.
     """
     try:
         return importlib.metadata.version("libtpu")
@@ -111,6 +115,8 @@ def libtpu_version() -> str:
 
 
 class _Internals(NamedTuple):
+    """Modules of JAX that preflight uses."""
+
     ir: Any
     hlo: Any
     mlir: Any
@@ -120,48 +126,52 @@ class _Internals(NamedTuple):
 
 
 def _jax_internals() -> _Internals:
-    """JAX's private interfaces. Raises `UserError` if they are not what was tried."""
+    """Returns JAX's private modules. Raises `UserError` if they lack what preflight needs."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         from jax._src.interpreters import mlir
-        from jax._src.lib import xla_client
+
+        # The type checker objects to private names, and finds no types of `_jax`.
+        from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
         from jax.experimental import topologies
-        from jaxlib import _jax
+        from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
         from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
 
-        needed = (_jax.mlir.hlo_to_stablehlo, _jax.CompileOptions, _jax.DeviceList)
-        needed += (stablehlo.RngBitGeneratorOp, stablehlo.slice)
-        assert all(map(callable, (*needed, mlir.make_ir_context)))
+        # Raises AttributeError if one of them is gone.
+        _ = _jax.mlir.hlo_to_stablehlo, _jax.CompileOptions, _jax.DeviceList
+        _ = stablehlo.RngBitGeneratorOp, stablehlo.slice, mlir.make_ir_context
     except (ImportError, AttributeError) as error:
         try:
             found = f"jax {importlib.metadata.version('jax')}"
         except importlib.metadata.PackageNotFoundError:
-            raise UserError(f"jax, which drives the TPU compiler, is missing. {_INSTALL}") from None
+            raise UserError(
+                f"jax, which drives the TPU compiler, is not installed. {_INSTALL}"
+            ) from None
         raise UserError(
-            f"{found} is not one that preflight can drive ({error}): it was tried with "
+            f"Preflight does not support {found} ({error}); it was tried with "
             f"{' and '.join(f'{k} {v}' for k, v in _TRIED.items())}. {_INSTALL}"
         ) from error
     return _Internals(ir, stablehlo, mlir, _jax, topologies, xla_client)
 
 
-# In the process of the trainer or of the command line
+# In the calling process
 
 
 def _to_stablehlo(hlo: bytes) -> bytes:
-    """StableHLO with the names of the ops that it came from, less what libtpu rejects."""
+    """Converts HLO to StableHLO with op names, and rewrites what libtpu would reject."""
     jax = _jax_internals()
     with jax.mlir.make_ir_context():
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
         _drop_copies(module.body)
-        _take_the_tpus_generator(module.body, jax)
-        # TensorFlow numbers its functions, so the name would be another in every process.
+        _use_hardware_generator(module.body, jax)
+        # TensorFlow numbers its functions; a fixed name keeps the cache key the same everywhere.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         return module.operation.get_asm(enable_debug_info=True).encode()
 
 
-def _drop_copies(block) -> None:
-    """Removes `mhlo.copy`, which means nothing and which the TPU pipeline does not know."""
+def _drop_copies(block: Any) -> None:
+    """Removes `mhlo.copy`, a no-op that the TPU pipeline does not support."""
     for op in list(block.operations):
         for region in op.operation.regions:
             for inner in region.blocks:
@@ -171,18 +181,18 @@ def _drop_copies(block) -> None:
             op.operation.erase()
 
 
-def _take_the_tpus_generator(block, jax: _Internals) -> None:
-    """Draws random numbers as a TPU does, by the generator of its hardware.
+def _use_hardware_generator(block: Any, jax: _Internals) -> None:
+    """Replaces the CPU's random number generator by the one of the TPU's hardware.
 
-    The step is lowered for a CPU, where TensorFlow takes Philox with a state of three numbers; for
-    a TPU it takes XLA's default (tf2xla/kernels/rng_converter_utils.cc), which costs a fraction of
-    that, and which libtpu has for all generations with a state of two. What is left of the state is
-    not what it would be: an op with a seed does not read it.
+    The step is lowered for a CPU, where TensorFlow uses Philox with a state of three numbers. For a
+    TPU it uses XLA's default (tf2xla/kernels/rng_converter_utils.cc), which is much cheaper and has
+    a state of two numbers in libtpu, on all generations. The new state is not computed: ops with a
+    seed do not read it.
     """
     for op in list(block.operations):
         for region in op.operation.regions:
             for inner in region.blocks:
-                _take_the_tpus_generator(inner, jax)
+                _use_hardware_generator(inner, jax)
         if op.operation.name != "stablehlo.rng_bit_generator":
             continue
         state = op.operation.operands[0]
@@ -207,13 +217,13 @@ def _key(module: bytes, target: Slice) -> str:
     return f"{target.name}-libtpu{libtpu_version()}-{text[:32]}"
 
 
-def _run(job: Path, target: Slice, time_limit: float, verbose: bool) -> str:
-    """Runs the compiler's process to its end. Returns why it failed, or ""."""
+def _run_compiler(job: Path, target: Slice, time_limit: float, verbose: bool) -> str:
+    """Runs the compiler's process to its end. Returns an error message, "" on success."""
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",  # else libtpu waits for a cloud's metadata server
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process a machine may use libtpu
+        "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu waits for a cloud's metadata server
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise one process per machine may use libtpu
         "TPU_ACCELERATOR_TYPE": target.name,
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
@@ -227,7 +237,7 @@ def _run(job: Path, target: Slice, time_limit: float, verbose: bool) -> str:
         except subprocess.TimeoutExpired:
             return (
                 f"The TPU compiler had not finished after {time_limit:.0f} s and was stopped: "
-                "raise --time_limit, or try a smaller model first."
+                "raise time_limit, or try a smaller model first."
             )
         finally:
             process.kill()
@@ -235,13 +245,17 @@ def _run(job: Path, target: Slice, time_limit: float, verbose: bool) -> str:
     if process.returncode == 0:
         return ""
     died = process.returncode
-    how = f"died of {signal.Signals(-died).name}" if died < 0 else f"ended with code {died}"
+    how = f"was killed by {signal.Signals(-died).name}" if died < 0 else f"exited with code {died}"
     last = [line for line in (job / "stderr.txt").read_text(errors="replace").splitlines() if line]
-    return f"The TPU compiler {how}. Its last words: {' '.join(last[-2:])[-300:] or 'none'}"
+    return f"The TPU compiler {how}. Its last output: {' '.join(last[-2:])[-300:] or 'none'}"
 
 
 def _wait(process: subprocess.Popen, target: Slice, time_limit: float) -> None:
-    """Waits for the process, with a line on standard error that says for what."""
+    """Waits for the process, with a progress line on standard error.
+
+    Raises:
+        subprocess.TimeoutExpired: the time limit has passed.
+    """
     start = time.monotonic()
     live = sys.stderr.isatty()
     while True:
@@ -281,14 +295,14 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1))
 
 
-# In the process of the compiler
+# In the compiler's process
 
 
 def _compile_job(job: Path) -> None:
-    """Compiles `module.mlir` of a folder as its `job.json` says, and writes what came of it."""
+    """Compiles a folder's `module.mlir` as its `job.json` specifies, and writes the result."""
     settings = json.loads((job / "job.json").read_text())
     start = time.monotonic()
-    result = {"error": "", "memory": {}, "bytes_accessed": 0.0}
+    result: dict[str, Any] = {"error": "", "memory": {}, "bytes_accessed": 0.0}
     try:
         executable = _compile((job / "module.mlir").read_text(), **settings)
     except Exception as error:

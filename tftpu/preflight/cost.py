@@ -1,80 +1,86 @@
-"""What a compiled step costs: memory, work, time, dollars; and where the time goes.
+"""Cost of a compiled step: memory, work, and time by instruction.
 
-The time of an instruction is the compiler's own estimate of its cycles, over the core clock, with
-two corrections, because that estimate prices vector work and memory alike on every generation
-while the chips differ:
+The time of an instruction is the compiler's estimate of its cycles divided by the core clock, with
+two corrections. They are needed because that estimate prices vector work and memory traffic alike
+on every generation, although the chips differ:
 
     time = max(bytes / (BANDWIDTH_SHARE x HBM bandwidth),
                min(c, max(VECTOR_PRICE x c, m / VECTOR_PRICE)))
 
-with c the cycles over the clock and m the FLOPs of its dots and convolutions over the peak. So an
-instruction that keeps the matrix units half busy or more costs what the compiler says, one that
-leaves them idle costs half of that, and none is faster than 80 % of the memory bandwidth allows.
-What the compiler does not price (custom calls, some window operations) costs its FLOPs and bytes.
+where c is the cycles over the clock, and m the FLOPs of its dots and convolutions over the peak.
+Thus an instruction that keeps the matrix units at least half busy costs what the compiler
+estimates, one that leaves them idle costs half of that, and none takes less time than its bytes
+need at 80 % of the memory bandwidth. Instructions without an estimate (custom calls, some window
+operations) are priced by their FLOPs and bytes.
 
-The two constants were set once on four published ResNet-50 runs on v2, v3 and v4
-(`python -m tftpu.launch.calibrate` compares); neither names a model or a chip. v5e, v5p and v6e
-have no published row among them, so their range is wider.
+The two constants were fitted once, to four published ResNet-50 runs on v2, v3 and v4
+(`python -m tftpu.launch.calibrate` compares predictions with them). Neither is specific to a model
+or a chip. v5e, v5p and v6e are not among these runs, so their range is wider.
 """
 
 import collections
 import dataclasses
 import math
 from collections.abc import Collection
+from typing import Literal
 
+from tftpu.engines.lowered import STEP_SCOPES, LoweredStep, layer_path
 from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.hlo import Instruction, Module, Tensor, layer_path
-from tftpu.preflight.lower import Program
+from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
 from tftpu.tpu.slices import Slice
 
-BANDWIDTH_SHARE = 0.8  # of the HBM bandwidth on paper that a good kernel sustains
-VECTOR_PRICE = 0.5  # of what the compiler estimates for work outside the matrix units
-HOP_SECONDS = 1e-6  # one hop between neighbouring chips
+BANDWIDTH_SHARE = 0.8  # fraction of the nominal HBM bandwidth that a good kernel sustains
+VECTOR_PRICE = 0.5  # fraction of the compiler's estimate, for work outside the matrix units
+HOP_SECONDS = 1e-6  # latency between neighbouring chips
 
-# Half the width of the range that is given: the calibration rows lie within the first.
+# Half the width of the predicted range, as a fraction. The calibration rows lie within the first.
 RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
 CALIBRATED = ("v2", "v3", "v4")
 
-# Parts of the step outside all layers, by the name scopes that `tftpu.engines.tensorflow.step` opens.
-_PARTS = {"loss": "(loss)", "metrics": "(metrics)", "optimizer": "(optimizer)"}
 _REST = "(rest of the step)"
 
 _FREE = {
-    *(
-        "parameter",
-        "constant",
-        "get-tuple-element",
-        "tuple",
-        "bitcast",
-        "after-all",
-        "partition-id",
-    ),
-    *("replica-id", "opt-barrier", "domain"),
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier", "domain"),
 }
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_ASYNCHRONOUS = ("copy-start", "slice-start", "async-start")
-_READ_IN_PART = ("dynamic-slice", "gather", "slice")
 
 
 @dataclasses.dataclass
 class Memory:
-    """HBM of one replica, in bytes."""
+    """HBM that one replica's program uses, in bytes.
+
+    Attributes:
+        arguments: inputs of the program: weights, optimizer state, batch.
+        outputs: results of the program.
+        aliased: outputs that share the memory of arguments, such as the updated weights.
+        temporaries: activations and other intermediate results.
+        code: the program itself.
+    """
 
     arguments: int
     outputs: int
-    aliased: int  # outputs that take the place of arguments: the weights, updated
+    aliased: int
     temporaries: int
     code: int
 
     @property
     def total(self) -> int:
+        """Bytes that the program needs in all."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
 @dataclasses.dataclass
 class LargeTensor:
-    """An array in HBM: its shape, its bytes with padding, and how many of these are padding."""
+    """An array in HBM.
+
+    Attributes:
+        shape: dtype and dimensions, such as "f32[128,256]".
+        bytes: size with padding.
+        padding: bytes of padding.
+        layer: the layer that computes it, or the variable that it holds.
+    """
 
     shape: str
     bytes: int
@@ -84,10 +90,23 @@ class LargeTensor:
 
 @dataclasses.dataclass
 class Priced:
-    """An instruction with all its runs in a step."""
+    """The cost of an instruction, summed over its runs in a step.
+
+    Attributes:
+        name: name of the instruction.
+        kind: "matrix", "memory-bound", "reduction", "copy", "collective" or "custom call".
+        layer: the Keras layer that it belongs to, or a part of the step in parentheses.
+        op_name: the TensorFlow op that it came from.
+        times: runs per step.
+        seconds: predicted time.
+        cycles: the compiler's estimate, 0 if it makes none.
+        flops: FLOPs of dots and convolutions.
+        hbm_bytes: bytes read from and written to HBM.
+        overlaps: whether it is an asynchronous copy that overlaps with other instructions.
+    """
 
     name: str
-    kind: str  # matrix, memory-bound, reduction, copy, collective, custom call
+    kind: str
     layer: str
     op_name: str
     times: int
@@ -95,12 +114,25 @@ class Priced:
     cycles: int
     flops: int
     hbm_bytes: int
-    overlaps: bool = False  # an asynchronous copy, beside other instructions
+    overlaps: bool = False
 
 
 @dataclasses.dataclass
 class Cost:
-    """One replica's step, in seconds, FLOPs and bytes of HBM."""
+    """The cost of one replica's step.
+
+    Attributes:
+        memory: HBM in use.
+        large: the largest arrays in HBM, the largest first.
+        instructions: every instruction that runs.
+        flops: FLOPs of the program's dots and convolutions.
+        model_flops: FLOPs that the model needs, as `model_flops` counts them.
+        bytes_accessed: HBM traffic.
+        cycles: the compiler's estimate.
+        seconds: predicted time; `seconds_low` and `seconds_high` are the ends of its range.
+        roofline_seconds: time at peak FLOP/s or peak bandwidth, whichever is longer.
+        collective_seconds: predicted time of the collectives, included in `seconds`.
+    """
 
     memory: Memory
     large: list[LargeTensor]
@@ -115,29 +147,30 @@ class Cost:
     roofline_seconds: float
     collective_seconds: float
 
-    def by(self, attribute: str) -> list[tuple[str, float, int]]:
-        """(name, seconds, cycles) by "layer" or "kind", the longest first."""
-        sums: dict[str, list] = collections.defaultdict(lambda: [0.0, 0])
+    def by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
+        """Returns (name, seconds, cycles) per layer or kind, the longest time first."""
+        seconds: dict[str, float] = collections.defaultdict(float)
+        cycles: dict[str, int] = collections.defaultdict(int)
         for priced in self.instructions:
             if not priced.overlaps:
-                total = sums[getattr(priced, attribute)]
-                total[0] += priced.seconds
-                total[1] += priced.cycles
-        rows = [(name, *total) for name, total in sums.items()]
+                name = priced.layer if attribute == "layer" else priced.kind
+                seconds[name] += priced.seconds
+                cycles[name] += priced.cycles
+        rows = [(name, seconds[name], cycles[name]) for name in seconds]
         return sorted(rows, key=lambda row: -row[1])
 
 
-def price(program: Program, compiled: Compiled, target: Slice) -> Cost:
-    """Counts and prices a compiled step.
+def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
+    """Returns the cost of a compiled step.
 
     Args:
-        program: the step as it was lowered.
-        compiled: the step as it was compiled.
+        step: the step before compilation.
+        compiled: the step after compilation.
         target: the slice that it was compiled for.
     """
     module = Module(compiled.text)
     instructions = [
-        _price(module, instruction, times, computation, program.layers, target)
+        _price(module, instruction, times, computation, step.layers, target)
         for instruction, times, computation in module.walk()
         if not _is_free(instruction)
     ]
@@ -150,10 +183,10 @@ def price(program: Program, compiled: Compiled, target: Slice) -> Cost:
     width = RANGE if target.generation.name in CALIBRATED else RANGE_UNCALIBRATED
     return Cost(
         memory=memory_of(compiled.memory),
-        large=_large_tensors(module, program),
+        large=_large_tensors(module, step),
         instructions=instructions,
         flops=flops,
-        model_flops=model_flops(program),
+        model_flops=model_flops(step),
         bytes_accessed=hbm_bytes,
         cycles=sum(p.cycles for p in instructions),
         seconds=seconds,
@@ -164,46 +197,34 @@ def price(program: Program, compiled: Compiled, target: Slice) -> Cost:
     )
 
 
-def model_flops(program: Program) -> int:
-    """FLOPs that the model needs for a step, whatever the program does: 3 x the forward products.
+def model_flops(step: LoweredStep) -> int:
+    """Returns the FLOPs that the model needs for a step, independent of the compiled program.
 
-    Of products with weights only: 6 x parameters x tokens for a transformer (Kaplan et al. 2020),
-    2 x 3 x multiply-adds for a CNN. The backward pass costs two forward passes.
+    They are 3 times the FLOPs of the forward pass, as the backward pass costs two forward passes.
+    Only products with weights count: 6 x parameters x tokens for a transformer (Kaplan et al.
+    2020), 6 x multiply-adds for a CNN.
     """
-    module = Module(program.forward)
+    module = Module(step.forward)
     forward = 0
     for instruction, times, computation in module.walk():
-        # Batched products are attention's, of activations with activations.
+        # Batched products are those of attention: activations times activations.
         if not instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}"):
             forward += times * module.matrix_flops(instruction, computation)
-    return 3 * forward * program.gradient_accumulation_steps
+    return 3 * forward * step.gradient_accumulation_steps
 
 
 def all_reduce_seconds(size: int, target: Slice) -> float:
-    """A ring over all chips, both ways at once: 2 (n - 1) / n of the bytes over two links.
+    """Returns the time of an all-reduce by a ring over all n chips, in both directions at once.
+
+    2 (n - 1) / n of the bytes travel over two links.
 
     Args:
         size: bytes that each replica holds.
+        target: the slice.
     """
     chips = target.chips
     moved = 2 * size * (chips - 1) / chips
     return moved / (2 * target.generation.link_gbps * 1e9) + 2 * sum(target.axes) * HOP_SECONDS
-
-
-def hbm_bytes(module: Module, instruction: Instruction, computation: dict) -> int:
-    """Bytes of HBM that an instruction reads and writes, padding included.
-
-    Of an operand that a fusion only slices, or of an array that it updates in place, the part.
-    """
-    if instruction.opcode in _ASYNCHRONOUS:  # of a pair (from, to), or (to, from)
-        return sum(t.padded_bytes for t in instruction.shape[:2] if not t.on_chip)
-    inner = _fused(module, instruction)
-    read = sum(
-        _read_bytes(inner, index, computation[name].shape)
-        for index, name in enumerate(instruction.operands)
-        if name in computation
-    )
-    return read + _written_bytes(inner, instruction)
 
 
 def _is_free(instruction: Instruction) -> bool:
@@ -217,7 +238,7 @@ def _price(
     module: Module,
     instruction: Instruction,
     times: int,
-    computation: dict,
+    computation: Computation,
     layers: Collection[str],
     target: Slice,
 ) -> Priced:
@@ -232,7 +253,7 @@ def _price(
     cycles = instruction.cycles
     if kind == "collective":
         seconds = sum(_collective_seconds(i, inside, target) for i, inside in within)
-        # A fused all-reduce is one of which each replica keeps a part: a reduce-scatter.
+        # In a fused all-reduce each replica keeps one part of the sum: a reduce-scatter.
         seconds /= 2 if instruction.opcode == "fusion" else 1
     elif cycles is None:
         seconds = max(matrix / VECTOR_PRICE, memory / BANDWIDTH_SHARE)
@@ -250,12 +271,12 @@ def _price(
         cycles=(cycles or 0) * times,
         flops=flops * times,
         hbm_bytes=moved * times,
-        overlaps=instruction.opcode in _ASYNCHRONOUS,
+        overlaps=instruction.opcode in ASYNCHRONOUS,
     )
 
 
 def _kind(opcode: str, within: set[str]) -> str:
-    """The kind of an instruction, by its opcode and those that a fusion runs."""
+    """Returns the kind of an instruction, given its opcode and all opcodes that it runs."""
     if any(name.startswith(_COLLECTIVES) for name in within):
         return "collective"
     if opcode == "custom-call":
@@ -272,17 +293,20 @@ def _kind(opcode: str, within: set[str]) -> str:
 
 
 def _layer(instruction: Instruction, layers: Collection[str], kind: str = "") -> str:
-    """The layer that an instruction came from, or the part of the step in parentheses."""
+    """Returns the layer of an instruction, or a part of the step in parentheses."""
     path = layer_path(instruction.op_name, layers)
     if path:
         return path
     if kind == "collective":
         return "(gradients of all replicas)"
-    return _PARTS.get(layer_path(instruction.op_name, _PARTS).split("/")[0], _REST)
+    scope = layer_path(instruction.op_name, STEP_SCOPES).split("/")[0]
+    return f"({scope})" if scope else _REST
 
 
-def _all_within(module: Module, instruction: Instruction, computation: dict) -> list[tuple]:
-    """An instruction and all that a fusion runs, nested ones too, each with its computation."""
+def _all_within(
+    module: Module, instruction: Instruction, computation: Computation
+) -> list[tuple[Instruction, Computation]]:
+    """Returns an instruction and all that it runs as a fusion, each with its computation."""
     found = [(instruction, computation)]
     for outer, _ in found:
         for name in outer.called if outer.opcode == "fusion" else ():
@@ -291,50 +315,22 @@ def _all_within(module: Module, instruction: Instruction, computation: dict) -> 
     return found
 
 
-def _fused(module: Module, instruction: Instruction) -> dict[str, Instruction]:
-    if instruction.opcode == "fusion" and instruction.called:
-        return module.computations[instruction.called[0]]
-    return {}
+def _collective_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
+    """Returns the time of one collective, 0 for any other instruction.
 
-
-def _read_bytes(inner: dict, index: int, shape: list[Tensor]) -> int:
-    whole = sum(t.padded_bytes for t in shape if not t.on_chip)
-    if not whole:
-        return 0
-    names = [n for n, i in inner.items() if i.opcode == "parameter" and i.argument == str(index)]
-    users = [i for i in inner.values() if names and names[0] in i.operands]
-    if not users:
-        return whole
-    part = 0
-    for user in users:
-        if user.opcode in _READ_IN_PART and user.operands[0] == names[0]:
-            part += user.shape[0].bytes
-        elif user.opcode != "dynamic-update-slice" or user.operands[0] != names[0]:
-            return whole
-    return min(part, whole)
-
-
-def _written_bytes(inner: dict, instruction: Instruction) -> int:
-    whole = sum(t.padded_bytes for t in instruction.shape if not t.on_chip)
-    updates = [i for i in inner.values() if i.opcode == "dynamic-update-slice"]
-    if len(updates) == 1 and len(instruction.shape) == 1:
-        return min(whole, inner[updates[0].operands[1]].shape[0].bytes)
-    return whole
-
-
-def _collective_seconds(instruction: Instruction, computation: dict, target: Slice) -> float:
-    """Of one collective; 0 for any other instruction. Both halves of an all-reduce cost half."""
+    A reduce-scatter or an all-gather is half of an all-reduce, and costs half.
+    """
     if not instruction.opcode.startswith(_COLLECTIVES):
         return 0.0
-    operands = [t for name in instruction.operands if name in computation
-                for t in computation[name].shape]  # fmt: skip
+    known = [computation[name] for name in instruction.operands if name in computation]
+    operands = [tensor for operand in known for tensor in operand.shape]
     size = max(sum(t.bytes for t in shape) for shape in (instruction.shape, operands))
     whole = all_reduce_seconds(size, target)
     return whole if instruction.opcode.startswith("all-reduce") else whole / 2
 
 
 def memory_of(stats: dict[str, int]) -> Memory:
-    """The HBM of one replica, from the compiler's figures."""
+    """Returns one replica's HBM use, given `Compiled.memory`."""
     return Memory(
         arguments=stats["argument_size_in_bytes"],
         outputs=stats["output_size_in_bytes"],
@@ -344,16 +340,16 @@ def memory_of(stats: dict[str, int]) -> Memory:
     )
 
 
-def _large_tensors(module: Module, program: Program, count: int = 5) -> list[LargeTensor]:
-    """The largest arrays that the program keeps in HBM, with what made them."""
-    found: dict[tuple, LargeTensor] = {}
+def _large_tensors(module: Module, step: LoweredStep, count: int = 5) -> list[LargeTensor]:
+    """Returns the largest arrays that the program keeps in HBM, the largest first."""
+    found: dict[tuple[str, str], LargeTensor] = {}
     for instruction in module.entry.values():
         if instruction.opcode in _FREE - {"parameter"} or instruction.opcode.endswith("-done"):
             continue
         if instruction.opcode == "parameter":
-            layer = program.arguments[int(instruction.argument)]
+            layer = step.arguments[int(instruction.argument)]
         else:
-            layer = _layer(instruction, program.layers)
+            layer = _layer(instruction, step.layers)
         for tensor in instruction.shape:
             size = tensor.padded_bytes
             if not tensor.on_chip and tensor.dims:
@@ -364,5 +360,5 @@ def _large_tensors(module: Module, program: Program, count: int = 5) -> list[Lar
 
 
 def arithmetic_intensity(cost: Cost) -> float:
-    """FLOPs of matrix products for each byte of HBM."""
+    """Returns the FLOPs of matrix products per byte of HBM traffic."""
     return cost.flops / cost.bytes_accessed if cost.bytes_accessed else math.inf

@@ -1,21 +1,26 @@
-"""Reads the text of a compiled program: instructions, shapes, loops, FLOPs, bytes, layers."""
+"""Parser of HLO text: instructions, shapes, loops, FLOPs and bytes."""
 
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
+# Copies that overlap with other instructions; their results are read by a matching "…-done".
+ASYNCHRONOUS = ("copy-start", "slice-start", "async-start")
+
+_READ_IN_PART = ("dynamic-slice", "gather", "slice")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "c128": 16, "token": 0}
 _TENSOR = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (.+?) ([a-z][a-z0-9-]*)\((.*)$")
 _CALLED = r"(?:calls|body|to_apply|true_computation|false_computation)=%?([\w.-]+)"
 _COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
+_DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One array of a shape: `bf16[128,56,56,64]{3,0,2,1:T(8,128)(2,1)S(1)}`."""
+    """An array with its layout, such as `bf16[128,56,56,64]{3,0,2,1:T(8,128)(2,1)S(1)}`."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -23,7 +28,7 @@ class Tensor:
 
     @property
     def item(self) -> float:
-        """Bytes of one element."""
+        """Bytes per element."""
         if self.dtype in _BYTES:
             return _BYTES[self.dtype]
         bits = re.search(r"\d+", self.dtype)
@@ -31,12 +36,12 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Without padding."""
+        """Size without padding."""
         return math.ceil(math.prod(self.dims) * self.item)
 
     @property
     def padded_bytes(self) -> int:
-        """As it lies in memory: the two minor dimensions rounded up to the tile."""
+        """Size in memory, where the two minor dimensions are rounded up to whole tiles."""
         tile = re.search(r"T\((\d+)(?:,(\d+))?\)", self.layout)
         if not tile or not self.dims:
             return self.bytes
@@ -48,7 +53,7 @@ class Tensor:
 
     @property
     def on_chip(self) -> bool:
-        """Whether it lies in the core's own memory (VMEM, CMEM, SMEM) and not in HBM."""
+        """True if the array is in the core's own memory (VMEM, CMEM, SMEM) and not in HBM."""
         return bool(re.search(r"S\([1-9]", self.layout))
 
     def __str__(self) -> str:
@@ -57,58 +62,72 @@ class Tensor:
 
 @dataclasses.dataclass
 class Instruction:
-    """One line of the program."""
+    """One HLO instruction.
+
+    Attributes:
+        name: unique within its computation.
+        opcode: such as "fusion" or "convolution".
+        shape: the result: one array, or several for a tuple.
+        operands: names of the operands.
+        argument: operands as written; for a parameter, its number.
+        rest: text after the operands: attributes, metadata, backend_config.
+    """
 
     name: str
     opcode: str
-    shape: list[Tensor]  # several for a tuple
+    shape: list[Tensor]
     operands: list[str]
-    argument: str  # as written: the number of a parameter
-    rest: str  # what follows the operands: attributes, metadata, backend_config
+    argument: str
+    rest: str
 
     def attribute(self, pattern: str) -> str:
-        """What a regular expression with one group finds among the attributes, or ""."""
+        """Returns what a regular expression with one group finds in the attributes, or ""."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
     @functools.cached_property
     def op_name(self) -> str:
-        """The TensorFlow op it came from, with its name scopes."""
+        """Name of the TensorFlow op that the instruction came from, with its name scopes."""
         return self.attribute(r'op_name="([^"]*)"')
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's own estimate; None where it makes none."""
+        """The compiler's estimate; None if it makes none."""
         found = self.attribute(r'"estimated_cycles":"(\d+)"')
         return int(found) if found else None
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs: a fusion's, a loop's body, branches."""
+        """Names of the computations it runs: the body of a fusion or loop, branches."""
         found = re.findall(_CALLED, self.rest)
         branches = self.attribute(r"branch_computations=\{([^}]*)\}")
         return found + re.findall(r"[\w.-]+", branches)
 
 
+Computation = dict[str, Instruction]  # instructions by name, in the order of the text
+
+
 class Module:
-    """A program: its computations by name, each a dict of instructions by name.
+    """A parsed HLO module.
 
     Args:
-        text: what `HloModule.to_string()` gives, of a compiled or of a lowered program.
+        text: output of `HloModule.to_string()`, before or after compilation.
+
+    Attributes:
+        computations: all computations, by name.
+        entry: the computation that the program starts with.
     """
 
     def __init__(self, text: str):
-        self.computations: dict[str, dict[str, Instruction]] = {}
-        self.entry: dict[str, Instruction] = {}
-        here: dict[str, Instruction] = {}
+        self.computations: dict[str, Computation] = {}
+        self.entry: Computation = {}
+        here: Computation = {}
         for line in text.splitlines():
             start = _COMPUTATION.match(line)
             if start:
                 here = self.computations[start[2]] = {}
                 self.entry = here if start[1] else self.entry
-                continue
-            match = _INSTRUCTION.match(line)
-            if match:
+            elif match := _INSTRUCTION.match(line):
                 _, name, shape, opcode, rest = match.groups()
                 operands, _, attributes = rest.partition(")")
                 here[name] = Instruction(
@@ -120,10 +139,17 @@ class Module:
                     attributes,
                 )
 
-    def walk(self, computation: dict | None = None, times: int = 1) -> Iterator[tuple]:
-        """Every instruction that runs, with how often and its computation; loops are followed.
+    def walk(
+        self, computation: Computation | None = None, times: int = 1
+    ) -> Iterator[tuple[Instruction, int, Computation]]:
+        """Yields (instruction, number of runs, its computation) for every instruction that runs.
 
-        The body of a fusion is not: the fusion runs as one.
+        Bodies of loops and branches are visited. Bodies of fusions are not: a fusion runs as one
+        instruction.
+
+        Args:
+            computation: where to start; None starts at the entry.
+            times: number of runs of that computation.
         """
         computation = self.entry if computation is None else computation
         for instruction in computation.values():
@@ -134,10 +160,18 @@ class Module:
             else:
                 yield instruction, times, computation
 
-    def trip_count(self, loop: Instruction, computation: dict) -> int:
-        """How often a `while` runs its body; 1 for what is no loop, or one without a fixed count.
+    def trip_count(self, loop: Instruction, computation: Computation) -> int:
+        """Returns the number of iterations of a `while` instruction.
 
-        The compiler writes the count down, or it is read off the condition: `counter < constant`.
+        The count is the compiler's own if it recorded one. Otherwise it is derived from a condition
+        of the form `counter < constant`.
+
+        Args:
+            loop: the instruction.
+            computation: the computation that contains it.
+
+        Returns:
+            1 for any other instruction and for a loop without a fixed count.
         """
         known = loop.attribute(r'"known_trip_count":\{"n":"?(\d+)')
         if known or loop.opcode != "while":
@@ -147,12 +181,13 @@ class Module:
             if test.opcode != "compare" or "direction=LT" not in test.rest:
                 continue
             counter, bound = (condition[name] for name in test.operands)
-            if bound.opcode == "constant" and bound.argument.isdigit():
-                return int(bound.argument) - self._start(counter, loop, computation)
+            limit = _constant(bound)
+            if limit is not None:
+                return limit - self._start(counter, loop, computation)
         return 1
 
-    def _start(self, counter: Instruction, loop: Instruction, computation: dict) -> int:
-        """What the counter of a loop starts at: a constant of its first tuple, else 0."""
+    def _start(self, counter: Instruction, loop: Instruction, computation: Computation) -> int:
+        """Returns the constant that a loop's counter starts from, 0 if it is not a constant."""
         index = int(counter.attribute(r"index=(\d+)") or 0)
         state = computation.get(loop.operands[0])
         if state is None or state.opcode != "tuple":
@@ -160,11 +195,12 @@ class Module:
         start = computation.get(state.operands[index])
         while start is not None and start.opcode == "copy":
             start = computation.get(start.operands[0])
-        is_number = start is not None and start.opcode == "constant" and start.argument.isdigit()
-        return int(start.argument) if is_number else 0
+        return _constant(start) or 0
 
-    def products(self, instruction: Instruction, computation: dict) -> Iterator[tuple]:
-        """The dots and convolutions that an instruction runs, each with its computation."""
+    def products(
+        self, instruction: Instruction, computation: Computation
+    ) -> Iterator[tuple[Instruction, Computation]]:
+        """Yields the dots and convolutions that an instruction runs, each with its computation."""
         if instruction.opcode in ("dot", "convolution"):
             yield instruction, computation
         elif instruction.opcode in ("fusion", "async-start"):
@@ -173,21 +209,24 @@ class Module:
                 for inside in inner.values():
                     yield from self.products(inside, inner)
 
-    def matrix_flops(self, instruction: Instruction, computation: dict) -> int:
-        """FLOPs of the dots and convolutions that an instruction runs; an addition counts too."""
+    def matrix_flops(self, instruction: Instruction, computation: Computation) -> int:
+        """Returns the FLOPs of the dots and convolutions that an instruction runs.
+
+        A multiply-add counts as two.
+        """
         return sum(product_flops(*product) for product in self.products(instruction, computation))
 
 
 def tensors(shape: str) -> list[Tensor]:
-    """The arrays of a shape, one or a tuple's."""
+    """Returns the arrays in the text of a shape: one, or all of a tuple."""
     return [
         Tensor(dtype, tuple(int(d) for d in dims.split(",") if d), layout)
         for dtype, dims, layout in _TENSOR.findall(re.sub(r"/\*.*?\*/", "", shape))
     ]
 
 
-def product_flops(instruction: Instruction, computation: dict) -> int:
-    """2 x multiply-adds of a dot or a convolution; products with padding are not counted."""
+def product_flops(instruction: Instruction, computation: Computation) -> int:
+    """Returns the FLOPs of a dot or a convolution; products with padding do not count."""
     out = instruction.shape[0].dims
     left, right = (computation[name].shape[0].dims for name in instruction.operands[:2])
     if instruction.opcode == "dot":
@@ -196,22 +235,84 @@ def product_flops(instruction: Instruction, computation: dict) -> int:
     return 2 * _convolution_macs(instruction, out, left, right)
 
 
-def _convolution_macs(instruction: Instruction, out, left, right) -> int:
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
-    of_left, of_right, of_out = labels.groups()
+def hbm_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
+    """Returns the bytes that an instruction reads from and writes to HBM, including padding.
+
+    If a fusion only slices an operand, or updates an array in place, only that part counts.
+    """
+    if instruction.opcode in ASYNCHRONOUS:  # the shape is a pair of source and destination
+        return sum(t.padded_bytes for t in instruction.shape[:2] if not t.on_chip)
+    inner = _fused(module, instruction)
+    read = sum(
+        _read_bytes(inner, index, computation[name].shape)
+        for index, name in enumerate(instruction.operands)
+        if name in computation
+    )
+    return read + _written_bytes(inner, instruction)
+
+
+def _fused(module: Module, instruction: Instruction) -> Computation:
+    """Returns the body of a fusion, empty for other instructions."""
+    if instruction.opcode == "fusion" and instruction.called:
+        return module.computations[instruction.called[0]]
+    return {}
+
+
+def _read_bytes(inner: Computation, index: int, shape: list[Tensor]) -> int:
+    """Returns the bytes that a fusion's body reads from HBM of its operand number `index`."""
+    whole = sum(t.padded_bytes for t in shape if not t.on_chip)
+    if not whole:
+        return 0
+    names = [n for n, i in inner.items() if i.opcode == "parameter" and i.argument == str(index)]
+    users = [i for i in inner.values() if names and names[0] in i.operands]
+    if not users:
+        return whole
+    part = 0
+    for user in users:
+        if user.opcode in _READ_IN_PART and user.operands[0] == names[0]:
+            part += user.shape[0].bytes
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != names[0]:
+            return whole
+    return min(part, whole)
+
+
+def _written_bytes(inner: Computation, instruction: Instruction) -> int:
+    """Returns the bytes that an instruction, with this body if it is a fusion, writes to HBM."""
+    whole = sum(t.padded_bytes for t in instruction.shape if not t.on_chip)
+    updates = [i for i in inner.values() if i.opcode == "dynamic-update-slice"]
+    if len(updates) == 1 and len(instruction.shape) == 1:
+        return min(whole, inner[updates[0].operands[1]].shape[0].bytes)
+    return whole
+
+
+def _constant(instruction: Instruction | None) -> int | None:
+    """Returns the value of an integer constant, or None for anything else."""
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    return int(instruction.argument) if instruction.argument.isdigit() else None
+
+
+def _convolution_macs(
+    instruction: Instruction, out: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]
+) -> int:
+    """Returns the multiply-adds of a convolution, given the dimensions of result and operands."""
+    labels = _DIM_LABELS.search(instruction.rest)
+    if labels is None:
+        raise ValueError(f"The convolution {instruction.name} has no dim_labels.")
+    left_labels, right_labels, out_labels = labels.groups()
     window = dict(re.findall(r"(\w+)=([\dx_-]+)", instruction.attribute(r"window=\{([^}]*)\}")))
-    spatial = sorted(c for c in of_right if c.isdigit())
+    spatial = sorted(c for c in right_labels if c.isdigit())
 
     def setting(key: str) -> list[str]:
         default = "0_0" if key == "pad" else "1"
         return window[key].split("x") if key in window else [default] * len(spatial)
 
     settings = zip(*(setting(key) for key in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate")))
-    macs = out[of_out.index("b")] * out[of_out.index("f")] * right[of_right.index("i")]
+    macs = out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
     for axis, (size, stride, pad, left_dilate, right_dilate) in zip(spatial, settings):
         macs *= _positions(
-            out[of_out.index(axis)],
-            left[of_left.index(axis)],
+            out[out_labels.index(axis)],
+            left[left_labels.index(axis)],
             int(size),
             int(stride),
             int(pad.split("_")[0]),
@@ -223,27 +324,10 @@ def _convolution_macs(instruction: Instruction, out, left, right) -> int:
 
 @functools.cache
 def _positions(out: int, n: int, size: int, stride: int, pad: int, spread: int, step: int) -> int:
-    """How many (output, kernel) positions of one axis meet an element and not padding."""
+    """Returns how many (output, kernel) positions along an axis meet an element, not padding."""
     last = (n - 1) * spread
     return sum(
         0 <= at <= last and at % spread == 0
         for k in range(size)
         for at in range(k * step - pad, k * step - pad + out * stride, stride)
     )
-
-
-def layer_path(op_name: str, layers: Collection[str]) -> str:
-    """The Keras layers that an op belongs to, outermost first: "block1_attention/qkv".
-
-    Args:
-        op_name: with its name scopes, each a layer's name and a number, as "head_1/MatMul".
-        layers: the names of the model's layers.
-
-    Returns:
-        "" if the op is in no layer.
-    """
-    # Keras opens the scope twice, once to build and once to call, so the number is always there.
-    scopes = [re.sub(r"_\d+$", "", scope) for scope in op_name.split("/")]
-    path = [scope for scope in scopes if scope in layers]
-    # Backward ops repeat the path: gradient_tape/resnet50_1/head_1/...
-    return "/".join(dict.fromkeys(path))

@@ -1,8 +1,8 @@
-"""Where a run's time went: every second belongs to one part, over all restarts.
+"""Accounts for a run's time: every second belongs to exactly one part, across restarts.
 
 `goodput.json` in the workdir holds the account. It is written every few seconds, and read when a
-run is taken up again: what passed since the last entry of a run that was killed is time that was
-lost, and so are the steps that are done a second time.
+run resumes: the time since the last entry of a run that was killed counts as lost, and so do the
+steps that are repeated.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ from tftpu.storage import files
 
 FILE = "goodput.json"
 
-# The parts, as they are kept and as they are told.
+# The parts: their names in files, and as people read them.
 PARTS = {
     "starting": "starting",
     "compiling": "compiling",
@@ -34,44 +35,46 @@ PARTS = {
     "restart": "restart and repeated work",
 }
 
-# How a run stands. What passes between one of the latter two, or a running one that was killed,
-# and the next start is lost time; after the others nobody waited.
+# The states of a run. The time between the end of a run that was preempted, failed or was killed
+# while running, and its next start, is lost; after the others nobody was waiting.
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
 PREEMPTED, FAILED = "preempted", "failed"
 
+_log = logging.getLogger(__name__)
+
 
 class Clock:
-    """Books every second of a process to exactly one part, and counts what the steps did.
+    """Assigns every second of a process to exactly one part, and measures throughput.
 
-    The parts sum to the wall time by construction: there is always one part that time is on.
-    Throughput is that of device loops alone: the first one, which compiles, evaluations,
-    checkpoints and profiled steps are left out; waiting for the input is not.
+    The parts sum to the wall time by construction: one of them is always current. Throughput
+    counts device loops only: the first one, which compiles, evaluations, checkpoints and profiled
+    steps are left out; waiting for the input is not.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._on: str | None = "starting"  # None: nobody's time, as between two calls of `fit`
+        self._current: str | None = "starting"  # None: no part, as between two calls of `fit`
         self._since = time.monotonic()
         self._examples, self._loops = 0, 0.0
         self._window = (0, 0.0)  # examples and seconds of loops at the last `window_rate`
 
     def started_earlier(self, seconds: float) -> None:
-        """Adds what passed before there was a clock, as the imports of the process."""
+        """Adds time that passed before the clock existed, such as the imports of the process."""
         with self._lock:
             self._seconds["starting"] += seconds
 
     def turn_to(self, part: str | None) -> str | None:
-        """Books what passed, and goes on with another part; returns the one until now."""
+        """Makes another part the current one, and returns the previous one."""
         with self._lock:
-            before = self._on
+            before = self._current
             self._book()
-            self._on = part
+            self._current = part
             return before
 
     @contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Books the time of the block to a part, but for what blocks within it spend."""
+        """Assigns the time of the block to a part, except for the blocks nested in it."""
         before = self.turn_to(on)
         try:
             yield
@@ -79,141 +82,235 @@ class Clock:
             self.turn_to(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Books seconds of one part to another: what they were is known only afterwards."""
+        """Moves seconds from one part to another, where their cause is known only afterwards."""
         with self._lock:
             seconds = min(seconds, self._seconds[source])
             self._seconds[source] -= seconds
             self._seconds[target] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of each part until now."""
+        """Returns the seconds of each part so far."""
         with self._lock:
             self._book()
             return dict(self._seconds)
 
     def wall(self) -> float:
-        """Seconds since the process, or the clock, started."""
+        """Returns the seconds since the process, or the clock, started."""
         return sum(self.seconds().values())
 
     def count(self, examples: int, seconds: float) -> None:
-        """Adds a device loop to what throughput is taken from."""
+        """Adds a device loop to the throughput."""
         self._examples += examples
         self._loops += seconds
 
     def rate(self) -> float:
-        """Examples per second over the whole run; 0 if no step was measured."""
+        """Returns the examples per second over the whole run; 0 before the first measurement."""
         return self._examples / self._loops if self._loops else 0.0
 
     def window_rate(self) -> float:
-        """Examples per second since the last call; of the whole run if nothing was measured."""
+        """Returns the examples per second since the last call, or over the run if none are new."""
         rate = self.current_rate()
         self._window = (self._examples, self._loops)
         return rate
 
     def current_rate(self) -> float:
-        """Examples per second since the last `window_rate`, or over the run if there were none."""
+        """Returns the same rate as `window_rate`, without starting a new window."""
         examples, loops = self._window
         passed = self._loops - loops
         return (self._examples - examples) / passed if passed else self.rate()
 
     def _book(self) -> None:
         now = time.monotonic()
-        if self._on is not None:
-            self._seconds[self._on] += now - self._since
+        if self._current is not None:
+            self._seconds[self._current] += now - self._since
         self._since = now
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The progress of a run; None where a number is not known, or not yet.
+
+    Attributes:
+        step: steps trained.
+        steps: steps of the whole run.
+        global_batch_size: examples of a step.
+        chips: accelerators, or 1.
+        eta_seconds: estimated time to the last step.
+        examples_per_sec: current throughput on all chips.
+        mfu: model FLOPs utilisation, from 0 to 1.
+        usd: cost so far at list price.
+    """
+
+    step: int | None = None
+    steps: int | None = None
+    global_batch_size: int | None = None
+    chips: int | None = None
+    eta_seconds: float | None = None
+    examples_per_sec: float | None = None
+    mfu: float | None = None
+    usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of `goodput.json`.
+
+    Attributes:
+        state: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
+        process: the process that wrote it.
+        host: the name of its machine.
+        started: when the run started first, in seconds since the epoch.
+        updated: when this was written.
+        restarts: how many times the run resumed.
+        repeated_steps: steps trained more than once, because their checkpoint was older.
+        wall_seconds: of all processes, and the time lost between them.
+        goodput: the share of the wall time spent in steps that were not repeated.
+        seconds: of each part.
+        facts: the progress of the run.
+    """
+
+    state: str
+    process: int
+    host: str
+    started: float
+    updated: float
+    restarts: int
+    repeated_steps: int
+    wall_seconds: float
+    goodput: float
+    seconds: dict[str, float]
+    facts: Facts = field(default_factory=Facts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record as one flat object; facts that are None are left out."""
+        record = asdict(self)
+        facts = record.pop("facts")
+        return record | {name: value for name, value in facts.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Record":
+        """Returns the record of an object; raises KeyError, TypeError or ValueError if damaged."""
+        facts = {f.name: _number(record.get(f.name)) for f in fields(Facts)}
+        return cls(
+            state=str(record["state"]),
+            process=int(record["process"]),
+            host=str(record["host"]),
+            started=float(record["started"]),
+            updated=float(record["updated"]),
+            restarts=int(record["restarts"]),
+            repeated_steps=int(record["repeated_steps"]),
+            wall_seconds=float(record["wall_seconds"]),
+            goodput=float(record["goodput"]),
+            seconds={part: float(record["seconds"].get(part, 0.0)) for part in PARTS},
+            facts=Facts(**facts),
+        )
 
 
 class Account:
     """The account of one workdir over all the processes that worked in it.
 
     Args:
-        workdir: local or `gs://`; None: nothing is kept.
+        workdir: local or `gs://`; None: nothing is written.
         clock: of this process.
+
+    Attributes:
+        clock: as given.
+        facts: those that were written last.
+        reached: the last step known to have been trained, by this process or an earlier one.
+        repeated_steps: steps trained more than once.
+        restarts: how many times the run resumed.
     """
 
     def __init__(self, workdir: str | None, clock: Clock):
         self._path = files.join(workdir, FILE) if workdir else None
-        self._clock = clock
-        self._earlier = (workdir and read(workdir)) or {}
+        self.clock = clock
+        earlier = read(workdir) if workdir else None
         self._lock = threading.Lock()
-        self.facts: dict[str, Any] = {}  # what stands beside the seconds: step, rate, price
-        self.repeated_steps = self._earlier.get("repeated_steps", 0)
-        self.reached = self._earlier.get("step", 0)  # the last step known to have been done
         start = time.time() - clock.wall()
-        self._started = self._earlier.get("started", start)
+        self._started = earlier.started if earlier else start
         self._failed = False
         self._lost = 0.0
         # A clock that was set back would make the gap negative.
-        if self._earlier and self._earlier["state"] not in (FINISHED, STOPPED):
-            self._lost = max(0.0, start - self._earlier["updated"])
-
-    @property
-    def restarts(self) -> int:
-        """How many times the run was taken up again."""
-        return self._earlier["restarts"] + 1 if self._earlier else 0
+        if earlier and earlier.state not in (FINISHED, STOPPED):
+            self._lost = max(0.0, start - earlier.updated)
+        self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
+        self.facts = Facts()
+        self.restarts = earlier.restarts + 1 if earlier else 0
+        self.repeated_steps = earlier.repeated_steps if earlier else 0
+        self.reached = (earlier.facts.step or 0) if earlier else 0
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of each part over all processes."""
-        earlier = self._earlier.get("seconds", {})
-        total = {part: s + earlier.get(part, 0.0) for part, s in self._clock.seconds().items()}
+        """Returns the seconds of each part over all processes."""
+        total = {part: s + self._earlier_seconds[part] for part, s in self.clock.seconds().items()}
         total["restart"] += self._lost
         return total
 
-    def write(self, state: str) -> None:
-        """Writes `goodput.json`, if that can be; also called from the thread of the telemetry."""
-        if self._path is None:
-            return
+    def write(self, state: str, facts: Facts) -> None:
+        """Writes `goodput.json`, from any thread; a failure is only logged, once.
+
+        Args:
+            state: of the run: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
+            facts: its progress.
+        """
         with self._lock:
+            self.facts = facts
+            if self._path is None:
+                return
             seconds = self.seconds()
-            record = {
-                "state": state,
-                "process": os.getpid(),
-                "host": socket.gethostname(),
-                "started": round(self._started, 3),
-                "updated": round(time.time(), 3),
-                "restarts": self.restarts,
-                "repeated_steps": self.repeated_steps,
-                "wall_seconds": round(sum(seconds.values()), 3),
-                "goodput": round(share(seconds, "step"), 4),
-                "seconds": {part: round(s, 3) for part, s in seconds.items()},
-                **self.facts,
-            }
+            record = Record(
+                state=state,
+                process=os.getpid(),
+                host=socket.gethostname(),
+                started=round(self._started, 3),
+                updated=round(time.time(), 3),
+                restarts=self.restarts,
+                repeated_steps=self.repeated_steps,
+                wall_seconds=round(sum(seconds.values()), 3),
+                goodput=round(share(seconds, "step"), 4),
+                seconds={part: round(s, 3) for part, s in seconds.items()},
+                facts=facts,
+            )
+            text = json.dumps(record.to_json(), indent=2) + "\n"
             try:
-                files.write_whole(self._path, (json.dumps(record, indent=2) + "\n").encode())
-            except Exception as error:  # a full disk, a bucket that is away: no reason to end
+                files.write_whole(self._path, text.encode())
+            except Exception as error:  # a full disk, a bucket out of reach: the run continues
                 if not self._failed:
-                    logging.warning("%s could not be written: %s", self._path, error)
+                    _log.warning("%s could not be written: %s", self._path, error)
                 self._failed = True
 
 
-def read(workdir: str) -> dict[str, Any] | None:
-    """What `goodput.json` holds; None if there is none, or none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(files.read(files.join(workdir, FILE)))
-        if isinstance(record, dict) and "state" in record:
-            return record
+def read(workdir: str) -> Record | None:
+    """Reads `goodput.json`; returns None if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Record.from_json(json.loads(files.read(files.join(workdir, FILE))))
     return None
 
 
-def share(seconds: dict[str, float], part: str) -> float:
-    """The share of a part in the whole; 0 of nothing."""
-    whole = sum(seconds.values())
-    return seconds[part] / whole if whole else 0.0
+def _number(value: Any) -> Any:
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return value
 
 
-def table(seconds: dict[str, float]) -> list[str]:
-    """The account in lines, the largest part first; what took no time is left out."""
+def share(seconds: Mapping[str, float], part: str) -> float:
+    """Returns the share of a part in the sum of all parts; 0 if that is 0."""
+    total = sum(seconds.values())
+    return seconds[part] / total if total else 0.0
+
+
+def table(seconds: Mapping[str, float]) -> list[str]:
+    """Formats the parts as lines, the largest first, without those that took no time."""
     rows = sorted(seconds.items(), key=lambda item: -item[1])
     shown = [(part, s) for part, s in rows if s >= 0.05]
     lines = [f"{PARTS[part]:26}{s:10,.1f} s  {share(seconds, part):6.1%}" for part, s in shown]
-    return [*lines, f"{'whole':26}{sum(seconds.values()):10,.1f} s"]
+    return [*lines, f"{'total':26}{sum(seconds.values()):10,.1f} s"]
 
 
 def process_age() -> float:
-    """Seconds since this process was started."""
-    if os.path.exists("/proc/self/stat"):  # by clocks that nobody sets, to 10 ms
+    """Returns the seconds since this process was started."""
+    if os.path.exists("/proc/self/stat"):  # by clocks that nobody can set, to 10 ms
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-            # The name of the program may hold spaces: the fields after it count from its bracket.
+            # The program's name may contain spaces: fields are counted from its closing bracket.
             started = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
             return max(0.0, float(uptime.read().split()[0]) - started)
     return max(0.0, time.time() - psutil.Process().create_time())

@@ -1,14 +1,15 @@
-"""Named arrays in one file, in the safetensors format, written piece by piece.
+"""Reads and writes named arrays in the safetensors format, piece by piece.
 
-The safetensors package builds a file in memory before it writes it, which is a second copy of the
-model, and its NumPy side knows no bfloat16. The format is a length (8 bytes, little-endian), a
-JSON header of that length with names, dtypes, shapes and places, and the arrays end to end:
-https://huggingface.co/docs/safetensors.
+The safetensors package builds the whole file in memory before writing it, a second copy of the
+model, and its NumPy functions do not support bfloat16. A file consists of a length (8 bytes,
+little-endian), a JSON header of that length with names, dtypes, shapes and offsets, and the arrays
+end to end: https://huggingface.co/docs/safetensors.
 """
 
 import json
 import mmap
 from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,11 +27,11 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 class TensorFile:
-    """The content of a file of named arrays, as pieces of bytes; can be gone through again.
+    """The content of a safetensors file, an iterable of pieces of bytes.
 
     Args:
-        arrays: contiguous, of a floating, integer or Boolean dtype.
-        metadata: texts by name, for whom they concern.
+        arrays: contiguous arrays of a floating, integer or Boolean dtype, by name.
+        metadata: texts to store in the header, by name.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None):
@@ -49,7 +50,7 @@ class TensorFile:
         yield bytes(pending)
 
     def _header(self) -> bytes:
-        entries: dict = {"__metadata__": self._metadata} if self._metadata else {}
+        entries: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
         place = 0
         for name, array in self._arrays.items():
             end = place + array.nbytes
@@ -60,15 +61,15 @@ class TensorFile:
             }
             place = end
         header = json.dumps(entries).encode()
-        header += b" " * (-len(header) % 8)  # the arrays begin at a multiple of 8
+        header += b" " * (-len(header) % 8)  # arrays start at a multiple of 8
         return len(header).to_bytes(8, "little") + header
 
 
 def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name, as read-only views of its bytes.
+    """Returns the arrays of a safetensors file, by name, as read-only views of its bytes.
 
     Raises:
-        ValueError: not such a file.
+        ValueError: the data are not a safetensors file, or have an unsupported dtype.
     """
     start = 8 + int.from_bytes(data[:8], "little")
     arrays = {}
@@ -79,6 +80,6 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
         flat = np.frombuffer(data, np.uint8, last - first, start + first)
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise ValueError(f"{name} is of dtype {entry['dtype']}, which is not known")
+            raise ValueError(f"{name} has the unsupported dtype {entry['dtype']}")
         arrays[name] = flat.view(dtype).reshape(entry["shape"])
     return arrays

@@ -1,4 +1,4 @@
-"""The environment variables of a TPU, set before TensorFlow loads and reads them."""
+"""Environment variables of a TPU; they must be set before TensorFlow is imported."""
 
 import glob
 import importlib.util
@@ -6,21 +6,22 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-# Device files of the chips of this machine.
+# Device files of a host's TPU chips.
 UP_TO_V4 = "/dev/accel[0-9]*"
 FROM_V5E = "/dev/vfio/[0-9]*"
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
-    """Sets what TensorFlow and libtpu need here; what the user has set stays.
+    """Sets the variables that TensorFlow and libtpu need on this machine.
 
-    From v5e on, TensorFlow drives a TPU through PJRT, which has to be chosen (the recipe is that
-    of Keras's own tests on TPUs). On a machine without a TPU, libtpu would ask a metadata server
-    that is not there, and `import tensorflow` would hang for minutes.
+    From v5e on, TensorFlow reaches a TPU through PJRT, which must be enabled; the settings are
+    those of Keras's own tests on TPUs. Without a TPU, libtpu would query a metadata server that
+    does not exist, and `import tensorflow` would hang for minutes. Variables that are already set
+    keep their values.
 
     Args:
-        environ: the variables.
-        root: of the file system.
+        environ: the variables, changed in place.
+        root: root of the file system.
     """
     spec = importlib.util.find_spec("libtpu")
     if spec is None or not spec.submodule_search_locations:

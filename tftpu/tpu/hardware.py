@@ -1,56 +1,78 @@
-"""What the chips of a run can do at most, and what they cost, where that is known."""
+"""Chips of a run: peak performance and price, where they are known."""
 
 import dataclasses
 import os
 from pathlib import Path
 
-import tensorflow as tf
-
 from tftpu.tpu.slices import GENERATIONS, Generation
 
 GOOGLE = "0x1ae0"  # PCI vendor
-# PCI devices of the TPUs, as JAX lists them; v2 and v3 share one.
+# PCI device ids of TPUs, from JAX's list; v2 and v3 share one.
 _PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """The chips that a run works on.
+    """The chips that a run uses.
 
     Attributes:
-        chips: how many; devices where it is no TPU.
-        generation: of the TPU; None: no TPU, or one that does not say what it is.
+        chips: number of TPU chips; number of devices on other hardware.
+        generation: the TPU's generation; None on other hardware, or if it could not be detected.
+        is_tpu: whether the chips are TPUs.
     """
 
     chips: int
     generation: Generation | None = None
+    is_tpu: bool = False
 
-    def mfu(self, flops_per_s: float) -> float:
-        """The share of the peak of a known generation that so many model FLOPs a second are."""
+    def mfu(self, flops_per_s: float) -> float | None:
+        """Returns the model FLOPs utilization: the fraction of the chips' bfloat16 peak.
+
+        Args:
+            flops_per_s: model FLOPs per second, of all chips together.
+
+        Returns:
+            None if the generation is not known.
+        """
+        if self.generation is None:
+            return None
         return flops_per_s / (self.chips * self.generation.tflops * 1e12)
 
     def usd(self, seconds: float) -> float | None:
-        """What the chips cost on demand for so long, US dollars; None: not known."""
+        """Returns the on-demand price of the chips for this time, in US dollars.
+
+        Returns None if the generation is not known.
+        """
         if self.generation is None:
             return None
         return self.chips * self.generation.usd_hour * seconds / 3600
 
 
-def of(strategy: tf.distribute.Strategy) -> Hardware:
-    """The hardware of a strategy."""
-    replicas = strategy.num_replicas_in_sync
-    if not isinstance(strategy, tf.distribute.TPUStrategy):
-        return Hardware(replicas)
+def of_devices(data_shares: int, is_tpu: bool) -> Hardware:
+    """Returns the hardware behind an engine's devices.
+
+    Args:
+        data_shares: number of shares that a global batch is cut into, one per device.
+        is_tpu: whether the devices are TPU cores.
+    """
+    if not is_tpu:
+        return Hardware(data_shares)
     generation = GENERATIONS.get(attached_tpu() or "")
-    # Of a v5p, the two cores of a chip are one replica.
-    return Hardware(replicas // generation.cores if generation else replicas, generation)
+    # The two cores of a v5p chip are one device, hence `cores` and not `counted`.
+    chips = data_shares // generation.cores if generation else data_shares
+    return Hardware(chips, generation, is_tpu=True)
 
 
 def attached_tpu(root: str = "/") -> str | None:
-    """The generation of this host's TPU, "v5e": by its environment, else by its PCI device.
+    """Returns the generation of this host's TPU, such as "v5e".
+
+    The environment variable TPU_ACCELERATOR_TYPE takes precedence over the PCI devices.
 
     Args:
-        root: of the file system.
+        root: root of the file system.
+
+    Returns:
+        None if there is no TPU, or an unknown one.
     """
     kind = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
     if kind:

@@ -1,7 +1,7 @@
-"""The table of TPUs: what a chip can do, what it costs, and how Google names its slices.
+"""TPU generations and slices: performance, prices, names.
 
-Figures are a chip's, as the Cloud TPU documentation gives them
-(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm), unless a comment says otherwise.
+Figures are per chip and come from the Cloud TPU documentation
+(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm) unless a comment says otherwise.
 """
 
 import dataclasses
@@ -16,20 +16,23 @@ POWER_SOURCE = "mean power under training load, Patterson et al. 2021 (arXiv:210
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One chip of a TPU generation.
+    """A TPU generation, described by one of its chips.
 
     Attributes:
-        cores: TensorCores that libtpu compiles for one by one; each is a replica. (Of a v5p it
-            joins the two.)
-        counted: what the number in a slice's name counts for each chip: 2 cores, or 1 chip.
-        clock_ghz: core clock; peak FLOPs over the FLOPs that the matrix units do in a cycle.
-        tflops: bfloat16 peak.
+        name: short name, such as "v5e".
+        cores: devices that libtpu compiles for; each is a replica. A chip of v5p has two
+            TensorCores, which libtpu joins into one device.
+        counted: how much a chip adds to the number in a slice's name: 2 where the name counts
+            cores, 1 where it counts chips.
+        clock_ghz: core clock: peak FLOP/s divided by the FLOPs of all matrix units per cycle.
+        tflops: bfloat16 peak, TFLOP/s.
         hbm_gbps: HBM bandwidth, GB/s.
-        hbm_limit: bytes that a program on one core may use, as the compiler itself says when it
-            runs out: less than what the chip has.
-        link_gbps: one inter-chip link, one way, GB/s.
-        usd_hour: a chip-hour on demand (`PRICE_SOURCE`).
-        watts: mean power (`POWER_SOURCE`); None: not published.
+        hbm_limit: bytes available to a program on one core, as the compiler reports them when it
+            runs out of memory; less than the chip's HBM.
+        link_gbps: bandwidth of one inter-chip link in one direction, GB/s.
+        usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
+        watts: mean power (`POWER_SOURCE`); None if not published.
+        shapes: chips along each axis of every slice on sale, smallest slice first.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Generation:
     link_gbps: float
     usd_hour: float
     watts: float | None
-    shapes: tuple[str, ...]  # the chips of each size that is sold, smallest first
+    shapes: tuple[str, ...]
 
 
 def _gib(value: float) -> int:
@@ -56,7 +59,8 @@ _CUBES = (
     *("8x8x16", "8x16x16", "16x16x16"),
 )
 
-# Links of v2 and v3: Jouppi et al. 2020 (CACM 63:7); of v4: Jouppi et al. 2023 (arXiv:2304.01433).
+# Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
+# (arXiv:2304.01433) for v4.
 GENERATIONS = {
     g.name: g
     for g in (
@@ -75,64 +79,69 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice: chips of one generation, and how they are wired."""
+    """A TPU slice: chips of one generation, connected as a torus.
 
-    name: str  # as Google writes it
+    Attributes:
+        name: Google's name, such as "v5e-8".
+        generation: generation of the chips.
+        shape: chips along each axis of the torus, such as "2x4".
+    """
+
+    name: str
     generation: Generation
-    shape: str  # chips along each axis of the torus, "4x4"
+    shape: str
 
     @property
     def chips(self) -> int:
+        """Number of chips."""
         return math.prod(self.axes)
 
     @property
     def axes(self) -> tuple[int, ...]:
-        return tuple(int(axis) for axis in self.shape.split("x"))
+        """Number of chips along each axis of the torus."""
+        return _axes(self.shape)
 
     @property
     def replicas(self) -> int:
-        """The devices that libtpu compiles for; each holds one share of the global batch."""
+        """Number of devices that libtpu compiles for; each holds one share of the global batch."""
         return self.chips * self.generation.cores
 
     @property
     def topology(self) -> str:
-        """What libtpu calls it."""
+        """Name of the slice in libtpu, such as "v5e:2x4"."""
         return f"{self.generation.name}:{self.shape}"
-
-    # Peaks of one replica.
 
     @property
     def flops_per_s(self) -> float:
+        """Peak bfloat16 FLOP/s of one replica."""
         return self.generation.tflops * 1e12 / self.generation.cores
 
     @property
     def bytes_per_s(self) -> float:
+        """HBM bandwidth of one replica, bytes/s."""
         return self.generation.hbm_gbps * 1e9 / self.generation.cores
 
 
 def parse_slice(name: str) -> Slice:
-    """The slice of a name.
+    """Returns the slice with a name.
 
     Args:
         name: "v3-8", "v5e-8", "v5litepod-8", "v6e-256", …: the number counts cores for v2, v3, v4
             and v5p, and chips for v5e and v6e.
 
     Raises:
-        UserError: no such generation, or a size that is not sold.
+        UserError: there is no such generation, or no slice of this size.
     """
     match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
-    generation = match and GENERATIONS.get(match[1].replace("v5litepod", "v5e"))
-    if not generation:
-        known = [*GENERATIONS, "v5litepod"]
+    known = [*GENERATIONS, "v5litepod"]
+    if match is None or match[1] not in known:
         hint = did_you_mean(match[1], known) if match else f" Allowed: {', '.join(known)}."
         raise UserError(
-            f"{name!r} is not a TPU slice: write the generation and the size, as v3-8 or v5e-8."
-            f"{hint}"
+            f"{name!r} is not a TPU slice: write the generation and the size, such as v3-8 or "
+            f"v5e-8.{hint}"
         )
-    sizes = {
-        math.prod(int(axis) for axis in shape.split("x")) * generation.counted: shape
-        for shape in generation.shapes
-    }
+    generation = GENERATIONS[match[1].replace("v5litepod", "v5e")]
+    sizes = {math.prod(_axes(shape)) * generation.counted: shape for shape in generation.shapes}
     size = int(match[2])
     if size not in sizes:
         unit = "cores" if generation.counted == 2 else "chips"
@@ -143,25 +152,5 @@ def parse_slice(name: str) -> Slice:
     return Slice(f"{generation.name}-{size}", generation, sizes[size])
 
 
-def parse_prices(text: str) -> dict[str, float]:
-    """Prices of `--price=v5e=1.10,v3=1.50`: US dollars for a chip-hour, by generation.
-
-    Raises:
-        UserError: not of that form, or no such generation.
-    """
-    prices = {}
-    for item in filter(None, text.split(",")):
-        name, _, value = item.partition("=")
-        if name not in GENERATIONS:
-            raise UserError(
-                f"--price={text}: there is no generation {name!r}.{did_you_mean(name, GENERATIONS)}"
-            )
-        try:
-            prices[name] = float(value)
-        except ValueError:
-            prices[name] = math.nan
-        if not prices[name] >= 0:
-            raise UserError(
-                f"--price={text}: write dollars for a chip-hour, as --price={name}=1.10."
-            )
-    return prices
+def _axes(shape: str) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in shape.split("x"))

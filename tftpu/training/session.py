@@ -1,374 +1,376 @@
-"""The books of one `fit`: where it stands, what it has seen, and what falls due next."""
+"""One call of `fit`: device loops, and what falls due between them."""
 
 import contextlib
-import json
 import logging
-import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tftpu.checkpoint.store import Best, Failure
-from tftpu.engines.tensorflow import internals
-from tftpu.errors import UserError, did_you_mean
-from tftpu.observe import writers
+from tftpu.checkpoint.store import Best
+from tftpu.engines.engine import TrainLoop
+from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
+from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
+from tftpu.runtime.preemption import PreemptionNotice
 from tftpu.storage import files
-from tftpu.training.reporting import Report
+from tftpu.training.callbacks import Callbacks
+from tftpu.training.context import RunContext
+from tftpu.training.progress import RunProgress
+from tftpu.training.reporter import Reporter
+from tftpu.training.saver import Saver
+from tftpu.training.timetable import Timetable
 
-if TYPE_CHECKING:
-    from tftpu.training.trainer import Trainer
+logger = logging.getLogger(__name__)
 
-# Metrics for which less is better, by a part of their name.
+# Metrics that are best when small, by a part of their name.
 _SMALLER_IS_BETTER = (
     *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
     *("divergence", "hinge", "poisson", "logcosh", "false_"),
 )
+_LESS = "Lower the learning rate, lengthen the warmup, or clip the gradient (global_clipnorm)."
 
 
-class Run:
-    """Where a run stands. Everything in it that must survive a restart is in `state`.
+class Session:
+    """One call of `fit`, from the newest checkpoint to the last step.
 
-    Device loops stop at steps that depend on the settings alone, never on when a run was started
-    or stopped: so a resumed run adds up the same numbers in the same order.
+    Args:
+        context: the trainer's parts.
+        loop: trains on the devices.
+        timetable: says what is due when.
+        batches: returns an iterator over the batches from a position.
+        validation_data: evaluated when an epoch ends; None: nothing is.
+        callbacks: of Keras.
+        reporter: returns a reporter of a run that begins at a step.
+
+    Raises:
+        UserError: `best_metric` is not a metric of the evaluation.
     """
 
     def __init__(
         self,
-        trainer: "Trainer",
-        steps: int,
-        validation_data: tf.data.Dataset | None,
-        eval_every: int | None,
-        callbacks: Sequence[keras.callbacks.Callback],
+        context: RunContext,
+        loop: TrainLoop,
+        timetable: Timetable,
+        batches: Callable[[int], Iterator[Any]],
+        validation_data: Any,
+        callbacks: Callbacks,
+        reporter: Callable[[int], Reporter],
     ):
-        self._trainer = trainer
-        self._steps = steps
+        self._context = context
+        self._executor = context.executor
+        self._options = context.options
+        self._clock = context.account.clock
+        self._loop = loop
+        self._timetable = timetable
+        self._batches = batches
         self._validation_data = validation_data
-        self._epoch_steps = eval_every or steps
-        self._batch_logs = any(map(_reads_batch_logs, callbacks))
-        epochs = math.ceil(steps / self._epoch_steps)
-        self._callbacks = internals.callback_list(
-            list(callbacks), trainer.model, epochs, self._epoch_steps
-        )
-        self.history: keras.callbacks.History = internals.history_of(self._callbacks)
-        self.step = 0
-        self.skipped_batches = 0  # by rollbacks: the data are that far ahead of the step
-        self._rollbacks = 0
-        self._window = 0.0  # sums since the last line of the log
-        self._epoch = 0.0  # sums since the last evaluation
-        self._best: float | None = None
+        self._callbacks = callbacks
         self._last_finite: np.ndarray | None = None
-        self._saved_step: int | None = None
-        self._saved_at = time.monotonic()
-        self._past: tuple[dict, list] = {}, []  # the history of the run before this process
-        self._config = _config_of(trainer.workdir)
-        self._repeats_until = trainer.account.reached  # steps below were done once already
-        self.state_at_end = goodput.FINISHED
+        self._repeats_until = context.account.reached  # steps before were done once already
         if validation_data is not None:
             self._refuse_best_metric()
-        self._resume()
-        self._report = Report(trainer, steps, self.step)
+        checkpoints = context.checkpoints if context.writes else None
+        self._saver = Saver(checkpoints, self._executor, timetable, self._state)
+        self._progress = self._restored() or RunProgress(step=self._executor.step)
+        self._reporter = reporter(self._progress.step)
 
-    def begin(self) -> None:
-        """Tells the user and the callbacks that training starts."""
-        self._report.begin()
-        if self.step >= self._steps:
-            workdir = self._trainer.workdir
-            self._report.say(
-                f"The run{f' in {workdir}' if workdir else ''} has its {self.step} steps already: "
-                f"nothing is left to train. Another {'workdir' if workdir else 'Trainer'} trains "
-                "anew, more steps train on."
-            )
-        elif self._saved_step is not None:
-            self._report.say(f"Going on from the checkpoint of step {self.step}.")
-        elif self.step:
-            self._report.say(f"Going on from step {self.step}.")
-        if self._trainer.writes and self.step < self._steps:
-            self._trainer.checkpoints.reserve(self._trainer.step.variables)
-        self._trainer.model.stop_training = False
-        self._callbacks.on_train_begin()  # which empties the history's epochs
-        self.history.history, self.history.epoch = self._past
-        if self.step < self._steps:
-            self._callbacks.on_epoch_begin(self._epoch_index())
-            self._trainer.profiler.at(self.step)
+    @property
+    def _step(self) -> int:
+        return self._progress.step
 
+    @property
     def over(self) -> bool:
         """Whether the run has all its steps, or a callback ended it."""
-        return self.step >= self._steps or self._trainer.model.stop_training
+        return self._step >= self._timetable.steps or self._callbacks.stopped
+
+    def run(self) -> keras.callbacks.History:
+        """Trains until the run is over.
+
+        Raises:
+            UserError: the loss is no longer finite, or the last checkpoint could not be saved.
+            Preempted: the run was asked to stop, after a checkpoint was saved.
+            HostLost: another host of the run failed.
+        """
+        context, ended = self._context, goodput.FAILED
+        try:
+            self._begin()
+            batches = self._batches(self._progress.position)
+            with (
+                PreemptionNotice(self._options.grace_seconds, self._saver.newest) as notice,
+                context.watchdog,
+                context.profiler.listening(),
+            ):
+                self._evaluate()  # a run that was asked to stop may have left it undone
+                while not self.over:
+                    sums = self._advance(batches, notice)
+                    if self._loop.diverged(sums):
+                        self._roll_back(sums)
+                        batches = self._batches(self._progress.position)
+                        continue
+                    self._count(sums)
+                    asked = self._any_asks(notice)
+                    self._log()
+                    if not asked:  # an evaluation may take longer than there is time
+                        self._evaluate()
+                        asked = self._any_asks(notice)
+                        self._log()  # a callback may just have ended the run
+                    self._save(now=asked)
+                    if asked and (self._evaluation_due or not self.over):
+                        saved = context.engine.hosts.from_chief(self._settle())
+                        raise Preempted(notice.requested or "another host", self._step, saved)
+                self._finish()
+            ended = goodput.FINISHED
+        except BaseException as error:
+            ended = _final_state(error)
+            if context.engine.hosts.count > 1 and isinstance(
+                error, context.engine.lost_host_errors
+            ):
+                raise self._host_lost(error) from error
+            raise
+        finally:
+            self._end(ended)
+        return self._callbacks.history
+
+    # One device loop
+
+    def _advance(self, batches: Iterator[Any], notice: PreemptionNotice) -> np.ndarray:
+        """Runs steps on the devices up to the next stop; returns their sums."""
+        profiler, first = self._context.profiler, not self._loop.compiled
+        stop = self._timetable.next_stop(self._step, profiler.boundaries(self._step))
+        self._callbacks.batch_begin(self._step)
+        count, start = stop - self._step, time.monotonic()
+        part = "compiling" if first else "profiling" if profiler.running else self._part
+        with self._clock.spend(part), profiler.marker(self._step):
+            result = self._loop.run(batches, count)
+        seconds = time.monotonic() - start
+        profiler.note_wait(result.input_wait)
+        if part in ("compiling", "step"):
+            self._clock.move(result.input_wait, part, "input_wait")
+        if part in ("step", "restart"):
+            self._clock.count(count * self._reporter.global_batch_size, seconds)
+            profiler.observe(seconds / count)
+        self._context.watchdog.beat(stop)
+        if not first:
+            notice.measured(count, seconds)
+        return result.sums
 
     @property
-    def position(self) -> int:
-        """How many batches of the data lie behind the run."""
-        return self.step + self.skipped_batches
+    def _part(self) -> str:
+        """The part of the time that the next step belongs to; a repeated one brings nothing new."""
+        return "restart" if self._step < self._repeats_until else "step"
 
-    @property
-    def part(self) -> str:
-        """What the time of the next step is booked to: a repeated one brings nothing new."""
-        return "restart" if self.step < self._repeats_until else "step"
+    def _count(self, sums: np.ndarray) -> None:
+        """Adds the sums of a device loop to the run's, and tells the user and the callbacks."""
+        account, before = self._context.account, self._step
+        self._progress.add(sums, self._executor.train_sums.steps(sums))
+        account.repeated_steps += max(0, min(self._step, self._repeats_until) - before)
+        account.reached = max(self._step, account.reached)
+        self._clock.turn_to(self._part)  # the host's work between two loops
+        self._last_finite = sums
+        with self._clock.spend("profiling"):
+            self._context.profiler.at(self._step)
+        self._reporter.advance(self._step, self._executor.train_sums.loss(sums))
+        logs = self._executor.train_sums.read(sums) if self._callbacks.read_batch_logs else None
+        self._callbacks.batch_end(self._step, logs)
 
-    def next_stop(self) -> int:
-        """The step that the next device loop ends at: the first at which something falls due."""
-        trainer = self._trainer
-        every = (
-            trainer.steps_per_loop,
-            trainer.log_every,
-            trainer.checkpoint_every,
-            self._epoch_steps,
+    def _any_asks(self, notice: PreemptionNotice) -> bool:
+        """Returns whether any host was asked to stop; a callback that ends the run ends it on all."""
+        asked = notice.requested is not None
+        asked, self._callbacks.stopped = self._context.engine.hosts.any(
+            asked, self._callbacks.stopped
         )
-        stops = [(self.step // n + 1) * n for n in every if n]
-        stops += [s for s in trainer.profiler.boundaries(self.step) if s > self.step]
-        stop = min(self._steps, *stops)
-        self._callbacks.on_train_batch_begin(self.step % self._epoch_steps)
-        return stop
+        return asked
 
-    def account(self, totals: np.ndarray) -> None:
-        """Books the sums of one device loop."""
-        trainer = self._trainer
-        before, self.step = self.step, self.step + round(totals[0])
-        repeated = min(self.step, self._repeats_until) - before
-        trainer.account.repeated_steps += max(0, repeated)
-        trainer.account.reached = max(self.step, trainer.account.reached)
-        trainer.clock.turn_to(self.part)  # what the host does between two loops
-        self._window = self._window + totals
-        self._epoch = self._epoch + totals
-        self._last_finite = totals
-        with trainer.clock.spend("profiling"):
-            trainer.profiler.at(self.step)
-        self._report.advance(self.step, trainer.step.train_totals.loss(totals))
-        # Metrics cost milliseconds to work out: not for callbacks that do not look at them.
-        logs = self._trainer.step.train_totals.read(totals) if self._batch_logs else None
-        self._callbacks.on_train_batch_end((self.step - 1) % self._epoch_steps, logs)
+    # What falls due between loops
 
-    def log(self) -> None:
+    def _log(self) -> None:
         """Writes the means since the last line, if one is due."""
-        due = self.step % self._trainer.log_every == 0 or self.over()
-        if not due or np.ndim(self._window) == 0:
+        window = self._progress.window
+        if window is None or not (self._timetable.log_due(self._step) or self.over):
             return
-        scalars = self._trainer.step.train_totals.read(self._window)
-        scalars["learning_rate"] = self._learning_rate()
-        scalars["weight_norm"] = self._trainer.weight_norm()
-        rate = self._trainer.clock.window_rate()
-        if rate:  # the first loop compiles: it measures nothing
+        scalars = self._executor.train_sums.read(window)
+        scalars["learning_rate"] = self._executor.learning_rate
+        scalars["weight_norm"] = self._executor.weight_norm
+        rate = self._clock.window_rate()
+        if rate:  # the first loop compiles and measures nothing
             scalars["examples_per_sec"] = round(rate, 1)
-        self._report.log(self.step, scalars)
-        self._window = 0.0
-
-    def evaluation_due(self) -> bool:
-        """Whether an epoch is over, and its sums are not used yet."""
-        over = self.step % self._epoch_steps == 0 or self.over()
-        return over and np.ndim(self._epoch) > 0
-
-    def evaluate(self) -> None:
-        """Evaluates and ends the epoch, if it is over."""
-        trainer = self._trainer
-        if not self.evaluation_due():
-            return
-        logs = trainer.step.train_totals.read(self._epoch)
-        if self._validation_data is not None:
-            with self._report.doing("evaluating", "evaluation"):
-                results = trainer.evaluate(self._validation_data)
-                self._report.evaluated(self.step, results, self._validation_data)
-            logs.update({f"val_{name}": value for name, value in results.items()})
-        logs["learning_rate"] = self._learning_rate()
-        self._epoch = 0.0
-        self._callbacks.on_epoch_end(self._epoch_index() - 1, logs)
-        if self._validation_data is not None:
-            self._mark_best(results)
-        if not self.over():
-            self._callbacks.on_epoch_begin(self._epoch_index())
-
-    def save(self, now: bool = False, best: Best | None = None) -> None:
-        """Starts to save a checkpoint if one is due, or now; warns of the last one if it failed."""
-        trainer = self._trainer
-        if not trainer.writes:
-            return
-        self._warn(trainer.checkpoints.take_failure())
-        every, minutes = trainer.checkpoint_every, trainer.checkpoint_minutes
-        due = now or self.over() or (every and self.step % every == 0)
-        due = due or (minutes and time.monotonic() - self._saved_at >= 60 * minutes)
-        if not due:
-            return
-        if self._saved_step == self.step:
-            if best is not None:  # evaluated only after a run that was asked to stop had saved it
-                trainer.checkpoints.mark_best(self.step, best)
-            return
-        with self._report.doing("saving", "checkpoint_wait"):
-            trainer.checkpoints.save(self.step, trainer.step.variables, self.state, best)
-        self._saved_step, self._saved_at = self.step, time.monotonic()
-        self._report.saved()
-
-    def settle(self) -> int | None:
-        """Waits until nothing is being saved; the step of the newest checkpoint, or None."""
-        if not self._trainer.writes:
-            return None
-        with self._report.doing("saving", "checkpoint_wait"):
-            saved = self._trainer.checkpoints.steps()
-        self._warn(self._trainer.checkpoints.take_failure())
-        return saved[-1] if saved else None
-
-    def newest(self) -> int | None:
-        """The step of the newest checkpoint that this process knows of."""
-        checkpoints = self._trainer.checkpoints
-        return checkpoints.newest if checkpoints is not None else None
-
-    def finish(self) -> None:
-        """Waits for the last checkpoint.
-
-        Raises:
-            UserError: it could not be saved.
-        """
-        hosts, workdir = self._trainer.hosts, self._trainer.workdir
-        saved = hosts.from_chief(self.settle())
-        failed = self._trainer.writes and self._saved_step != self.step
-        if hosts.any(failed)[0]:
-            goes_on = f"goes on from step {saved}" if saved is not None else "starts anew"
-            raise UserError(
-                f"The run has its {self.step} steps, but its last checkpoint could not be saved "
-                f"in {workdir!r}. Mend that: the same command then {goes_on}."
-            )
-
-    def _warn(self, failure: Failure | None) -> None:
-        if failure is not None:
-            self._saved_step = None if self._saved_step == failure.step else self._saved_step
-            logging.warning(
-                "The checkpoint of step %s could not be saved (%s). Training goes on, and saves "
-                "again when the next one is due.",
-                *failure,
-            )
-
-    def roll_back(self, totals: np.ndarray) -> None:
-        """Goes back to the last checkpoint after a loss that was not finite, or ends the run.
-
-        Raises:
-            UserError: rollbacks are not asked for, or used up, or there is nothing to go back to.
-        """
-        trainer, first = self._trainer, self.step + 1
-        last = self.step + round(totals[0])
-        seen = ""
-        if self._last_finite is not None:
-            finite = trainer.step.train_totals.read(self._last_finite)
-            seen = ", ".join(f"{k} {writers.format_number(v)}" for k, v in finite.items())
-        where = f"The loss is not finite any more between step {first} and step {last}"
-        where += f" (last finite: {seen})." if seen else "."
-        kept = trainer.checkpoints.steps() if trainer.writes else []
-        last_kept = trainer.hosts.from_chief(max((s for s in kept if s <= self.step), default=None))
-        hint = (
-            "Lower the learning rate, lengthen the warm-up, or clip the gradient (global_clipnorm)."
-        )
-        if trainer.on_nan != "rollback" or last_kept is None:
-            good = f" The checkpoint of step {last_kept} is kept." if last_kept is not None else ""
-            raise UserError(f"{where} {hint}{good}")
-        self._rollbacks += 1
-        if self._rollbacks > trainer.max_rollbacks:
-            raise UserError(f"{where} {trainer.max_rollbacks} rollbacks did not help. {hint}")
-        skipped, rollbacks = self.skipped_batches + last - last_kept, self._rollbacks
-        self._repeats_until = max(self._repeats_until, self.step)
-        self._resume()
-        self.skipped_batches, self._rollbacks = skipped, rollbacks
-        self.history.history, self.history.epoch = self._past
-        if trainer.writes:
-            files.truncate_lines(files.join(trainer.workdir, "metrics.jsonl"), self.step)
-        logging.warning("%s Going back to step %s and skipping those batches.", where, self.step)
-
-    def end(self) -> None:
-        """Closes everything that is open; also after an error, and where one of these fails."""
-        with contextlib.ExitStack() as last_first:
-            last_first.callback(self._trainer.clock.turn_to, None)
-            last_first.callback(self._report.end, self.state_at_end)
-            last_first.callback(self._callbacks.on_train_end)
-            last_first.callback(self._trainer.profiler.stop)
-            self.settle()
+        self._reporter.log(self._step, scalars)
+        self._progress.window = None
 
     @property
-    def state(self) -> dict[str, Any]:
-        """What the host knows, as JSON."""
-        return {
-            "config": self._config,
-            "seed": self._trainer.seed,
-            "position": self.position,
-            "skipped_batches": self.skipped_batches,
-            "rollbacks": self._rollbacks,
-            "totals": self._trainer.step.train_totals.names,
-            "window": np.asarray(self._window).tolist(),
-            "epoch": np.asarray(self._epoch).tolist(),
-            "best": self._best,
-            "history": self.history.history,
-            "epochs": self.history.epoch,
-        }
+    def _evaluation_due(self) -> bool:
+        """Whether an epoch is over, and its sums are not used yet."""
+        over = self._timetable.evaluation_due(self._step) or self.over
+        return over and self._progress.epoch is not None
 
-    def _resume(self) -> None:
-        restored = self._trainer.restore()
-        if restored is None:
-            self.step = int(self._trainer.step.step.numpy())  # of an earlier call
+    def _evaluate(self) -> None:
+        """Evaluates and ends the epoch, if it is over."""
+        sums = self._progress.epoch
+        if sums is None or not self._evaluation_due:
             return
-        state = restored.state
-        if state["seed"] != self._trainer.seed:
-            logging.warning(
-                "The run began with seed %s and goes on with %s: its numbers will not be those of "
-                "either.",
-                state["seed"],
-                self._trainer.seed,
-            )
-        self.step = self._saved_step = restored.step
-        self.skipped_batches = state["skipped_batches"]
-        self._rollbacks = state["rollbacks"]
-        if state["totals"] == self._trainer.step.train_totals.names:
-            self._window = np.array(state["window"])
-            self._epoch = np.array(state["epoch"])
-        else:
-            logging.warning(
-                "The run was saved with other losses or metrics: the means of this epoch begin at "
-                "step %s.",
-                self.step,
-            )
-            self._window = self._epoch = 0.0
-        self._best = state["best"]
-        self._past = state["history"], state["epochs"]
-
-    def _refuse_best_metric(self) -> None:
-        """A name that no evaluation will have is found before the first epoch is trained."""
-        totals, metric = self._trainer.step.eval_totals, self._trainer.best_metric
-        evaluated = totals.read(totals.drain())
-        if metric not in evaluated:
-            raise UserError(
-                f"The evaluation has no {metric!r} for best_metric."
-                f"{did_you_mean(metric, evaluated)}"
-            )
+        logs = self._executor.train_sums.read(sums)
+        results: dict[str, float] = {}
+        if self._validation_data is not None:
+            with self._reporter.doing("evaluating", "evaluation"):
+                results = self._context.evaluate(self._validation_data)
+                self._reporter.evaluated(self._step, results, self._validation_data)
+            logs.update({f"val_{name}": value for name, value in results.items()})
+        logs["learning_rate"] = self._executor.learning_rate
+        self._progress.epoch = None
+        self._callbacks.epoch_end(self._step, self.over, logs)
+        if results:
+            self._mark_best(results)
+        if not self.over:
+            self._callbacks.epoch_begin(self._step)
 
     def _mark_best(self, results: dict[str, float]) -> None:
-        trainer = self._trainer
-        metric = trainer.best_metric
+        metric = self._options.best_metric or "loss"
         value = results[metric]
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
-        better = self._best is None or sign * value > sign * self._best
-        if better:
-            self._best = value
-            self.save(now=True, best=Best(metric, value))
+        if self._progress.best is None or sign * value > sign * self._progress.best:
+            self._progress.best = value
+            self._save(now=True, best=Best(metric, value))
 
-    def _learning_rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._trainer.step.optimizer.learning_rate))
+    def _save(self, now: bool = False, best: Best | None = None) -> None:
+        """Starts to save a checkpoint, if one is due, or now."""
+        if not self._saver.writes:
+            return
+        self._saver.warn_of_failure()
+        if not (now or self.over or self._saver.due(self._step)):
+            return
+        if self._saver.saved_step == self._step:
+            self._saver.save(self._step, best)
+            return
+        with self._reporter.doing("saving", "checkpoint_wait"):
+            self._saver.save(self._step, best)
+        self._reporter.saved()
 
-    def _epoch_index(self) -> int:
-        return (
-            math.ceil(self.step / self._epoch_steps)
-            if self.over()
-            else (self.step // self._epoch_steps)
+    def _settle(self) -> int | None:
+        """Waits until nothing is being saved; returns the step of the newest checkpoint."""
+        if not self._saver.writes:
+            return None
+        with self._reporter.doing("saving", "checkpoint_wait"):
+            return self._saver.settle()
+
+    def _roll_back(self, sums: np.ndarray) -> None:
+        """Returns to the last checkpoint after a loss that was not finite, or ends the run.
+
+        Raises:
+            UserError: rollbacks are not asked for, or used up, or there is no checkpoint.
+        """
+        options, hosts = self._options, self._context.engine.hosts
+        last = self._step + self._executor.train_sums.steps(sums)
+        where = f"The loss is no longer finite between step {self._step + 1} and step {last}"
+        if self._last_finite is not None:
+            finite = self._executor.train_sums.read(self._last_finite)
+            seen = ", ".join(f"{k} {format_number(v)}" for k, v in finite.items())
+            where += f" (last finite: {seen})"
+        kept = hosts.from_chief(self._saver.newest_up_to(self._step))
+        if options.on_nan != "rollback" or kept is None:
+            good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
+            raise UserError(f"{where}. {_LESS}{good}")
+        rollbacks = self._progress.rollbacks + 1
+        if rollbacks > options.max_rollbacks:
+            raise UserError(f"{where}. {options.max_rollbacks} rollbacks did not help. {_LESS}")
+        skipped = self._progress.skipped_batches + last - kept
+        self._repeats_until = max(self._repeats_until, self._step)
+        self._progress = self._restored() or self._progress
+        self._progress.skipped_batches, self._progress.rollbacks = skipped, rollbacks
+        self._callbacks.restore_history(self._progress)
+        if self._context.writes and self._context.workdir is not None:
+            metrics = files.join(self._context.workdir, "metrics.jsonl")
+            files.truncate_lines(metrics, self._step)
+        logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
+
+    # Begin and end
+
+    def _begin(self) -> None:
+        """Tells the user and the callbacks that training begins."""
+        self._reporter.begin()
+        workdir, steps = self._context.workdir, self._timetable.steps
+        if self._step >= steps:
+            run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
+            self._reporter.say(
+                f"The {run} has its {self._step} steps already: nothing is left to train. Another "
+                f"{other} trains anew, more steps continue this run."
+            )
+        elif self._saver.saved_step is not None:
+            self._reporter.say(f"Resuming from the checkpoint of step {self._step}.")
+        elif self._step:
+            self._reporter.say(f"Continuing from step {self._step}.")
+        if self._step < steps:
+            self._saver.reserve()
+        self._callbacks.begin(self._progress)
+        if self._step < steps:
+            self._context.profiler.at(self._step)
+
+    def _finish(self) -> None:
+        """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""
+        hosts = self._context.engine.hosts
+        saved = hosts.from_chief(self._settle())
+        failed = self._saver.writes and self._saver.saved_step != self._step
+        if hosts.any(failed)[0]:
+            then = f"resumes from step {saved}" if saved is not None else "starts anew"
+            raise UserError(
+                f"The run has its {self._step} steps, but its last checkpoint could not be saved "
+                f"in {self._context.workdir!r}. Fix that: the same command then {then}."
+            )
+
+    def _end(self, state: str) -> None:
+        """Closes everything that is open; also after an error, and where one of these fails."""
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self._clock.turn_to, None)
+            last_first.callback(self._reporter.end, state)
+            last_first.callback(self._callbacks.end)
+            last_first.callback(self._context.profiler.stop)
+            self._settle()
+
+    def _host_lost(self, error: BaseException) -> HostLost:
+        last_line = str(error).strip().rpartition("\n")[2][:200]
+        return HostLost(
+            f"Another host of the run was lost after step {self._step}, or failed: see its output. "
+            "Started again on all hosts, the same command resumes from the last checkpoint. "
+            f"({last_line})"
         )
 
+    # State
 
-def _config_of(workdir: str | None) -> dict | None:
-    """The experiment of a workdir, where it has one."""
-    path = files.join(workdir or "", "config.json")
-    return json.loads(files.read(path)) if workdir and files.exists(path) else None
+    def _state(self) -> dict[str, Any]:
+        """Returns the host's part of the state, as JSON."""
+        names = self._executor.train_sums.names
+        own = {"config": self._context.config, "seed": self._options.seed}
+        return own | self._progress.to_json(names)
+
+    def _restored(self) -> RunProgress | None:
+        """Loads the newest checkpoint; returns its progress, or None if there is none."""
+        restored = self._context.restore()
+        if restored is None:
+            return None
+        if restored.state["seed"] != self._options.seed:
+            logger.warning(
+                "The run began with seed %s and resumes with %s: its numbers will not be those of "
+                "either.",
+                restored.state["seed"],
+                self._options.seed,
+            )
+        self._saver.saved_step = restored.step
+        names = self._executor.train_sums.names
+        return RunProgress.from_json(restored.step, restored.state, names)
+
+    def _refuse_best_metric(self) -> None:
+        """Raises `UserError` for a metric that no evaluation will have."""
+        metric, known = self._options.best_metric, self._executor.eval_sums.result_names
+        if metric and metric not in known:
+            raise UserError(
+                f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"
+            )
 
 
-def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:
-    plain = keras.callbacks.Callback
-    methods = ("on_train_batch_end", "on_batch_end")
-    return any(getattr(type(callback), m) is not getattr(plain, m) for m in methods) or isinstance(
-        callback, keras.callbacks.LambdaCallback
-    )
+def _final_state(error: BaseException) -> str:
+    """Maps an exception to the run's final state."""
+    if isinstance(error, Preempted):
+        return goodput.STOPPED if error.reason == "SIGINT" else goodput.PREEMPTED
+    return goodput.STOPPED if isinstance(error, KeyboardInterrupt) else goodput.FAILED

@@ -1,6 +1,5 @@
-"""From "what is there" to a `tf.distribute.Strategy`; nothing after it asks what hardware it is."""
+"""From the hardware at hand to an engine; nothing after it asks what hardware there is."""
 
-import collections
 import contextlib
 import glob
 import importlib.util
@@ -10,29 +9,34 @@ from pathlib import Path
 import tensorflow as tf
 
 from tftpu.engines.tensorflow import internals
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
-from tftpu.tpu.slices import parse_slice
 
 
-def connect(tpu: str = "auto", virtual_devices: int | None = None) -> tf.distribute.Strategy:
-    """The strategy for the hardware at hand.
+def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlowEngine:
+    """Returns the engine for the hardware at hand.
+
+    Where TF_CONFIG names several workers and there is no TPU, they train together.
 
     Args:
         tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
             machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
-        virtual_devices: splits the CPU into so many virtual devices, so that a machine without
+        virtual_devices: number of devices that the CPU is split into, so that a machine without
             accelerators runs the data-parallel path.
 
-    Where TF_CONFIG names several workers and there is no TPU, they train together.
-
     Raises:
-        UserError: a TPU that was asked for is not there; never a silent fall back to the CPU.
+        UserError: a TPU that was asked for is not there; the CPU never takes its place silently.
     """
+    return TensorFlowEngine(strategy_for(tpu, virtual_devices))
+
+
+def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
+    """Returns the strategy for the hardware at hand; arguments as for `connect`."""
     if virtual_devices is not None:
         if hosts.task().count > 1:
             raise UserError(
-                "--virtual_devices splits the CPU of one machine, and TF_CONFIG names several."
+                "virtual_devices splits the CPU of one machine, and TF_CONFIG names several."
             )
         return _virtual_cpus(virtual_devices)
     if tpu == "auto":
@@ -48,7 +52,7 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> tf.distrib
 
 
 def find_tpu() -> str | None:
-    """What `tpu="auto"` connects to: "local", the name in TPU_NAME, or None."""
+    """Returns what `tpu="auto"` connects to: "local", the name in TPU_NAME, or None."""
     name = os.environ.get("TPU_NAME")
     if name:
         return name
@@ -58,39 +62,37 @@ def find_tpu() -> str | None:
     return None
 
 
-def simulated_slice(name: str) -> tf.distribute.TPUStrategy:
-    """The real TPUStrategy on made-up metadata: steps trace, and cannot be run.
-
-    Every failure on the Python side of a TPU shows up in tracing: a variable that may not be
-    assigned in replica context, an op of the host, a dynamic shape, a string.
-
-    Args:
-        name: as Google writes it, "v3-8", "v5e-8", "v5litepod-8"; all of it as one host.
-
-    Raises:
-        UserError: the name is none of a slice, or its size is not sold.
-    """
-    return tf.distribute.TPUStrategy(_SimulatedResolver(parse_slice(name).replicas))
+def attached_platform() -> str:
+    """Returns the platform that TensorFlow sees: "tpu", "gpu" or "cpu"."""
+    for kind in ("TPU", "GPU"):
+        if tf.config.list_logical_devices(kind):
+            return kind.lower()
+    return "cpu"
 
 
-def _virtual_cpus(virtual_devices: int) -> tf.distribute.Strategy:
+def has_tpu_kernels() -> bool:
+    """Returns whether the TensorFlow that is loaded was built for TPUs."""
+    return any("TPU" in device for device in internals.kernel_devices("TPUExecute"))
+
+
+def _virtual_cpus(count: int) -> tf.distribute.Strategy:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    if len(tf.config.get_logical_device_configuration(cpu) or ()) < virtual_devices:
-        wanted = [tf.config.LogicalDeviceConfiguration()] * virtual_devices
+    if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
+        wanted = [tf.config.LogicalDeviceConfiguration()] * count
         with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has must do
             tf.config.set_logical_device_configuration(cpu, wanted)
     found = tf.config.list_logical_devices("CPU")
-    if len(found) < virtual_devices:
+    if len(found) < count:
         raise UserError(
-            f"virtual_devices={virtual_devices} cannot be set up, TensorFlow already runs with {len(found)} CPU "
-            "device(s): call tftpu.connect() before anything else uses TensorFlow."
+            f"virtual_devices={count} cannot be set up, TensorFlow already runs with {len(found)} "
+            "CPU device(s): call tftpu.connect() before anything else uses TensorFlow."
         )
-    if virtual_devices == 1:
+    if count == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
-        [device.name for device in found[:virtual_devices]],
-        # Sums in a fixed order; and the default's collectives get in each other's way where a
-        # process makes more than one strategy.
+        [device.name for device in found[:count]],
+        # Sums in a fixed order; and the default's collectives interfere where a process makes
+        # more than one strategy.
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
@@ -105,20 +107,21 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"--tpu={name} was asked for and cannot be connected to. {_likely_cause(name)} "
+            f"tpu={name!r} was asked for and cannot be connected to. {_likely_cause(name)} "
             f"TensorFlow says: {first}"
         ) from error
 
 
 def _likely_cause(name: str) -> str:
-    """The likeliest reason why a TPU is not there, from what is installed and attached."""
+    """Returns the likeliest reason why a TPU is missing, from what is installed and attached."""
     if not has_tpu_kernels():
         return (
-            "The TensorFlow installed here is not the TPU's: run `pip install tftpu[tpu]` in a "
-            "fresh environment (plain tensorflow or tensorflow-cpu overwrites tensorflow-tpu)."
+            "The TensorFlow installed here is not the TPU's: install tftpu with its [tpu] extra "
+            "in a fresh environment (plain tensorflow or tensorflow-cpu overwrites "
+            "tensorflow-tpu)."
         )
     if name == "local" and find_tpu() is None:
-        return "This machine has no TPU attached; --tpu=none trains on what there is."
+        return 'This machine has no TPU attached; tpu="none" trains on the CPU or GPUs.'
     if Path("/tmp/libtpu_lockfile").exists():
         return (
             "Another process holds the TPU, or died holding it: end it, then "
@@ -127,40 +130,5 @@ def _likely_cause(name: str) -> str:
     return "Is the TPU running, and is its name right?"
 
 
-def has_tpu_kernels() -> bool:
-    """Whether the TensorFlow that is loaded was built for TPUs."""
-    return any("TPU" in device for device in internals.kernel_devices("TPUExecute"))
-
-
 def _has_libtpu() -> bool:
     return importlib.util.find_spec("libtpu") is not None
-
-
-_Device = collections.namedtuple("_Device", "name device_type")
-
-
-class _SimulatedResolver:
-    """Answers what TPUStrategy asks of a TPUClusterResolver, for one host.
-
-    Private interface of TensorFlow: tried with 2.19 to 2.21.
-    """
-
-    tpu_hardware_feature = None
-
-    def __init__(self, replicas: int):
-        self._replicas = replicas
-
-    def master(self) -> str:
-        return ""
-
-    def get_tpu_system_metadata(self):
-        prefix = "/job:localhost/replica:0/task:0/device:"
-        devices = [_Device(f"{prefix}CPU:0", "CPU")]
-        devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._replicas)]
-        return tf.tpu.experimental.TPUSystemMetadata(
-            num_cores=self._replicas,
-            num_hosts=1,
-            num_of_cores_per_host=self._replicas,
-            topology=None,
-            devices=devices,
-        )

@@ -1,0 +1,128 @@
+"""The preflight check of an experiment: from a config to `tftpu.preflight.check` and its report."""
+
+import dataclasses
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError, did_you_mean
+from tftpu.tpu.slices import GENERATIONS
+
+if TYPE_CHECKING:
+    import keras
+
+    from tftpu.preflight import PreflightOptions, Report
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Returns US dollars per chip-hour by generation, given "v5e=1.10,v3=1.50".
+
+    Raises:
+        UserError: the text has another form, or names an unknown generation.
+    """
+    prices = {}
+    for item in filter(None, text.split(",")):
+        name, _, value = item.partition("=")
+        if name not in GENERATIONS:
+            raise UserError(
+                f"--price={text}: there is no generation {name!r}.{did_you_mean(name, GENERATIONS)}"
+            )
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            prices[name] = math.nan
+        if not prices[name] >= 0:
+            raise UserError(
+                f"--price={text}: give dollars per chip-hour, such as --price={name}=1.10."
+            )
+    return prices
+
+
+def check(
+    experiment: Experiment,
+    slices: list[str],
+    *,
+    prices: dict[str, float] | None = None,
+    verbose: bool = False,
+    time_limit: float | None = None,
+) -> "Report":
+    """Returns the preflight report of an experiment.
+
+    Args:
+        experiment: the experiment.
+        slices: names such as "v3-8".
+        prices: US dollars per chip-hour by generation; they replace the list prices.
+        verbose: whether to show what the compiler writes to standard error.
+        time_limit: seconds that one compilation may take; None takes preflight's default.
+
+    Raises:
+        UserError: as `tftpu.preflight.check` does, or the precision is not native to TPUs.
+    """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
+    from tftpu import input_pipelines, preflight
+    from tftpu.launch.experiment import build_model
+
+    if experiment.train.precision == "mixed_float16":
+        raise UserError(
+            "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
+            "is native and needs no loss scale."
+        )
+    options = _options(experiment)
+    options.prices = prices or {}
+    options.verbose = verbose
+    if time_limit is not None:
+        options.time_limit = time_limit
+    batch_spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+
+
+def print_report(report: "Report", explain: bool) -> None:
+    """Prints a report to the terminal, with the flags that say more.
+
+    Args:
+        report: the report.
+        explain: whether to include the time by layer, kind and instruction, and all findings.
+    """
+    from rich.console import Console
+
+    from tftpu.preflight.report import WIDTH
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    report.print(console, explain)
+    hint = "" if explain else "--explain shows the time by layer and all findings; "
+    console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def _options(experiment: Experiment) -> "PreflightOptions":
+    """Returns the options that follow from the experiment itself."""
+    from tftpu.preflight import PreflightOptions
+
+    options = PreflightOptions(
+        train=experiment.train,
+        precision=experiment.train.precision,
+        steps=experiment.train.steps,
+        validate=experiment.validate,
+        recomputing=_recomputing(experiment),
+    )
+    norm_batch = getattr(experiment.model, "norm_batch", None)
+    if isinstance(norm_batch, int):  # batch statistics need whole groups of examples
+        options.batch_unit = norm_batch
+    return options
+
+
+def _recomputing(experiment: Experiment) -> "Callable[[], keras.Model] | None":
+    """Returns a builder of the model with recomputed blocks; None if it has no such option."""
+    from tftpu.launch.experiment import build_model
+
+    if getattr(experiment.model, "remat", None) != "none":
+        return None
+    fields = {"remat": "block"}
+    model = dataclasses.replace(experiment.model, **fields)
+    return functools.partial(build_model, dataclasses.replace(experiment, model=model))

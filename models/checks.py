@@ -1,0 +1,78 @@
+"""Checks of hyper-parameters, shared by the configs of all families and by the layers."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tftpu.config import Share
+from tftpu.errors import UserError, did_you_mean
+
+ATTENTIONS = ("plain", "flash")
+REMATS = ("none", "block")
+
+
+class _HasHeads(Protocol):
+    width: int
+    heads: int
+
+
+def attention(implementation: str) -> None:
+    """Raises `UserError` for an implementation that `tftpu.models.layers.attention` lacks."""
+    one_of("attention", implementation, ATTENTIONS)
+
+
+def remat(value: str) -> None:
+    """Raises `UserError` for a mode that `tftpu.models.layers.block_model` lacks."""
+    one_of("remat", value, REMATS)
+
+
+def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises `UserError` if `value` is not among the allowed ones."""
+    if value not in allowed:
+        raise UserError(f"There is no model.{field} {value!r}.{did_you_mean(value, allowed)}")
+
+
+def rate(field: str, value: float) -> None:
+    """Raises `UserError` for a dropout rate outside [0, 1)."""
+    if not 0 <= value < 1:
+        raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
+
+
+def heads(config: _HasHeads) -> None:
+    """Raises `UserError` if the width cannot be split evenly among the heads."""
+    if config.width % config.heads:
+        raise UserError(
+            f"model.width {config.width} is not a multiple of model.heads {config.heads}."
+        )
+
+
+def stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
+    """Raises `UserError` for a field that does not have one entry for each stage."""
+    for name, value in fields.items():
+        if len(value) != len(blocks):
+            raise UserError(
+                f"model.{name} has {len(value)} entries and model.blocks {len(blocks)}: give both "
+                "one entry for each stage."
+            )
+
+
+def norm_batch(value: int | str, share: Share) -> None:
+    """Raises `UserError` if a microbatch cannot be split into groups of `value` examples."""
+    if value == "global":
+        if share.gradient_accumulation_steps > 1:
+            raise UserError(
+                "model.norm_batch='global' needs the whole batch at once, but "
+                f"train.gradient_accumulation_steps is {share.gradient_accumulation_steps}: set "
+                "that to 1, or model.norm_batch to a number."
+            )
+        return
+    if not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"model.norm_batch is {value!r}: it must be a number of examples, or 'global'."
+        )
+    if share.examples % value:
+        raise UserError(
+            f"model.norm_batch={value} does not divide the {share.examples} examples that each of "
+            f"{share.replicas} replicas holds in each of {share.gradient_accumulation_steps} "
+            "microbatches: batch statistics need whole groups. Use a divisor of that number, or a "
+            "larger data.global_batch_size."
+        )

@@ -1,0 +1,73 @@
+"""Figures of the report, in units that fit."""
+
+import pytest
+
+from tftpu.preflight import units
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (2.5e-10, "<0.001 us"),
+        (1.08e-4, "108 us"),
+        (9.996e-4, "1 ms"),
+        (0.0123, "12.3 ms"),
+        (45, "45 s"),
+        (59.99, "1 min"),
+        (750, "12.5 min"),
+        (13_716, "3.81 h"),
+        (47 * 3600, "47 h"),
+        (60 * 3600, "2.5 d"),
+    ],
+)
+def test_a_time_has_the_unit_that_fits(seconds, text):
+    assert units.duration(seconds) == text
+
+
+def test_both_ends_of_a_range_share_a_unit():
+    assert units.duration_range(92.2e-6, 124.7e-6) == "92.2-125 us"
+    assert units.duration_range(0.9e-3, 1.1e-3) == "0.9-1.1 ms"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512, "512 B"), (10_276_045, "9.8 MiB"), (4.58 * 2**30, "4.58 GiB")]
+)
+def test_a_size_has_a_binary_prefix(count, text):
+    assert units.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 FLOP"), (201.4e6, "201 MFLOP"), (3.0028e12, "3 TFLOP")]
+)
+def test_a_count_has_an_si_prefix(count, text):
+    assert units.quantity(count, "FLOP") == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "0 cents"),
+        (2e-9, "<0.001 cents"),
+        (0.000217, "0.0217 cents"),
+        (0.01, "1 cent"),
+        (0.144, "14.4 cents"),
+        (0.9999, "$1.00"),
+        (30.41, "$30.41"),
+        (12_345.6, "$12,346"),
+    ],
+)
+def test_prices_below_a_dollar_are_in_cents(usd, text):
+    assert units.price(usd) == text
+
+
+@pytest.mark.parametrize(
+    ("kwh", "text"), [(2.39e-5, "23.9 mWh"), (0.45, "450 Wh"), (3.35, "3.35 kWh")]
+)
+def test_energy_has_the_unit_that_fits(kwh, text):
+    assert units.energy(kwh) == text
+
+
+def test_a_number_has_three_digits_and_no_exponent():
+    assert units.number(1_180_130) == "1,180,000"
+    assert units.number(86.94) == "86.9"

@@ -1,0 +1,89 @@
+"""The files of one checkpoint and their manifest, which makes them valid.
+
+    checkpoints/<step>/<name>           the files
+                       manifest.json    their sizes and checksums; written last
+
+A folder without a manifest is not a checkpoint. This makes a save atomic on disks and in buckets
+alike.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+import google_crc32c
+
+from tftpu.storage import files
+
+FILE = "manifest.json"
+
+
+def write(folder: str, step: int, contents: Mapping[str, Iterable[bytes]]) -> None:
+    """Writes the files of a checkpoint, and then their manifest.
+
+    Args:
+        folder: the checkpoint's own.
+        step: its step.
+        contents: pieces of each file, by name; read again if a bucket requires a retry.
+
+    Raises:
+        OSError: it could not be written; without its manifest, it does not count.
+    """
+    discard(folder)  # left over from an interrupted save, or damaged
+    manifest: dict[str, dict[str, int]] = {}
+    for name, pieces in contents.items():
+        summed = _Summed(pieces)
+        files.write_whole(files.join(folder, name), summed)
+        manifest[name] = {"bytes": summed.size, "crc32c": summed.crc32c}
+    record = json.dumps({"step": step, "files": manifest})
+    files.write_whole(files.join(folder, FILE), record.encode())
+
+
+def read(folder: str) -> dict[str, bytes]:
+    """Reads the files of a checkpoint.
+
+    Raises:
+        OSError, ValueError, KeyError: a file is missing or damaged.
+    """
+    manifest = json.loads(files.read(files.join(folder, FILE)))
+    contents = {}
+    for name, expected in manifest["files"].items():
+        data = files.read(files.join(folder, name))
+        if google_crc32c.value(data) != expected["crc32c"]:
+            raise ValueError(f"{name} does not match its checksum")
+        contents[name] = data
+    return contents
+
+
+def discard(folder: str) -> None:
+    """Removes a checkpoint, its manifest first: from then on it does not count."""
+    files.remove(files.join(folder, FILE))
+    files.remove_tree(folder)
+
+
+def folders(checkpoints: str) -> list[int]:
+    """Returns the steps of all checkpoint folders in order, complete or not."""
+    return sorted(int(name) for name in files.names_in(checkpoints) if name.isdigit())
+
+
+def steps(checkpoints: str) -> list[int]:
+    """Returns the steps of the complete checkpoints in order."""
+    return [
+        step
+        for step in folders(checkpoints)
+        if files.exists(files.join(checkpoints, str(step), FILE))
+    ]
+
+
+class _Summed:
+    """Pieces of bytes that count their size and checksum while they are iterated over."""
+
+    def __init__(self, pieces: Iterable[bytes]):
+        self._pieces = pieces
+        self.size = self.crc32c = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.size = self.crc32c = 0
+        for piece in self._pieces:
+            self.size += len(piece)
+            self.crc32c = google_crc32c.extend(self.crc32c, piece)
+            yield piece

@@ -1,0 +1,113 @@
+"""The options of training, declared and validated here alone.
+
+The same object serves the API (`Trainer(model, workdir, TrainOptions(...))`), config files
+(`Experiment(train=Train(...))`) and the command line (`--config.train.FIELD=VALUE`).
+"""
+
+import dataclasses
+
+from tftpu.config.profile_plan import profile_plan
+from tftpu.config.validation import above, at_least, fraction, one_of
+from tftpu.errors import UserError
+
+ON_NAN = ("stop", "rollback")
+PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
+WRITERS = ("mlflow", "wandb")
+
+
+@dataclasses.dataclass
+class TrainOptions:
+    """Options of a `Trainer`.
+
+    Attributes:
+        steps_per_loop: device steps between two visits to the host.
+        log_every: steps between two lines of metrics.
+        checkpoint_every: steps between two checkpoints; 0 saves at the end only.
+        checkpoint_minutes: also save when this many minutes have passed since the last
+            checkpoint; 0 disables it.
+        keep: number of newest checkpoints to keep; the best one is kept besides.
+        keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
+        grace_seconds: seconds from a SIGTERM to the end of the process.
+        watchdog_seconds: end the process, with exit code 124 and the stacks of its threads, if no
+            step was finished for this long. Must exceed the time of one evaluation. None: never.
+        best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
+            Losses and errors are best when small.
+        gradient_accumulation_steps: microbatches that each share of a global batch is cut into.
+        global_clipnorm: largest global norm of the gradient, after its sum over all replicas and
+            microbatches; None does not clip.
+        ema_momentum: momentum of the moving average of the weights, which evaluation then uses;
+            None keeps no average.
+        seed: seed of dropout and of every other layer that draws random numbers.
+        profile: steps to profile for TensorBoard: "100:110" profiles those steps, "slow" the steps
+            after a device loop among the slowest 1 %, "100:110,slow" both.
+        writers: more destinations of the metrics, by name: "mlflow", "wandb".
+        on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
+            checkpoint and skips the batches since.
+        max_rollbacks: number of rollbacks before the run ends.
+    """
+
+    steps_per_loop: int = 50
+    log_every: int = 50
+    checkpoint_every: int = 0
+    checkpoint_minutes: float = 0.0
+    keep: int = 3
+    keep_every: int = 0
+    grace_seconds: float = 25.0
+    watchdog_seconds: float | None = None
+    best_metric: str = ""
+    gradient_accumulation_steps: int = 1
+    global_clipnorm: float | None = None
+    ema_momentum: float | None = None
+    seed: int = 0
+    profile: str = ""
+    writers: tuple[str, ...] = ()
+    on_nan: str = "stop"
+    max_rollbacks: int = 3
+
+    def validate(self) -> None:
+        """Checks every field.
+
+        Raises:
+            UserError: a value is not allowed; the message names the field.
+        """
+        for field in ("steps_per_loop", "log_every", "keep", "gradient_accumulation_steps"):
+            at_least(f"train.{field}", getattr(self, field), 1)
+        for field in ("checkpoint_every", "keep_every", "max_rollbacks"):
+            at_least(f"train.{field}", getattr(self, field), 0)
+        at_least("train.checkpoint_minutes", self.checkpoint_minutes, 0.0)
+        at_least("train.grace_seconds", self.grace_seconds, 1.0)
+        above("train.watchdog_seconds", self.watchdog_seconds, 0.0)
+        above("train.global_clipnorm", self.global_clipnorm, 0.0)
+        if self.ema_momentum is not None and not 0 < self.ema_momentum < 1:
+            raise UserError(
+                f"train.ema_momentum is {self.ema_momentum}: it must be between 0 and 1, or None."
+            )
+        one_of("train.on_nan", self.on_nan, ON_NAN)
+        profile_plan(self.profile)
+        for name in self.writers:
+            one_of("train.writers", name, WRITERS)
+
+
+@dataclasses.dataclass
+class Train(TrainOptions):
+    """Options of training in a config file: those of a `Trainer`, the length, and the precision.
+
+    Attributes:
+        steps: length of the whole run.
+        eval_every: steps between two evaluations, which Keras calls an epoch; 0 evaluates at the
+            end only.
+        label_smoothing: share of the label that is spread over all classes.
+        precision: the dtype policy; "auto" is bfloat16 on a TPU and float32 elsewhere.
+    """
+
+    steps: int = 1000
+    eval_every: int = 0
+    label_smoothing: float = 0.0
+    precision: str = "auto"
+
+    def validate(self) -> None:
+        super().validate()
+        at_least("train.steps", self.steps, 1)
+        at_least("train.eval_every", self.eval_every, 0)
+        fraction("train.label_smoothing", self.label_smoothing)
+        one_of("train.precision", self.precision, PRECISIONS)

@@ -1,0 +1,39 @@
+"""The steps that a run profiles, as its options name them."""
+
+import re
+from typing import NamedTuple
+
+from tftpu.errors import UserError
+
+
+class ProfilePlan(NamedTuple):
+    """The windows of steps to profile, and whether slow device loops are profiled as well.
+
+    Attributes:
+        windows: pairs of the first step and the step that the window ends before.
+        slow: whether steps after an unusually slow device loop are profiled.
+    """
+
+    windows: tuple[tuple[int, int], ...]
+    slow: bool
+
+
+def profile_plan(text: str) -> ProfilePlan:
+    """Parses a profile plan: "100:110" is one window, "100:110,slow" adds slow device loops.
+
+    Raises:
+        UserError: the text is neither.
+    """
+    windows, slow = [], False
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+):(\d+)", item)
+        if item == "slow":
+            slow = True
+        elif match and int(match[1]) < int(match[2]):
+            windows.append((int(match[1]), int(match[2])))
+        else:
+            raise UserError(
+                f"train.profile is {text!r}: it must be FIRST:LAST with FIRST below LAST, such as "
+                "100:110, or slow, or several of these separated by commas."
+            )
+    return ProfilePlan(tuple(windows), slow)

@@ -1,0 +1,40 @@
+"""The cut of a global batch into data shares and microbatches."""
+
+import dataclasses
+
+from tftpu.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One microbatch of one data share of a global batch.
+
+    Attributes:
+        global_batch_size: examples a step.
+        replicas: data shares that the global batch is cut into; one a core under TPUStrategy.
+        gradient_accumulation_steps: microbatches that each share is cut into.
+        examples: examples of one microbatch.
+
+    Raises:
+        UserError: the global batch cannot be cut into equal parts.
+    """
+
+    global_batch_size: int
+    replicas: int
+    gradient_accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        parts = self.replicas * self.gradient_accumulation_steps
+        if self.global_batch_size % parts:
+            lower = self.global_batch_size // parts * parts
+            near = f"{lower} or {lower + parts}" if lower else f"{parts}"
+            microbatches = self.gradient_accumulation_steps
+            times = f" x {microbatches} microbatches" if microbatches > 1 else ""
+            raise UserError(
+                f"A global batch of {self.global_batch_size} cannot be shared by {self.replicas} "
+                f"replicas{times}: use a multiple of {parts}, such as {near}."
+            )
+
+    @property
+    def examples(self) -> int:
+        return self.global_batch_size // (self.replicas * self.gradient_accumulation_steps)

@@ -1,0 +1,64 @@
+"""Checks that the config dataclasses share; each raises `UserError` with the field's name."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Collection
+from typing import Any
+
+from tftpu.errors import UserError, did_you_mean
+
+
+def at_least(field: str, value: float, low: float) -> None:
+    """Raises `UserError` unless the value is finite and not below `low`."""
+    if not (value >= low and math.isfinite(value)):
+        raise UserError(f"{field} is {value}: it must be {low} or more.")
+
+
+def above(field: str, value: float | None, low: float) -> None:
+    """Raises `UserError` unless the value is above `low`, or None."""
+    if value is not None and not value > low:
+        raise UserError(f"{field} is {value}: it must be above {low:g}, or None.")
+
+
+def fraction(field: str, value: float) -> None:
+    """Raises `UserError` unless the value is between 0 and 1, inclusive."""
+    if not 0 <= value <= 1:
+        raise UserError(f"{field} is {value}: it must be between 0 and 1.")
+
+
+def one_of(field: str, value: str, allowed: Collection[str]) -> None:
+    """Raises `UserError` unless the value is one of the allowed ones."""
+    if value not in allowed:
+        raise UserError(f"{field} is {value!r}, which is not known.{did_you_mean(value, allowed)}")
+
+
+def check_types(group: str, value: Any) -> None:
+    """Raises `UserError` if a field holds another type than it is declared with.
+
+    Args:
+        group: the name of the config in the message, such as "train".
+        value: a dataclass instance; nested dataclasses are checked too.
+    """
+    declared = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        name, found = f"{group}.{field.name}", getattr(value, field.name)
+        if dataclasses.is_dataclass(found):
+            check_types(name, found)
+        elif not _is_instance(found, declared[field.name]):
+            kind = declared[field.name]
+            expected = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise UserError(f"{name} is {found!r}: its type must be {expected}.")
+
+
+def _is_instance(value: Any, kind: Any) -> bool:
+    """Returns whether a value has a declared type. An int is a float too; a bool is no number."""
+    arguments = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return any(_is_instance(value, argument) for argument in arguments)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_instance(v, arguments[0]) for v in value)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return not isinstance(kind, type) or isinstance(value, kind)

@@ -1,0 +1,280 @@
+"""The seam between the trainer and what runs its steps: the protocol of an engine.
+
+The trainer, checkpoints, telemetry and writers know the types of this file alone. An engine
+(`tensorflow/`) turns a compiled Keras model into an `Executor`, which trains, evaluates and
+predicts on the engine's devices and hands out its state as `Leaf`s.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from tftpu.config import TrainOptions
+from tftpu.tpu.hardware import Hardware
+
+if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
+    import keras
+
+    from tftpu.engines.sums import EvalSums, TrainSums
+
+# A nest of tensors, arrays or specs, as a Keras model takes and returns them.
+Nest = Any
+# A data set: a `tf.data.Dataset`, or a pipeline of `tftpu.input_pipelines`.
+Dataset = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One variable of a checkpoint.
+
+    Attributes:
+        name: path of the variable.
+        shape: its global shape.
+        dtype: name of its dtype, as NumPy knows it with `ml_dtypes`.
+        read: returns the value in host memory; it may be a view that the next step overwrites.
+        assign: sets the value, on all devices, from an array of the same shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], np.ndarray]
+    assign: Callable[[np.ndarray], None]
+
+
+class LoopResult(NamedTuple):
+    """The result of one device loop.
+
+    Attributes:
+        sums: the sums of losses and metrics over the loop, float64; `Executor.train_sums` reads
+            them.
+        input_wait: seconds that the loop waited for its input. Where the host runs ahead of the
+            devices, as on a TPU, an upper bound of what the devices waited.
+    """
+
+    sums: np.ndarray
+    input_wait: float
+
+
+class Hosts(Protocol):
+    """The processes that train together, which all call these methods in the same order."""
+
+    @property
+    def index(self) -> int:
+        """The number of this process."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """The number of processes."""
+        ...
+
+    @property
+    def chief(self) -> bool:
+        """Whether this is the process that writes what is written once."""
+        ...
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns, for each flag, whether it is set on any host."""
+        ...
+
+    def from_chief(self, step: int | None) -> int | None:
+        """Broadcasts the chief's value to all hosts (a barrier)."""
+        ...
+
+
+class Tracer(Protocol):
+    """The device profiler, whose traces TensorBoard shows."""
+
+    def start(self, logdir: str) -> bool:
+        """Starts a trace; returns False if another one is running in this process."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the trace and writes it. Raises `OSError` if it cannot be written."""
+        ...
+
+    def marker(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context that marks a step in the trace."""
+        ...
+
+    def note(self, name: str, **numbers: int) -> None:
+        """Writes an event with numbers into the trace."""
+        ...
+
+
+class Executor(Protocol):
+    """A compiled Keras model, made ready on an engine's devices."""
+
+    train_sums: "TrainSums"
+    eval_sums: "EvalSums"
+
+    @property
+    def step(self) -> int:
+        """The number of training steps done, skipped ones included."""
+        ...
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class name of the optimizer."""
+        ...
+
+    @property
+    def evaluation_compiled(self) -> bool:
+        """Whether the evaluation loop has been compiled, which the first `evaluate` does."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate at this step."""
+        ...
+
+    @property
+    def weight_norm(self) -> float:
+        """The global norm of the trainable weights."""
+        ...
+
+    def training(self, share_spec: Nest) -> "TrainLoop":
+        """Makes ready to train on batches whose shares have this spec.
+
+        Raises:
+            UserError: the batch cannot be shared out, or the model cannot be trained.
+        """
+        ...
+
+    def evaluate(
+        self, dataset: Dataset, compiling: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> np.ndarray:
+        """Runs over a finite data set once; returns sums that `eval_sums` reads.
+
+        Args:
+            dataset: batches of `(x, y)` or `(x, y, sample_weight)`.
+            compiling: returns a context to enter while the loop is compiled.
+        """
+        ...
+
+    def predict(self, dataset: Dataset) -> Nest:
+        """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
+        ...
+
+    def predict_batch(self, x: Nest) -> Nest:
+        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
+        ...
+
+    def predict_replicated(self, x: Nest) -> np.ndarray:
+        """Returns the output for one batch that every replica is given whole."""
+        ...
+
+    def state(self) -> dict[str, list[Leaf]]:
+        """Returns all variables that a checkpoint holds, by group."""
+        ...
+
+    def averaged_weights(self) -> Mapping[str, np.ndarray]:
+        """Returns the averages of the trainable weights by path; empty if none are kept."""
+        ...
+
+
+class TrainLoop(Protocol):
+    """Training steps of an `Executor` for one shape of batches."""
+
+    @property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward."""
+        ...
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the device loop has been compiled, which the first `run` does."""
+        ...
+
+    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on the devices.
+
+        Args:
+            batches: an iterator of `Engine.batches`.
+            steps: number of steps, each of one global batch.
+        """
+        ...
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a loop show a loss that is no longer finite."""
+        ...
+
+
+class Engine(Protocol):
+    """What runs steps: devices, and the way to share a global batch among them.
+
+    Attributes:
+        name: "tensorflow".
+        data_shares: number of shares that a global batch is cut into.
+        hosts: the processes that train together.
+        hardware: the chips, and their prices and peaks where they are known.
+        tracer: the profiler.
+        lost_host_errors: exceptions of collectives whose other hosts are gone.
+    """
+
+    name: str
+    data_shares: int
+    hosts: Hosts
+    hardware: Hardware
+    tracer: Tracer
+    lost_host_errors: tuple[type[Exception], ...]
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context in which models are built."""
+        ...
+
+    def refuse(self, model: "keras.Model") -> None:
+        """Raises `UserError` for a model that cannot be trained as it is."""
+        ...
+
+    def training_spec(
+        self, dataset: Dataset, microbatches: int, class_weight: dict[int, float] | None
+    ) -> Nest:
+        """Returns the spec of one share of the global batches that `batches` would give.
+
+        Args:
+            dataset, class_weight: as for `batches`.
+            microbatches: number of microbatches that a share is cut into.
+
+        Raises:
+            UserError: not a data set, or one that is empty, not batched, or cannot be shared out.
+        """
+        ...
+
+    def batches(
+        self, dataset: Dataset, position: int, class_weight: dict[int, float] | None
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over global batches, shared out to the devices.
+
+        Args:
+            dataset: batched by the global batch; repeated if it is finite.
+            position: number of batches to skip.
+            class_weight: weight of each label, which becomes the sample weight.
+        """
+        ...
+
+    def evaluation_spec(self, dataset: Dataset) -> Nest:
+        """Returns the spec of the padded global batches of an evaluation.
+
+        Raises:
+            UserError: not a finite data set.
+        """
+        ...
+
+    def prepare(self, model: "keras.Model", options: TrainOptions, batch_spec: Nest) -> Executor:
+        """Makes a compiled model ready on the devices.
+
+        Args:
+            model: compiled, built in `scope`.
+            options: those of its step.
+            batch_spec: spec of a batch, or of one share of it; a model that is not built yet is
+                built for it.
+
+        Raises:
+            UserError: the model cannot be trained or evaluated as it is.
+        """
+        ...

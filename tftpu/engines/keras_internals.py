@@ -1,0 +1,207 @@
+"""Every private interface of Keras that the engines use, behind one small function each.
+
+Tried with Keras 3.13 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+from keras.src.backend.common import global_state
+from keras.src.optimizers import base_optimizer
+from keras.src.random import seed_generator
+
+Tensor = Any  # a tensor of Keras's backend
+Nest = Any  # a nest of tensors
+
+
+class Term(NamedTuple):
+    """One loss of a compiled model, for one of its outputs.
+
+    Attributes:
+        name: name of the loss as Keras logs it.
+        loss: the loss.
+        weight: the factor of the loss in the total.
+    """
+
+    name: str
+    loss: keras.losses.Loss
+    weight: float
+
+
+class BoundMetric(NamedTuple):
+    """A compiled metric, bound to one output.
+
+    Attributes:
+        metric: the metric.
+        output: index of the flattened output that it reads.
+        weighted: whether sample weights apply to it.
+    """
+
+    metric: keras.Metric
+    output: int
+    weighted: bool
+
+
+def build(model: keras.Model, batch: Nest) -> None:
+    """Creates what `fit` would create on its first batch: weights, losses, metrics, slots.
+
+    Args:
+        model: compiled.
+        batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def loss_terms(model: keras.Model) -> list[Term]:
+    """Returns the losses of a compiled and built model, one for each output that has one."""
+    if model._compile_loss is None:
+        return []
+    flat: Any = model._compile_loss._flat_losses
+    return [Term(name, loss, 1.0 if weight is None else weight) for _, loss, weight, name in flat]
+
+
+def match_losses(
+    model: keras.Model, y: Nest, y_pred: Nest, sample_weight: Nest
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Returns `(y, y_pred, sample_weight)` for each loss, as Keras would pass them.
+
+    Keras reconciles lists, dicts and missing labels in many ways. Its own code runs here, with
+    recorders in place of the losses.
+    """
+    compiled: Any = model._compile_loss
+    seen = []
+
+    def record(y_true, y_pred, sample_weight):
+        seen.append((y_true, y_pred, sample_weight))
+        return ops.zeros(())
+
+    losses = compiled._flat_losses
+    compiled._flat_losses = [term._replace(loss=record) for term in losses]
+    try:
+        compiled(y, y_pred, sample_weight)
+    finally:
+        compiled._flat_losses = losses
+    return seen
+
+
+def bound_metrics(model: keras.Model) -> list[BoundMetric]:
+    """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
+    compiled: Any = model._compile_metrics
+    if compiled is None:
+        return []
+    return [
+        BoundMetric(metric, output, weighted)
+        for weighted, lists in (
+            (False, compiled._flat_metrics),
+            (True, compiled._flat_weighted_metrics),
+        )
+        for output, metrics in enumerate(lists)
+        for metric in (metrics.metrics if metrics else ())
+    ]
+
+
+def metric_values(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> Tensor | None:
+    """Returns the per-example values of a mean metric; None for other metrics."""
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return None
+    return ops.convert_to_tensor(metric._fn(y, y_pred, **metric._fn_kwargs))
+
+
+def tracked_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Returns the metrics that a model or its layers update themselves, not those of compile."""
+    layers = (layer for layer in flat_layers(model) if not isinstance(layer, keras.Model))
+    return [*model._metrics, *(metric for layer in layers for metric in layer.metrics)]
+
+
+def metric_results(model: keras.Model) -> dict[str, Tensor]:
+    """Returns the results of the compiled metrics, under the names that `fit` gives them."""
+    return model._compile_metrics.result() if model._compile_metrics is not None else {}
+
+
+def flatten_outputs(model: keras.Model, y: Nest) -> list[Tensor]:
+    """Returns labels or predictions as a flat list, in the order of `BoundMetric.output`."""
+    compiled: Any = model._compile_metrics
+    return compiled._flatten_y(y)
+
+
+def keras_mask(tensor: Tensor) -> Tensor | None:
+    """Returns the mask that Keras's masking layers attached to an output, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of all seed generators that the model may draw from.
+
+    The last is Keras's global generator, which layers with `seed=None` use.
+    """
+    own = [v for v in model.non_trainable_variables if v.name == "seed_generator_state"]
+    return [*own, seed_generator.global_seed_generator().state]
+
+
+def example_seeds(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of the generators that draw by an example's place in the global batch.
+
+    Each is (seed, number of draws, place of the first example), as the state of
+    `tftpu.models.layers.stochastic_depth.ExampleSeed`.
+    """
+    return [v for v in model.non_trainable_variables if v.name == "example_seed"]
+
+
+def apply_weight_decay(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> None:
+    """Applies the optimizer's decoupled weight decay to this replica's copies of variables."""
+    own = type(optimizer)._apply_weight_decay
+    if own is keras.optimizers.SGD._apply_weight_decay:
+        # The TensorFlow backend's variant leaves the replica context, which a branch may not.
+        own = base_optimizer.BaseOptimizer._apply_weight_decay
+    own(optimizer, variables)
+
+
+def clip(optimizer: keras.optimizers.Optimizer, grads: list[Tensor]) -> list[Tensor]:
+    """Returns the gradients clipped by the optimizer's clipnorm, global_clipnorm or clipvalue."""
+    return optimizer._clip_gradients(grads)
+
+
+def overrides_apply(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether a step of the optimizer is more than `update_step` for each variable."""
+    plain = keras.optimizers.SGD
+    methods = ("apply", "_backend_apply_gradients", "_backend_update_step")
+    return any(getattr(type(optimizer), m) is not getattr(plain, m) for m in methods)
+
+
+@contextlib.contextmanager
+def fresh_names() -> Iterator[None]:
+    """Makes automatic names ("dense", "dense_1", …) count from the start inside the block."""
+    key = "object_name_uids"
+    before = global_state.get_global_attribute(key)
+    global_state.set_global_attribute(key, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(key, before)
+
+
+def flat_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns all layers of the model, nested ones included."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def callback_list(
+    callbacks: list[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int
+) -> keras.callbacks.CallbackList:
+    """Returns Keras's own fan-out of callbacks, with its `History` added."""
+    return keras.callbacks.CallbackList(
+        callbacks, add_history=True, model=model, epochs=epochs, steps=steps, verbose=0
+    )
+
+
+def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
+    """Returns the `History` of a callback list that was made with one."""
+    history = callbacks._history
+    if history is None:
+        raise ValueError("The callback list has no History.")
+    return history

@@ -1,0 +1,26 @@
+"""The choice of an engine."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
+
+    from tftpu.engines.engine import Engine
+
+
+def engine_of(model: "keras.Model") -> "Engine":
+    """Returns the engine whose scope a model was built in.
+
+    Raises:
+        UserError: the model is on a backend that no engine serves.
+    """
+    from tftpu.engines.tensorflow.engine import engine_of_strategy
+
+    return engine_of_strategy(model)
+
+
+def attached_platform() -> str:
+    """Returns the platform of the devices at hand: "tpu", "gpu" or "cpu"."""
+    from tftpu.engines.tensorflow import cluster
+
+    return cluster.attached_platform()

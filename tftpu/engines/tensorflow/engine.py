@@ -1,0 +1,93 @@
+"""The TensorFlow engine: data parallelism by `tf.distribute`, one program a core."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.config import TrainOptions
+from tftpu.engines.tensorflow import checks, feed
+from tftpu.engines.tensorflow.executor import TensorFlowExecutor
+from tftpu.engines.tensorflow.hosts import StrategyHosts
+from tftpu.engines.tensorflow.tracer import TensorFlowTracer
+from tftpu.errors import UserError
+from tftpu.tpu import hardware, target
+
+Nest = Any
+
+
+class TensorFlowEngine:
+    """See `tftpu.engines.engine.Engine`.
+
+    Args:
+        strategy: TPUStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, or the default one
+            of a single device.
+
+    Attributes:
+        strategy: as given.
+    """
+
+    name = "tensorflow"
+    # Raised by the collectives of the hosts that are left.
+    lost_host_errors = (
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.UnavailableError,
+    )
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.strategy = strategy
+        self.data_shares: int = strategy.num_replicas_in_sync
+        self.hosts = StrategyHosts(strategy)
+        self.tracer = TensorFlowTracer()
+        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self._platform = "tpu" if on_tpu else None
+        self.hardware = hardware.of_devices(self.data_shares, on_tpu)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Enters the strategy's scope, in which models are built."""
+        with target.compiling_for(self._platform), self.strategy.scope():
+            yield
+
+    def refuse(self, model: keras.Model) -> None:
+        """Raises `UserError` for a model that cannot be trained as it is."""
+        checks.refuse_model(model)
+
+    def training_spec(
+        self,
+        dataset: Any,
+        microbatches: int = 1,
+        class_weight: dict[int, float] | None = None,
+    ) -> Nest:
+        """Returns the spec of one share of the global batches that `batches` would give."""
+        batches = feed.for_training(dataset, 0, class_weight)
+        return feed.share_spec(batches, self.data_shares, microbatches)
+
+    def batches(
+        self, dataset: Any, position: int, class_weight: dict[int, float] | None = None
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over global batches, shared out to the replicas."""
+        return feed.training_iterator(dataset, position, self.strategy, class_weight)
+
+    def evaluation_spec(self, dataset: Any) -> Nest:
+        """Returns the spec of the padded global batches of an evaluation."""
+        return feed.for_evaluation(dataset, self.data_shares).element_spec[0]
+
+    def prepare(
+        self, model: keras.Model, options: TrainOptions, batch_spec: Nest
+    ) -> TensorFlowExecutor:
+        """Makes a compiled model ready on the strategy's devices."""
+        return TensorFlowExecutor(self.strategy, self._platform, model, options, batch_spec)
+
+
+def engine_of_strategy(model: keras.Model) -> TensorFlowEngine:
+    """Returns the engine of the strategy that a model was built under."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise UserError(f"{type(model).__name__} is not a Keras model on the TensorFlow backend.")
+    return TensorFlowEngine(strategy)

@@ -1,0 +1,173 @@
+"""A compiled Keras model on a TensorFlow strategy: training, evaluation, prediction, state."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.config import TrainOptions
+from tftpu.engines.engine import Leaf, LoopResult
+from tftpu.engines.sums import EvalSums, TrainSums
+from tftpu.engines.tensorflow import feed
+from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
+from tftpu.engines.tensorflow.loops import device_loop, traced_for
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.tpu import target
+
+Nest = Any
+
+
+class TensorFlowExecutor:
+    """See `tftpu.engines.engine.Executor`.
+
+    Args:
+        strategy: in whose scope the model was built.
+        platform: the platform of its devices, as `tftpu.tpu.target` names it.
+        model: compiled.
+        options: those of its step.
+        batch_spec: spec of one share of a batch; a model that is not built yet is built for it.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        platform: str | None,
+        model: keras.Model,
+        options: TrainOptions,
+        batch_spec: Nest,
+    ):
+        self._strategy: Any = strategy
+        self._platform = platform
+        with target.compiling_for(platform), strategy.scope():
+            self.variables = ModelState(model, batch_spec, options)
+            self._eval_step = EvalStep(self.variables)
+        self.train_sums = TrainSums(self.variables.objective)
+        self.eval_sums: EvalSums = self._eval_step.sums
+        self.evaluation_compiled = False
+        evaluate = traced_for(platform, lambda pair: self._eval_step.evaluate(*pair))
+        self._eval_loop = device_loop(strategy, evaluate)
+        step = traced_for(platform, self._eval_step.predict)
+
+        def predict(batch, valid):
+            return self._strategy.run(lambda x: (step(x), valid), args=(features_of(batch),))
+
+        self._predict = tf.function(predict, autograph=False)
+        self._predict_replicated = self._on_replicas(step)
+        self._weight_norm = self._on_replicas(self._eval_step.weight_norm)
+
+    @property
+    def step(self) -> int:
+        """The number of training steps done, skipped ones included."""
+        return int(self.variables.step.numpy())
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class name of the optimizer."""
+        return type(self.variables.optimizer).__name__
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate at this step."""
+        return float(keras.ops.convert_to_numpy(self.variables.optimizer.learning_rate))
+
+    @property
+    def weight_norm(self) -> float:
+        """The global norm of the trainable weights, which is the same on every replica."""
+        return float(self._local(self._weight_norm()))
+
+    def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
+        """Returns the train loop for batches whose shares have this spec."""
+        with target.compiling_for(self._platform), self._strategy.scope():
+            step = TrainStep(self.variables, share_spec)
+        return TensorFlowTrainLoop(self._strategy, self._platform, step)
+
+    def evaluate(
+        self,
+        dataset: Any,
+        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> np.ndarray:
+        """Returns the sums over a finite data set, which `eval_sums` reads."""
+        accumulator = self._eval_step.accumulator
+        batches, count = feed.evaluation_batches(dataset, self._strategy)
+        iterator = iter(feed.distribute(batches, self._strategy))
+        accumulator.drain()
+        with compiling():
+            self._eval_loop.get_concrete_function(iterator, tf.constant(1))
+        if count is not None:
+            self._eval_loop(iterator, tf.constant(count))
+        else:
+            with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
+                while True:
+                    self._eval_loop(iterator, tf.constant(1))
+        self.evaluation_compiled = True
+        return accumulator.drain()
+
+    def predict(self, dataset: Any) -> Nest:
+        """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
+        batches = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
+        collected = []
+        for batch, valid in feed.distribute(batches, self._strategy):
+            outputs = self._predict(batch, valid)
+            collected.append(keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs))
+        joined: Any = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
+        outputs, valid = joined
+        return keras.tree.map_structure(lambda t: t[valid > 0], outputs)
+
+    def predict_batch(self, x: Nest) -> Nest:
+        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
+        return self.predict(tf.data.Dataset.from_tensors(x))
+
+    def predict_replicated(self, x: Nest) -> np.ndarray:
+        """Returns the output for one batch that every replica is given whole."""
+        return self._local(self._predict_replicated(tf.convert_to_tensor(x))).numpy()
+
+    def state(self) -> dict[str, list[Leaf]]:
+        """Returns all variables that a checkpoint holds, by group."""
+        return self.variables.leaves()
+
+    def averaged_weights(self) -> dict[str, np.ndarray]:
+        """Returns the averages of the trainable weights by path; empty if none are kept."""
+        variables = self.variables.model.trainable_variables
+        return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
+
+    def _on_replicas(self, function: Callable[..., Any]) -> Any:
+        return tf.function(lambda *args: self._strategy.run(function, args=args), autograph=False)
+
+    def _local(self, value: Any) -> Any:
+        """Returns the first replica's copy of a value."""
+        return self._strategy.experimental_local_results(value)[0]
+
+    def _gather(self, value: Any) -> tf.Tensor:
+        return tf.concat(self._strategy.experimental_local_results(value), 0)
+
+
+class TensorFlowTrainLoop:
+    """See `tftpu.engines.engine.TrainLoop`.
+
+    Attributes:
+        step: the train step that it runs.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, platform: str | None, step: TrainStep):
+        self.step = step
+        self.compiled = False
+        self._loop = device_loop(strategy, traced_for(platform, step.train), step.synchronise)
+
+    @property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward."""
+        return self.step.model_flops
+
+    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on the devices."""
+        waited = self._loop(batches, tf.constant(steps))
+        self.compiled = True
+        return LoopResult(self.step.accumulator.drain(), float(waited))
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a loop show a loss that is no longer finite."""
+        return self.step.diverged(sums)

@@ -1,0 +1,56 @@
+"""The processes of a TensorFlow strategy, which train together."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.runtime import hosts
+
+
+class StrategyHosts:
+    """The hosts of a strategy; see `tftpu.engines.engine.Hosts`.
+
+    On a TPU slice one process drives all hosts, so there is one.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        self.index, self.count = hosts.task() if several else hosts.Task()
+        self.chief = self.index == 0
+        self._strategy: Any = strategy
+        replicas = strategy.num_replicas_in_sync // self.count
+
+        def add(value):
+            context: Any = tf.distribute.get_replica_context()
+            here = tf.identity(value)  # on the replica's device, which the sum asks for
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, here) // replicas
+
+        self._add = tf.function(lambda value: self._strategy.run(add, args=(value,)))
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns, for each flag, whether it is set on any host."""
+        base = self.count + 1
+        total = self._total(sum(int(flag) * base**i for i, flag in enumerate(flags)))
+        return [total // base**i % base > 0 for i in range(len(flags))]
+
+    def from_chief(self, step: int | None) -> int | None:
+        """Broadcasts the chief's value to all hosts (a barrier)."""
+        mine = step if step is not None else -1
+        total = self._total(mine if self.chief else 0)
+        return total if total >= 0 else None
+
+    def _total(self, value: int) -> int:
+        """Returns the sum over all hosts, which wait for one another."""
+        if self.count == 1:
+            return value
+        total = self._add(tf.constant(value, tf.int64))
+        return int(self._strategy.experimental_local_results(total)[0])
+
+
+def input_hosts(strategy: Any) -> int:
+    """Returns the number of hosts that feed the replicas, each with its own input pipeline."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return strategy.extended.num_hosts
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return hosts.task().count
+    return 1

@@ -1,0 +1,27 @@
+"""Variables of Keras and TensorFlow as the leaves of a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines.engine import Leaf
+
+Variable = Any  # a keras.Variable or a tf.Variable; TensorFlow publishes no types
+
+
+def leaves_of(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Leaf]]:
+    """Returns the leaves of variables, by group and in the same order."""
+    return {group: [_leaf(v) for v in members] for group, members in variables.items()}
+
+
+def _leaf(variable: Variable) -> Leaf:
+    return Leaf(
+        name=getattr(variable, "path", variable.name),
+        shape=tuple(variable.shape),
+        dtype=np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype).name,
+        # On a CPU this is the variable's own memory, without a copy.
+        read=lambda: np.asarray(tf.convert_to_tensor(variable)),
+        assign=lambda value: variable.assign(value),
+    )

@@ -1,0 +1,62 @@
+"""Device loops: many steps in one call from the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.tpu import target
+
+
+def traced_for(platform: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, which says while it is traced what it is traced for.
+
+    Args:
+        platform: as `tftpu.tpu.target` names it.
+        function: to be traced.
+    """
+
+    def traced(*args):
+        with target.compiling_for(platform):
+            return function(*args)
+
+    return traced
+
+
+def device_loop(
+    strategy: tf.distribute.Strategy,
+    step: Callable[..., None],
+    afterwards: Callable[[], None] | None = None,
+) -> Any:
+    """Returns a loop of steps in one `tf.function`, traced once whatever the number of steps.
+
+    Args:
+        strategy: runs the step on its replicas.
+        step: takes one replica's share of what the iterator yields.
+        afterwards: runs on every replica at the end of the loop.
+
+    Returns:
+        A `tf.function` of an iterator and a number of steps, () int32. It returns the seconds
+        that the loop waited for its input. Where the host runs ahead of the devices, as on a TPU,
+        that is an upper bound of what the devices waited.
+    """
+    # Keras traces its layers without AutoGraph, too. No jit_compile: a TPU compiles everything
+    # anyway, and a nested XLA function would run on its host ("could not find registered transfer
+    # manager for platform Host"); on a CPU, XLA's convolutions are the slower ones.
+    function = tf.autograph.experimental.do_not_convert(step)
+
+    @tf.function
+    def loop(iterator, count):
+        waited = tf.zeros((), tf.float64)
+        for _ in tf.range(count):
+            asked = tf.timestamp()
+            with tf.control_dependencies([asked]):
+                batch = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                waited += tf.timestamp() - asked
+            strategy.run(function, args=(batch,))
+        if afterwards is not None:
+            strategy.run(afterwards)
+        return waited
+
+    return loop

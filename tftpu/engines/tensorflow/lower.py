@@ -1,0 +1,172 @@
+"""Lowers a compiled Keras model to the program of one replica, on a machine without a TPU.
+
+The program is traced from the step that the trainer runs, under a strategy that reports N replicas
+and whose all-reduce is XLA's.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.config import TrainOptions
+from tftpu.engines import keras_internals
+from tftpu.engines.lowered import LoweredStep, layer_path
+from tftpu.engines.tensorflow import checks, internals
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.errors import UserError
+from tftpu.tpu import target
+
+# `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
+BatchSpec = Any
+
+
+def lower(
+    model_fn: Callable[[], keras.Model],
+    batch_spec: BatchSpec,
+    replicas: int,
+    precision: str,
+    options: TrainOptions | None = None,
+) -> LoweredStep:
+    """Lowers the train step of one replica.
+
+    Args:
+        model_fn: returns a newly built and compiled Keras model.
+        batch_spec: one replica's share of the global batch.
+        replicas: number of replicas that share the global batch.
+        precision: dtype policy under which the model is built.
+        options: options of the trainer; None takes the defaults. The step depends on
+            `gradient_accumulation_steps`, `global_clipnorm` and `ema_momentum`.
+
+    Raises:
+        UserError: XLA cannot compile the step. The message names the layer and the op.
+    """
+    options = options or TrainOptions()
+    strategy = OneReplicaOf(replicas)
+    model, train = _build(model_fn, batch_spec, precision, options, strategy)
+    flat = keras_internals.flat_layers(model)
+    layers = {layer.name: type(layer).__name__ for layer in flat}
+    with target.compiling_for("tpu"):
+        hlo, arguments = _to_hlo(
+            lambda *batch: strategy.run(train, args=(batch,)), batch_spec, "hlo_serialized", layers
+        )
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
+    examples = keras.tree.flatten(x)[0].shape[0] // options.gradient_accumulation_steps
+    microbatch = with_examples(x, examples)
+    # Not for a TPU: a kernel of ours would hide the products that model FLOPs count.
+    forward, _ = _to_hlo(lambda x: model(x, training=False), (microbatch,), "hlo", layers)
+    return LoweredStep(
+        hlo=hlo,
+        forward=forward,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        arguments=arguments,
+        layers=layers,
+        grouped=[layer.name for layer in flat if getattr(layer, "groups", 1) > 1],
+        kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
+        precision=precision,
+    )
+
+
+def with_examples(batch_spec: BatchSpec, examples: int) -> BatchSpec:
+    """Returns a batch spec with another number of examples, the first dimension of each tensor."""
+    return keras.tree.map_structure(
+        lambda spec: tf.TensorSpec((examples, *spec.shape[1:]), spec.dtype), batch_spec
+    )
+
+
+def check_batch(batch_spec: BatchSpec) -> None:
+    """Raises `UserError` if a tensor of the batch cannot be placed on a TPU."""
+    for spec in keras.tree.flatten(batch_spec):
+        checks.refuse_spec(spec)
+
+
+class OneReplicaOf(tf.distribute.Strategy):
+    """The first of `replicas` replicas: its variables are plain, its collectives XLA's."""
+
+    def __init__(self, replicas: int):
+        super().__init__(_Extended(self, replicas))
+
+
+class _Extended(internals.OneDeviceExtended):
+    """Private interface of TensorFlow: tried with 2.19 to 2.21.
+
+    The type checker reads literal return types (1 replica, merge calls) from the base class.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
+        super().__init__(strategy, "/cpu:0")
+        self._replicas = replicas
+
+    @property
+    def _num_replicas_in_sync(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._replicas
+
+    def _use_merge_call(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return False  # as under TPUStrategy
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        # CrossReplicaSum, which TPUStrategy would emit, has no kernel in a wheel without TPUs.
+        del options
+        group = np.arange(self._replicas, dtype=np.int32)[None]
+
+        def reduce(x: Any) -> Any:
+            x = internals.xla_sum(x, group)
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                x /= tf.cast(self._replicas, x.dtype)
+            return x
+
+        return tf.nest.map_structure(reduce, value)
+
+
+def _build(
+    model_fn: Callable[[], keras.Model],
+    batch_spec: BatchSpec,
+    precision: str,
+    options: TrainOptions,
+    strategy: tf.distribute.Strategy,
+) -> tuple[keras.Model, Callable[[Any], Any]]:
+    """Builds the model and its step in the scope of the strategy; returns it and the train step."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        with strategy.scope(), keras_internals.fresh_names(), target.compiling_for("tpu"):
+            model = model_fn()
+            step = TrainStep(ModelState(model, batch_spec, options), batch_spec)
+    finally:
+        keras.config.set_dtype_policy(before)
+    return model, step.train
+
+
+def _to_hlo(
+    function: Callable[..., Any], batch: tuple, stage: str, layers: Collection[str]
+) -> tuple[Any, list[str]]:
+    """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
+    traced: Any = tf.function(function, jit_compile=True, autograph=False)
+    concrete = traced.get_concrete_function(*batch)
+    checks.refuse_host_ops(checks.graph_ops(concrete.graph))
+    try:
+        hlo = internals.compiler_ir(concrete, stage)
+    except (tf.errors.OpError, ValueError) as error:
+        raise UserError(_explain_failure(str(error), layers)) from error
+    data = ["batch"] * len(keras.tree.flatten(batch))
+    by_handle = {id(v.handle): v.name for v in concrete.graph.variables}
+    captured = [by_handle.get(id(t), "constant") for t in concrete.captured_inputs]
+    return hlo, [*data, *(name.removesuffix(":0") for name in captured)]
+
+
+def _explain_failure(message: str, layers: Collection[str]) -> str:
+    """Returns an error message for the user, given that of TensorFlow's bridge to XLA."""
+    node = re.search(r"\{\{(?:node|function_node) ([^}]+)\}\}", message)
+    first = message.strip().splitlines()[0][:300]
+    if not node:
+        return f"XLA cannot compile the step. TensorFlow reports: {first}"
+    layer, op = layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
+    return (
+        f"The layer {layer!r} uses the op {op}, which XLA cannot compile in this form, so no TPU "
+        "can run it: give it static shapes, or move it to the input pipeline. TensorFlow reports: "
+        f"{first}"
+    )

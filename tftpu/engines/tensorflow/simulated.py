@@ -1,0 +1,55 @@
+"""The real TPUStrategy on a simulated slice: steps trace, and cannot be run."""
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.tpu.slices import parse_slice
+
+
+def simulated_slice(name: str) -> TensorFlowEngine:
+    """Returns an engine of the real TPUStrategy, with made-up metadata of a slice.
+
+    Every failure on the Python side of a TPU shows up in tracing: a variable that may not be
+    assigned in replica context, an op of the host, a dynamic shape, a string.
+
+    Args:
+        name: as Google writes it: "v3-8", "v5e-8", "v5litepod-8"; all of it as one host.
+
+    Raises:
+        UserError: not the name of a slice, or of a size that is not sold.
+    """
+    resolver: Any = _SimulatedResolver(parse_slice(name).replicas)
+    return TensorFlowEngine(tf.distribute.TPUStrategy(resolver))
+
+
+_Device = collections.namedtuple("_Device", "name device_type")
+
+
+class _SimulatedResolver:
+    """Answers what TPUStrategy asks of a TPUClusterResolver, for one host.
+
+    Private interface of TensorFlow: tried with 2.19 to 2.21.
+    """
+
+    tpu_hardware_feature = None
+
+    def __init__(self, replicas: int):
+        self._replicas = replicas
+
+    def master(self) -> str:
+        return ""
+
+    def get_tpu_system_metadata(self):
+        prefix = "/job:localhost/replica:0/task:0/device:"
+        devices = [_Device(f"{prefix}CPU:0", "CPU")]
+        devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._replicas)]
+        return tf.tpu.experimental.TPUSystemMetadata(
+            num_cores=self._replicas,
+            num_hosts=1,
+            num_of_cores_per_host=self._replicas,
+            topology=None,
+            devices=devices,
+        )

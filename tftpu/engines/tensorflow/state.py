@@ -1,0 +1,128 @@
+"""The variables of a run: model, optimizer, averages, loss scale and step counter."""
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.config import TrainOptions
+from tftpu.engines import keras_internals
+from tftpu.engines.engine import Leaf
+from tftpu.engines.objective import Objective
+from tftpu.engines.tensorflow import checks
+from tftpu.engines.tensorflow.leaves import leaves_of
+
+Nest = Any  # a nest of tensors or specs
+Tensors = list[Any]  # a list of tensors
+
+
+class ModelState:
+    """The variables of a compiled model, for the strategy in whose scope it is made.
+
+    Args:
+        model: compiled; it is built here if it is not yet.
+        batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
+            `tf.TensorSpec`s of static shape, nested as the model takes them.
+        options: `ema_momentum` says whether averages of the weights are kept.
+
+    Attributes:
+        model: the Keras model.
+        options: as given.
+        replicas: number of replicas that share a global batch.
+        objective: the losses and metrics of the model.
+        optimizer: the optimizer, without a loss-scaling wrapper.
+        scaler: the wrapper with a dynamic loss scale; None if there is none.
+        step: number of training steps done, () int64.
+        averages: moving averages of the trainable weights; empty if none are kept.
+        drawn_apart: states of seed generators whose draws differ by replica and microbatch.
+        drawn_by_example: states of seed generators that draw by an example's place.
+
+    Raises:
+        UserError: the model cannot be trained as it is.
+    """
+
+    def __init__(self, model: keras.Model, batch_spec: Nest, options: TrainOptions):
+        checks.refuse_model(model)
+        keras.tree.map_structure(checks.refuse_spec, batch_spec)
+        symbolic = keras.tree.map_structure(
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
+        )
+        keras_internals.build(model, symbolic)
+        self.model = model
+        self.options = options
+        self.replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
+        self.objective = Objective(model)
+        given: Any = model.optimizer
+        self.scaler = given if isinstance(given, keras.optimizers.LossScaleOptimizer) else None
+        self.optimizer: Any = given if self.scaler is None else self.scaler.inner_optimizer
+        self.drawn_apart = keras_internals.seed_states(model)
+        self.drawn_by_example = keras_internals.example_seeds(model)
+        make = functools.partial(tf.Variable, trainable=False)
+        self.step: Any = make(tf.zeros((), tf.int64), name="step")
+        self.averages: list[Any] = []
+        if options.ema_momentum is not None:
+            self.averages = [
+                make(v.numpy(), name=f"ema/{v.path}") for v in model.trainable_variables
+            ]
+
+    @property
+    def seed_states(self) -> list[keras.Variable]:
+        """The states of all seed generators."""
+        return [*self.drawn_apart, *self.drawn_by_example]
+
+    @property
+    def untrained(self) -> list[keras.Variable]:
+        """The variables of the model that are neither trained nor states of seed generators."""
+        seeds = {id(v) for v in self.seed_states}
+        return [v for v in self.model.non_trainable_variables if id(v) not in seeds]
+
+    def trained_values(self) -> Tensors:
+        """Returns the values of the trainable weights as tensors."""
+        return [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
+
+    def evaluated_weights(self) -> Tensors | None:
+        """Returns the averages as tensors, which evaluation uses; None if none are kept."""
+        return [tf.convert_to_tensor(v) for v in self.averages] or None
+
+    def seeds(self, replica: Any, microbatch: Any, first_example: Any) -> Tensors:
+        """Returns the state of each seed generator, in the order of `seed_states`.
+
+        They differ by generator, step, replica and microbatch, and by nothing else. Generators
+        that draw by example do not differ by replica and microbatch; their state holds the place
+        of the first example instead.
+
+        Args:
+            replica: id of the replica.
+            microbatch: number of the microbatch.
+            first_example: place of the microbatch's first example in the global batch.
+        """
+        replica = tf.cast(replica, tf.int32)
+        apart = (tf.cast(self.step, tf.int32), replica, microbatch)
+        seeds = []
+        for index, state in enumerate(self.seed_states):
+            seed = tf.constant([self.options.seed, index], tf.int32)
+            by_example = index >= len(self.drawn_apart)
+            for data in apart[:1] if by_example else apart:
+                seed = tf.random.fold_in(seed, data)
+            seed = tf.concat([seed, [first_example]], 0) if by_example else seed
+            seeds.append(tf.cast(seed, state.dtype))
+        return seeds
+
+    def groups(self) -> dict[str, list[Any]]:
+        """Returns everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
+        seeds = {id(v) for v in self.seed_states}
+        own = {id(v) for v in self.optimizer.variables}
+        groups: dict[str, list[Any]] = {
+            "model": [v for v in self.model.variables if id(v) not in seeds],
+            "optimizer": list(self.optimizer.variables),
+            "step": [self.step],
+            "ema": self.averages,
+        }
+        if self.scaler is not None:  # apart: a run may resume in another precision
+            groups["loss_scale"] = [v for v in self.scaler.variables if id(v) not in own]
+        return groups
+
+    def leaves(self) -> dict[str, list[Leaf]]:
+        """Returns `groups` as leaves, which checkpoints read and assign."""
+        return leaves_of(self.groups())

@@ -1,0 +1,58 @@
+"""The update of one replica's copy of the variables, from gradients equal on all replicas."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.engines.tensorflow.state import ModelState
+
+Tensor = Any
+
+
+def apply_gradients(state: ModelState, grads: list[Tensor], reached: list[bool]) -> None:
+    """Updates the weights by the optimizer, then their averages.
+
+    Args:
+        state: the variables.
+        grads: gradients of the trainable weights.
+        reached: for each, whether the loss depends on the weight; others are left alone.
+    """
+    optimizer = state.optimizer
+    variables = state.model.trainable_variables
+    used = [(grad, v) for grad, v, reaches in zip(grads, variables, reached) if reaches]
+    clipped = keras_internals.clip(optimizer, [grad for grad, _ in used])
+    rate = tf.convert_to_tensor(optimizer.learning_rate)
+    keras_internals.apply_weight_decay(optimizer, [variable for _, variable in used])
+    for grad, (_, variable) in zip(clipped, used):
+        value = variable.value
+        optimizer.update_step(grad, value, rate)
+        if variable.constraint is not None:
+            value.assign(variable.constraint(tf.convert_to_tensor(value)))
+    momentum = state.options.ema_momentum
+    if momentum is not None:
+        for average, variable in zip(state.averages, variables):
+            average.assign_sub((average - variable.value) * (1.0 - momentum))
+
+
+def loss_scale(state: ModelState) -> Tensor | float | None:
+    """Returns the factor of the loss; None where there is none."""
+    if state.scaler is not None:
+        return tf.convert_to_tensor(state.scaler.dynamic_scale.value)
+    return state.optimizer.loss_scale_factor
+
+
+def adjust_loss_scale(scaler: Any, finite: Tensor) -> None:
+    """Halves a dynamic loss scale after an overflow; doubles it after enough steps without one.
+
+    Args:
+        scaler: a `keras.optimizers.LossScaleOptimizer`.
+        finite: whether the gradients of this step were finite, () bool.
+    """
+    scale, count = scaler.dynamic_scale.value, scaler.step_counter.value
+    zero = tf.zeros((), count.dtype)
+    good = tf.where(finite, count + 1, zero)
+    grow = good >= scaler.dynamic_growth_steps
+    grown = tf.where(grow, scale * 2.0, scale)
+    scale.assign(tf.where(finite, grown, tf.maximum(scale / 2.0, 1.0)))
+    count.assign(tf.where(grow, zero, good))

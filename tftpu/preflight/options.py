@@ -1,0 +1,48 @@
+"""Options of a preflight check."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tftpu.config import Train as TrainOptions
+from tftpu.preflight.advise import SUBLANES
+from tftpu.preflight.compiler import TIME_LIMIT
+
+if TYPE_CHECKING:
+    import keras
+
+
+def _accept_any(replicas: int) -> None:
+    """Accepts any number of replicas."""
+
+
+@dataclasses.dataclass
+class PreflightOptions:
+    """Options of `tftpu.preflight.check`.
+
+    Attributes:
+        train: options of the trainer. The step depends on `gradient_accumulation_steps`,
+            `global_clipnorm` and `ema_momentum`.
+        precision: dtype policy under which the model is built, as for `tftpu.set_precision`;
+            "auto" is bfloat16, as it is on a TPU.
+        steps: steps of the run; None leaves out the time and cost of the run.
+        examples_per_epoch: examples in an epoch; None leaves out the cost of an epoch.
+        prices: US dollars per chip-hour by generation; they replace the list prices.
+        validate: called with the number of replicas of each slice; raises `UserError` if the run
+            cannot use that many.
+        batch_unit: the search for a batch that fits tries multiples of this per core.
+        recomputing: builds the same model with `remat="block"`; None if there is no such model.
+        time_limit: seconds that one compilation may take.
+        verbose: whether to show what the compiler writes to standard error.
+    """
+
+    train: TrainOptions = dataclasses.field(default_factory=TrainOptions)
+    precision: str = "auto"
+    steps: int | None = None
+    examples_per_epoch: int | None = None
+    prices: dict[str, float] = dataclasses.field(default_factory=dict)
+    validate: Callable[[int], None] = _accept_any
+    batch_unit: int = SUBLANES
+    recomputing: "Callable[[], keras.Model] | None" = None
+    time_limit: float = TIME_LIMIT
+    verbose: bool = False

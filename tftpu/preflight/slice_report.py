@@ -1,0 +1,174 @@
+"""Results of a preflight check on one slice."""
+
+import dataclasses
+
+from tftpu.preflight import cost as costs
+from tftpu.preflight.options import PreflightOptions
+from tftpu.tpu.slices import Slice
+
+
+@dataclasses.dataclass
+class Spent:
+    """The part of a step that a layer, a kind of work or an instruction takes.
+
+    Attributes:
+        name: the layer, kind or instruction.
+        ms: predicted milliseconds.
+        step_share: fraction of the step's time.
+        cycles: the compiler's estimate.
+        layer: the layer of an instruction.
+    """
+
+    name: str
+    ms: float
+    step_share: float
+    cycles: int
+    layer: str = ""
+
+
+@dataclasses.dataclass
+class SliceReport:
+    """Results for one slice.
+
+    Figures are those of one replica and one step unless the name says otherwise. Figures that were
+    not determined are None, 0 or empty.
+
+    Attributes:
+        slice: name of the slice.
+        replicas: number of devices that share the global batch.
+        per_core_batch: examples per replica and step.
+        compiles: whether the step can be compiled for this slice, apart from its memory; if not,
+            `error` says why.
+        fits: whether the step compiled within the memory.
+        error: the compiler's error message, or why the run cannot use this slice.
+        compile_seconds: duration of the compilation.
+        hbm_bytes: bytes of HBM that the step needs: arguments + outputs - aliased + temporaries +
+            code.
+        hbm_limit_bytes: bytes of HBM that a program may use.
+        hbm: the parts of `hbm_bytes`.
+        largest_tensors: the largest arrays in HBM.
+        largest_per_core_batch: if the step does not fit, the largest per-core batch that does; 0
+            if none does.
+        smallest_failing_batch: if the step does not fit, the smallest per-core batch that does not.
+        step_ms: predicted time; `step_ms_low` and `step_ms_high` are the ends of its range.
+        roofline_ms: time at peak FLOP/s or peak bandwidth, whichever is longer. No program is
+            faster.
+        collective_ms: predicted time of the collectives, included in `step_ms`.
+        examples_per_second: on the whole slice.
+        flops: FLOPs of the program's dots and convolutions, over all iterations of loops.
+        model_flops: 3 times the FLOPs of the forward pass's products with weights.
+        mfu: model FLOPs divided by what the bfloat16 peak allows in the predicted time.
+        bytes_accessed: HBM traffic.
+        arithmetic_intensity: FLOPs per byte.
+        bound: "compute" or "memory".
+        estimated_cycles: the compiler's estimate over all iterations of loops, before calibration.
+        usd_per_1000_steps: price of 1,000 steps on the whole slice. The other prices, hours and
+            energies are those of the whole slice, too.
+        by_layer: time by layer, the longest first.
+        by_kind: time by kind of work, the longest first.
+        top_instructions: the instructions that take the longest.
+        lints: findings that make the step slow.
+        advice: if the step does not fit, changes that help.
+    """
+
+    slice: str
+    replicas: int
+    per_core_batch: int = 0
+    compiles: bool = False
+    fits: bool = False
+    error: str = ""
+    compile_seconds: float = 0.0
+    hbm_bytes: int = 0
+    hbm_limit_bytes: int = 0
+    hbm: dict[str, int] = dataclasses.field(default_factory=dict)
+    largest_tensors: list[costs.LargeTensor] = dataclasses.field(default_factory=list)
+    largest_per_core_batch: int | None = None
+    smallest_failing_batch: int | None = None
+    step_ms: float | None = None
+    step_ms_low: float | None = None
+    step_ms_high: float | None = None
+    roofline_ms: float | None = None
+    collective_ms: float | None = None
+    examples_per_second: float | None = None
+    flops: int = 0
+    model_flops: int = 0
+    mfu: float | None = None
+    bytes_accessed: int = 0
+    arithmetic_intensity: float | None = None
+    bound: str = ""
+    estimated_cycles: int = 0
+    usd_per_1000_steps: float | None = None
+    usd_per_epoch: float | None = None
+    usd_per_run: float | None = None
+    hours_per_run: float | None = None
+    kwh_per_run: float | None = None
+    by_layer: list[Spent] = dataclasses.field(default_factory=list)
+    by_kind: list[Spent] = dataclasses.field(default_factory=list)
+    top_instructions: list[Spent] = dataclasses.field(default_factory=list)
+    lints: list[str] = dataclasses.field(default_factory=list)
+    advice: list[str] = dataclasses.field(default_factory=list)
+
+
+def fill(
+    report: SliceReport,
+    cost: costs.Cost,
+    target: Slice,
+    options: PreflightOptions,
+    global_batch_size: int,
+) -> None:
+    """Adds the cost of a step to the report of its slice.
+
+    Args:
+        report: the report, changed in place.
+        cost: cost of the step on this slice.
+        target: the slice.
+        options: length and prices of the run.
+        global_batch_size: examples per step.
+    """
+    report.hbm = dataclasses.asdict(cost.memory)
+    report.hbm_bytes = cost.memory.total
+    report.largest_tensors = cost.large
+    report.step_ms = cost.seconds * 1e3
+    report.step_ms_low, report.step_ms_high = cost.seconds_low * 1e3, cost.seconds_high * 1e3
+    report.roofline_ms = cost.roofline_seconds * 1e3
+    report.collective_ms = cost.collective_seconds * 1e3
+    report.examples_per_second = global_batch_size / cost.seconds
+    report.flops, report.model_flops = cost.flops, cost.model_flops
+    report.mfu = cost.model_flops / (cost.seconds * target.flops_per_s)
+    report.bytes_accessed = cost.bytes_accessed
+    report.arithmetic_intensity = costs.arithmetic_intensity(cost)
+    balance = target.flops_per_s / target.bytes_per_s
+    report.bound = "compute" if report.arithmetic_intensity > balance else "memory"
+    report.estimated_cycles = cost.cycles
+    report.by_layer = _spent(cost.by("layer"), cost.seconds)
+    report.by_kind = _spent(cost.by("kind"), cost.seconds)
+    top = sorted(cost.instructions, key=lambda p: -p.seconds)[:10]
+    report.top_instructions = [
+        Spent(p.name, p.seconds * 1e3, p.seconds / cost.seconds, p.cycles, p.layer) for p in top
+    ]
+    _add_prices(report, cost.seconds, target, options, global_batch_size)
+
+
+def _spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]:
+    return [Spent(name, seconds * 1e3, seconds / total, cycles) for name, seconds, cycles in rows]
+
+
+def _add_prices(
+    report: SliceReport,
+    seconds: float,
+    target: Slice,
+    options: PreflightOptions,
+    global_batch_size: int,
+) -> None:
+    generation = target.generation
+    usd_hour = options.prices.get(generation.name, generation.usd_hour) * target.chips
+    usd_step = usd_hour * seconds / 3600
+    report.usd_per_1000_steps = 1000 * usd_step
+    if options.examples_per_epoch:
+        report.usd_per_epoch = usd_step * options.examples_per_epoch / global_batch_size
+    if options.steps:
+        hours = options.steps * seconds / 3600
+        report.hours_per_run = hours
+        report.usd_per_run = options.steps * usd_step
+        if generation.watts:
+            report.kwh_per_run = hours * generation.watts * target.chips / 1000

@@ -1,0 +1,179 @@
+"""Terminal output of preflight: the table of slices, and the details of each."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from tftpu.preflight import units
+from tftpu.preflight.cost import LargeTensor
+from tftpu.preflight.slice_report import SliceReport, Spent
+
+MAX_LINTS = 4  # findings that are shown without `explain`
+MAX_LAYERS = 15
+
+# Columns that a narrow terminal leaves out, in this order; the details repeat their figures.
+_OPTIONAL = ("bound", "range", "batch/core", "MFU", "cost/1k steps")
+_TEXT = ("slice", "bound", "")  # columns aligned to the left
+
+
+def overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: Console) -> Table:
+    """Returns the table of slices.
+
+    Args:
+        rows: the slices in the order of the table, each with its remark.
+        with_run: whether to show the time and cost of the run.
+        console: where the table will be printed; columns that do not fit are left out.
+    """
+    cells = [_cells(item, remark, with_run) for item, remark in rows]
+    columns = list(cells[0])
+    for name in _OPTIONAL:
+        if _natural_width(_overview(cells, columns), console) <= console.width:
+            break
+        columns.remove(name)
+    return _overview(cells, columns)
+
+
+def details(item: SliceReport, explain: bool) -> list[str | Table]:
+    """Returns the lines and tables that describe one slice.
+
+    Args:
+        item: the slice.
+        explain: whether to include the time by layer, kind and instruction, and all findings.
+    """
+    lines: list[str | Table] = ["", item.slice]
+    if not item.compiles:
+        return [*lines, f"  {item.error}"]
+    if not item.fits:
+        return [*lines, *_misfit(item)]
+    lines += [*_figures(item), *_prices(item)]
+    lines += [f"  ! {text}" for text in item.lints[: None if explain else MAX_LINTS]]
+    if len(item.lints) > MAX_LINTS and not explain:
+        lines.append(f"  ! {len(item.lints) - MAX_LINTS} more findings")
+    return [*lines, *(_explanation(item) if explain else [])]
+
+
+def _overview(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _TEXT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
+    return table
+
+
+def _natural_width(table: Table, console: Console) -> int:
+    """Returns the width that a table needs, however wide the console is."""
+    return console.measure(table, options=console.options.update(width=1000)).maximum
+
+
+def _cells(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
+    """Returns one row of the overview, by column."""
+    hbm = f"{units.size(item.hbm_bytes)} of {units.size(item.hbm_limit_bytes)}"
+    cells = {
+        "slice": item.slice,
+        "batch/core": f"{item.per_core_batch:,}" if item.per_core_batch else "-",
+        "HBM": hbm if item.hbm_bytes else "-",
+        "step": _time(item.step_ms),
+        "range": _range(item),
+        "MFU": "-" if item.mfu is None else f"{item.mfu:.1%}",
+        "bound": item.bound or "-",
+        "cost/1k steps": _price(item.usd_per_1000_steps),
+    }
+    if with_run:
+        hours = item.hours_per_run
+        cells["time/run"] = "-" if hours is None else units.duration(3600 * hours)
+        cells["cost/run"] = _price(item.usd_per_run)
+    if not item.fits:
+        remark = "does not fit" if item.compiles else "does not compile"
+    return {**cells, "": remark}
+
+
+def _figures(item: SliceReport) -> list[str]:
+    """Returns the lines about memory, work and time of a step that fits."""
+    share = item.hbm_bytes / item.hbm_limit_bytes
+    parts = ", ".join(f"{name} {units.size(count)}" for name, count in item.hbm.items())
+    intensity = units.number(item.arithmetic_intensity or 0.0)
+    return [
+        f"  memory: {units.size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
+        f"{share:.1%} of the {units.size(item.hbm_limit_bytes)} available ({parts})",
+        "  largest: " + "; ".join(_tensor(t) for t in item.largest_tensors[:3]),
+        f"  work: {units.quantity(item.flops, 'FLOP')} (the model's own: "
+        f"{units.quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
+        f"{units.quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
+        f"{item.bound}-bound",
+        f"  time: {_time(item.step_ms)} ({_range(item)}), "
+        f"{units.number(item.examples_per_second or 0.0)} examples/s on the slice; "
+        f"roofline {_time(item.roofline_ms)}; collectives {_time(item.collective_ms)}; "
+        f"compiler's estimate {units.quantity(item.estimated_cycles, 'cycles')}",
+    ]
+
+
+def _prices(item: SliceReport) -> list[str]:
+    parts = [f"{_price(item.usd_per_1000_steps)} per 1,000 steps"]
+    if item.usd_per_epoch is not None:
+        parts.append(f"{units.price(item.usd_per_epoch)} per epoch")
+    if item.usd_per_run is not None and item.hours_per_run is not None:
+        time = units.duration(3600 * item.hours_per_run)
+        parts.append(f"{units.price(item.usd_per_run)} and {time} for the run")
+    if item.kwh_per_run is not None:
+        parts.append(units.energy(item.kwh_per_run))
+    return ["  cost: " + ", ".join(parts)]
+
+
+def _misfit(item: SliceReport) -> list[str]:
+    """Returns the lines about a step that does not fit in memory."""
+    over = item.hbm_bytes - item.hbm_limit_bytes
+    lines = [
+        f"  Does not fit: it needs {units.size(item.hbm_bytes)}, {units.size(over)} more than the "
+        f"{units.size(item.hbm_limit_bytes)} available.",
+        f"  The compiler says: {item.error.splitlines()[0][:240]}",
+    ]
+    if item.largest_per_core_batch:
+        lines.append(
+            f"  The largest batch that fits is {item.largest_per_core_batch:,} per core, a global "
+            f"batch of {item.largest_per_core_batch * item.replicas:,}; "
+            f"{item.smallest_failing_batch:,} per core does not fit."
+        )
+    elif item.largest_per_core_batch == 0:
+        lines.append("  No batch fits: the weights and the optimizer's state alone are too large.")
+    return [*lines, *(f"  {text}" for text in item.advice)]
+
+
+def _explanation(item: SliceReport) -> list[str | Table]:
+    """Returns the tables of time by kind, layer and instruction, each after an empty line."""
+    return [
+        *("", _spent_table("by kind", item.by_kind)),
+        *("", _spent_table("by layer", item.by_layer[:MAX_LAYERS])),
+        *("", _spent_table("top instructions", item.top_instructions)),
+    ]
+
+
+def _spent_table(title: str, rows: Sequence[Spent]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (f"  {title}", "time", "of step", "cycles", ""):
+        left = column in (f"  {title}", "")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        cycles = units.quantity(row.cycles, "").strip()
+        table.add_row(f"  {row.name}", _time(row.ms), f"{row.step_share:.1%}", cycles, row.layer)
+    return table
+
+
+def _tensor(tensor: LargeTensor) -> str:
+    padding = f", {tensor.padding / tensor.bytes:.0%} padding" if tensor.padding else ""
+    return f"{tensor.shape} of {tensor.layer} ({units.size(tensor.bytes)}{padding})"
+
+
+def _time(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else units.duration(milliseconds / 1e3)
+
+
+def _range(item: SliceReport) -> str:
+    if item.step_ms_low is None or item.step_ms_high is None:
+        return "-"
+    return units.duration_range(item.step_ms_low / 1e3, item.step_ms_high / 1e3)
+
+
+def _price(usd: float | None) -> str:
+    return "-" if usd is None else units.price(usd)

@@ -1,0 +1,99 @@
+"""Keras callbacks in a run of device loops: batch methods fire once a loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.training.progress import RunProgress
+from tftpu.training.timetable import Timetable
+
+
+class Callbacks:
+    """Keras's own fan-out of callbacks, and its `History`.
+
+    Args:
+        callbacks: Keras's own or a user's.
+        model: the model that they see.
+        timetable: of the run; an epoch is what lies between two evaluations.
+
+    Attributes:
+        history: the `History` of the run.
+        read_batch_logs: whether a callback looks at the logs of batches, which cost milliseconds.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        timetable: Timetable,
+    ):
+        self._model: Any = model
+        self._timetable = timetable
+        self._list = keras_internals.callback_list(
+            list(callbacks), model, timetable.epochs, timetable.epoch_steps
+        )
+        self.history = keras_internals.history_of(self._list)
+        self.read_batch_logs = any(map(_reads_batch_logs, callbacks))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback ended the run, by `model.stop_training`."""
+        return bool(self._model.stop_training)
+
+    @stopped.setter
+    def stopped(self, value: bool) -> None:
+        self._model.stop_training = value
+
+    def begin(self, progress: RunProgress) -> None:
+        """Tells the callbacks that training begins, with the history of a resumed run."""
+        self.stopped = False
+        self._list.on_train_begin()  # which empties the history's epochs
+        self.restore_history(progress)
+        if progress.step < self._timetable.steps:
+            self._list.on_epoch_begin(self._epoch(progress.step))
+
+    def restore_history(self, progress: RunProgress) -> None:
+        """Sets the history to that of the progress."""
+        self.history.history, self.history.epoch = progress.history, progress.epochs
+
+    def batch_begin(self, step: int) -> None:
+        """Tells that a device loop begins after a step."""
+        self._list.on_train_batch_begin(step % self._timetable.epoch_steps)
+
+    def batch_end(self, step: int, logs: dict[str, float] | None) -> None:
+        """Tells that a device loop ended with a step."""
+        self._list.on_train_batch_end((step - 1) % self._timetable.epoch_steps, logs)
+
+    def epoch_end(self, step: int, over: bool, logs: dict[str, float]) -> None:
+        """Tells that an epoch ended with a step.
+
+        Args:
+            step: steps done.
+            over: whether the run is over.
+            logs: of the epoch, the evaluation's prefixed with "val_" as Keras does.
+        """
+        self._list.on_epoch_end(self._ended_epochs(step, over) - 1, logs)
+
+    def epoch_begin(self, step: int) -> None:
+        """Tells that an epoch begins after a step."""
+        self._list.on_epoch_begin(self._epoch(step))
+
+    def end(self) -> None:
+        """Tells the callbacks that training ended."""
+        self._list.on_train_end()
+
+    def _epoch(self, step: int) -> int:
+        return step // self._timetable.epoch_steps
+
+    def _ended_epochs(self, step: int, over: bool) -> int:
+        return -(-step // self._timetable.epoch_steps) if over else self._epoch(step)
+
+
+def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:
+    plain = keras.callbacks.Callback
+    methods = ("on_train_batch_end", "on_batch_end")
+    return any(getattr(type(callback), m) is not getattr(plain, m) for m in methods) or isinstance(
+        callback, keras.callbacks.LambdaCallback
+    )

@@ -1,0 +1,49 @@
+"""The parts of a trainer that a session of training works with."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tftpu.checkpoint.store import Checkpoints, Restored
+from tftpu.config import TrainOptions
+from tftpu.engines.engine import Engine, Executor
+from tftpu.observe.profiler import Profiler
+from tftpu.runtime.goodput import Account
+from tftpu.runtime.watchdog import Watchdog
+
+
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """The parts of a `Trainer` that outlive one call of `fit`.
+
+    Attributes:
+        model: the Keras model.
+        engine: runs its steps.
+        executor: the model on the engine's devices.
+        options: of training.
+        workdir: of the run; None: it has none.
+        writes: whether this process writes to the workdir.
+        checkpoints: of the workdir; None: it has none.
+        account: of the run's time.
+        profiler: takes traces.
+        watchdog: ends a run that hangs.
+        evaluate: runs an evaluation.
+        restore: loads the newest checkpoint, or that of a step; None if there is none.
+        config: the experiment of the workdir, as JSON; None: it has none.
+    """
+
+    model: keras.Model
+    engine: Engine
+    executor: Executor
+    options: TrainOptions
+    workdir: str | None
+    writes: bool
+    checkpoints: Checkpoints | None
+    account: Account
+    profiler: Profiler
+    watchdog: Watchdog
+    evaluate: Callable[[Any], dict[str, float]]
+    restore: Callable[[], Restored | None]
+    config: dict[str, Any] | None

@@ -1,0 +1,97 @@
+"""The state of a run that must survive a restart, besides the variables."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class RunProgress:
+    """How far a run is, and what it has summed up.
+
+    Device loops stop at steps that depend on the options alone, never on when a run was started
+    or stopped. So a resumed run adds up the same numbers in the same order.
+
+    Attributes:
+        step: steps done.
+        skipped_batches: batches skipped by rollbacks; the data are that far ahead of the step.
+        rollbacks: number of rollbacks.
+        window: sums since the last line of metrics; None: there are none.
+        epoch: sums since the last evaluation; None: there are none.
+        best: the best value of the best metric so far.
+        history: logs of the epochs by name, as `keras.callbacks.History` has them.
+        epochs: numbers of the epochs.
+    """
+
+    step: int = 0
+    skipped_batches: int = 0
+    rollbacks: int = 0
+    window: np.ndarray | None = None
+    epoch: np.ndarray | None = None
+    best: float | None = None
+    history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    epochs: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """The number of batches of the data that are behind the run."""
+        return self.step + self.skipped_batches
+
+    def add(self, sums: np.ndarray, steps: int) -> None:
+        """Adds the sums of a device loop of this many steps."""
+        self.step += steps
+        self.window = sums if self.window is None else self.window + sums
+        self.epoch = sums if self.epoch is None else self.epoch + sums
+
+    def to_json(self, names: list[str]) -> dict[str, Any]:
+        """Returns the state as JSON.
+
+        Args:
+            names: names of the losses and metrics that are summed up.
+        """
+        return {
+            "position": self.position,
+            "skipped_batches": self.skipped_batches,
+            "rollbacks": self.rollbacks,
+            "totals": names,
+            "window": [] if self.window is None else self.window.tolist(),
+            "epoch": [] if self.epoch is None else self.epoch.tolist(),
+            "best": self.best,
+            "history": self.history,
+            "epochs": self.epochs,
+        }
+
+    @classmethod
+    def from_json(cls, step: int, state: dict[str, Any], names: list[str]) -> "RunProgress":
+        """Returns the progress that `to_json` wrote at a step.
+
+        Args:
+            step: of the checkpoint.
+            state: as `to_json` returned it.
+            names: names of the losses and metrics that are summed up now. If they differ from
+                those of the state, its sums are dropped with a warning.
+        """
+        window, epoch = (
+            np.array(state[key]) if state[key] else None for key in ("window", "epoch")
+        )
+        if state["totals"] != names:
+            logger.warning(
+                "The run was saved with other losses or metrics: the means of this epoch begin at "
+                "step %s.",
+                step,
+            )
+            window = epoch = None
+        return cls(
+            step=step,
+            skipped_batches=state["skipped_batches"],
+            rollbacks=state["rollbacks"],
+            window=window,
+            epoch=epoch,
+            best=state["best"],
+            history=state["history"],
+            epochs=state["epochs"],
+        )

@@ -1,0 +1,247 @@
+"""The output of a run for people: lines, curves, samples, notes, and the account of its time."""
+
+import contextlib
+import dataclasses
+import io
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tftpu.engines.engine import Executor
+from tftpu.observe import samples, telemetry, writers
+from tftpu.observe.console import Console, Progress
+from tftpu.runtime import goodput
+from tftpu.runtime.goodput import Account, Facts
+from tftpu.storage import files
+from tftpu.tpu.hardware import Hardware
+
+HOST_EVERY = 10.0  # seconds between two points of goodput and telemetry, at least
+
+HyperParameter = bool | int | float | str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutput:
+    """Destinations and fixed facts of a run's output.
+
+    Attributes:
+        model_name: name of the model.
+        summary: the model's layers, as text.
+        executor: for the learning rate and for predictions.
+        account: of the run's time.
+        hardware: the chips.
+        model_flops: returns the model FLOPs of a global batch.
+        global_batch_size: examples a step.
+        replicas: number of devices that share a global batch.
+        hyperparameters: the settings of the run, by name.
+        workdir: written to; None: nothing is.
+        writers: further destinations.
+        samples: returns a text that shows what the model can do; None: nothing is shown.
+        images: whether predictions of images are shown, which one host can do.
+        verbose: whether the console shows the run.
+    """
+
+    model_name: str
+    summary: Callable[[], str]
+    executor: Executor
+    account: Account
+    hardware: Hardware
+    model_flops: Callable[[], int]
+    global_batch_size: int
+    replicas: int
+    hyperparameters: dict[str, HyperParameter]
+    workdir: str | None
+    writers: tuple[writers.Writer, ...]
+    samples: Callable[[], str] | None
+    images: bool
+    verbose: bool
+
+
+class Reporter:
+    """Writes how one call of `fit` proceeds.
+
+    Args:
+        output: destinations and fixed facts.
+        steps: length of the whole run.
+        start: the step that it begins at.
+    """
+
+    def __init__(self, output: RunOutput, steps: int, start: int):
+        self._output = output
+        self._account = output.account
+        self._steps = steps
+        self._start = start
+        self._console = Console(steps, start) if output.verbose else None
+        sinks = self._sinks()
+        self._writers = writers.Writers(sinks)
+        self._seen = bool(sinks)
+        self._facts = Facts(
+            step=start,
+            steps=steps,
+            global_batch_size=output.global_batch_size,
+            chips=output.hardware.chips,
+        )
+        on_tpu = output.hardware.is_tpu
+        self._telemetry = telemetry.Telemetry(output.workdir, self._write_account, tpu=on_tpu)
+        self._pace: tuple[float, int] | None = None  # time and step after the first device loop
+        self._seconds = self._account.clock.seconds()  # by part, at the last point of goodput
+        self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
+        self._noted: set[str] = set()
+        self._sampled: tuple[Any, Any] | None = None  # features and labels that samples show
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples a step."""
+        return self._output.global_batch_size
+
+    def begin(self) -> None:
+        """Writes what is known before the first step."""
+        if self._console:
+            self._console.start()
+        self._update_facts(self._start)
+        self._write_account()
+        self._writers.begin(self._config())
+        self._writers.write_text(self._start, "model", f"```\n{self._output.summary()}\n```")
+        if self._seen:
+            self._telemetry.start()
+
+    def say(self, text: str) -> None:
+        """Writes a sentence to all destinations that can hold it."""
+        self._writers.say(text)
+
+    @contextlib.contextmanager
+    def doing(self, phase: str, part: str) -> Iterator[None]:
+        """Counts the block to a part of the run's time, and shows what is being done."""
+        if self._console:
+            self._console.phase(phase)
+        with self._account.clock.spend(part):
+            yield
+
+    def advance(self, step: int, loss: float) -> None:
+        """Moves the live line after a device loop."""
+        self._update_facts(step)
+        if self._console:
+            facts = self._facts
+            rate = facts.examples_per_sec
+            per_chip = rate / self._output.hardware.chips if rate else None
+            self._console.advance(
+                Progress(step, loss, per_chip, facts.mfu, facts.eta_seconds, facts.usd)
+            )
+
+    def log(self, step: int, scalars: dict[str, float]) -> None:
+        """Writes the means since the last line, where the time went, and the machine's state."""
+        self._writers.write(step, "train", scalars)
+        now = time.monotonic()
+        if now - self._host_at < HOST_EVERY and step < self._steps:
+            return
+        self._host_at = now
+        seconds = self._account.clock.seconds()
+        since = {part: s - self._seconds[part] for part, s in seconds.items()}
+        self._seconds = seconds
+        total = self._account.seconds()
+        host = {f"goodput/{part}": goodput.share(total, part) for part in total}
+        facts = {"mfu": self._facts.mfu, "usd": self._facts.usd}
+        host |= {f"goodput/{name}": value for name, value in facts.items() if value is not None}
+        sample = self._telemetry.latest
+        host |= {f"machine/{name}": value for name, value in sample.items()}
+        self._writers.write(step, writers.HOST, host)
+        for about, sentence in telemetry.alerts(sample, since).items():
+            if about not in self._noted:  # once a run
+                self._noted.add(about)
+                self.say(f"Note at step {step}: {sentence}")
+
+    def evaluated(self, step: int, results: dict[str, float], dataset: Any) -> None:
+        """Writes the results of an evaluation, and samples of its data set."""
+        self._writers.write(step, "eval", results)
+        if not self._output.images:
+            return
+        self._show_images(step, dataset)
+        text = self._output.samples() if self._output.samples else None
+        if text:
+            self._writers.write_text(step, "sample", f"```\n{text}\n```")
+
+    def saved(self) -> None:
+        """Writes the account after a checkpoint: a run that is killed now has lost nothing."""
+        self._write_account()
+
+    def end(self, state: str) -> None:
+        """Closes all destinations, and the account with the run's final state."""
+        self._telemetry.stop()
+        self._writers.close()
+        self._account.write(state, self._facts)
+
+    def _sinks(self) -> list[writers.Writer]:
+        output = self._output
+        sinks: list[writers.Writer] = [self._console] if self._console else []
+        if output.workdir:
+            sinks += [
+                writers.JsonLines(files.join(output.workdir, "metrics.jsonl"), self._start),
+                writers.LogFile(files.join(output.workdir, "train.log"), self._steps),
+                writers.TensorBoard(output.workdir, self._start),
+            ]
+        return [*sinks, *output.writers]
+
+    def _write_account(self) -> None:
+        self._account.write(goodput.RUNNING, self._facts)
+
+    def _update_facts(self, step: int) -> None:
+        """Brings the facts beside the account's seconds up to date."""
+        clock, hardware, now = self._account.clock, self._output.hardware, time.monotonic()
+        eta = mfu = None
+        if self._pace is None and step > self._start:
+            self._pace = now, step
+            self._seconds = clock.seconds()  # buffers fill while the first loop compiles
+        elif self._pace and step > self._pace[1]:
+            each = (now - self._pace[0]) / (step - self._pace[1])
+            eta = round(each * (self._steps - step), 1)
+        rate = clock.current_rate()
+        if rate and hardware.generation is not None:
+            each = self._output.model_flops() / self._output.global_batch_size
+            mfu = round(hardware.mfu(each * rate), 4)
+        usd = hardware.usd(sum(self._account.seconds().values()))
+        self._facts = dataclasses.replace(
+            self._facts,
+            step=step,
+            eta_seconds=eta,
+            examples_per_sec=round(rate, 1) if rate else None,
+            mfu=mfu,
+            usd=round(usd, 4) if usd is not None else None,
+        )
+
+    def _show_images(self, step: int, dataset: Any) -> None:
+        if self._sampled is None:
+            batch = next(iter(dataset.take(1)))
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            cut = keras.tree.map_structure(lambda t: t[: samples.COUNT].numpy(), (x, y))
+            self._sampled = cut if samples.are_images(x) else (None, None)
+        x, y = self._sampled
+        if x is None:
+            return
+        outputs = self._output.executor.predict_batch(x)
+        self._writers.write_images(step, "samples", samples.captioned(x, y, outputs))
+
+    def _config(self) -> dict[str, HyperParameter]:
+        optimizer = self._output.executor.optimizer_name
+        known: dict[str, HyperParameter] = {
+            "model": self._output.model_name,
+            "optimizer": optimizer,
+            # In the digits that were typed: the variable is float32.
+            "learning_rate": float(f"{self._output.executor.learning_rate:.7g}"),
+            "global_batch_size": self.global_batch_size,
+            "replicas": self._output.replicas,
+            "steps": self._steps,
+        }
+        return known | {k: _plain(v) for k, v in self._output.hyperparameters.items()}
+
+
+def summary_of(model: keras.Model) -> str:
+    """Returns Keras's summary of a model."""
+    text = io.StringIO()
+    model.summary(print_fn=lambda line, **_: text.write(line + "\n"))
+    return text.getvalue()
+
+
+def _plain(value: Any) -> HyperParameter:
+    return value if isinstance(value, bool | int | float | str) else str(value)
