@@ -10,13 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import tftpu
 from tftpu.config import Experiment
-from tftpu.engines.tensorflow.cluster import connect
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.launch import experiment as build
-from tftpu.optim.precision import set_precision
 
 TURNS = 20
 FOREVER = 1_000_000
@@ -30,9 +29,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         name: name of the config.
         compare: time Keras's own `fit` as well.
     """
-    engine = connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
-    precision = set_precision(experiment.train.precision)
+    precision = tftpu.set_precision(experiment.train.precision)
     experiment.train.checkpoint_every = 0
     # A turn lasts from one line of the log to the next, so that it holds all that `train` does.
     steps = experiment.train.log_every
@@ -165,17 +164,14 @@ def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> No
     """Does all that `tftpu train` does in a step: pipeline, device loop, log, events."""
     with tempfile.TemporaryDirectory() as workdir:
         with engine.scope():
-            trainer = build.build_trainer(experiment, workdir, engine)
+            trainer = build.build_trainer(experiment, workdir)
         trainer.fit(
-            build.training_data(experiment),
-            FOREVER,
-            callbacks=[CallTurn(turn)],
-            verbose=False,
+            build.training_data(experiment), FOREVER, callbacks=[CallTurn(turn)], verbose=False
         )
 
 
 def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
-    """Runs the same step in a bare loop on one batch, which is on the device already."""
+    """Runs the same step in a bare loop, on one batch that is on the device already."""
     data = build.training_data(experiment)
     microbatches = experiment.train.gradient_accumulation_steps
     with engine.scope():

@@ -7,7 +7,6 @@ import keras
 
 from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment
-from tftpu.engines.engine import Engine
 from tftpu.input_pipelines import sources
 from tftpu.launch import sample
 from tftpu.models.layers import pixels
@@ -50,21 +49,17 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     return model
 
 
-def build_trainer(
-    experiment: Experiment, workdir: str | None, engine: Engine | None = None
-) -> Trainer:
+def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
     """Builds the model and the trainer of an experiment, in the current scope of an engine.
 
     Args:
         experiment: validated.
         workdir: folder of the run, local or `gs://`; None writes nothing.
-        engine: what trains; None means the one whose scope is current.
     """
     return Trainer(
         build_model(experiment),
         workdir,
         experiment.train,
-        engine=engine,
         hyperparameters=hyperparameters(experiment),
         sample=lambda trainer: sample.text(experiment, trainer),
     )

@@ -48,15 +48,14 @@ def restored(experiment: Experiment, workdir: str) -> Restored:
         UserError: there is no checkpoint yet.
     """
     import_tensorflow()
+    import tftpu
     from tftpu import input_pipelines
-    from tftpu.engines.tensorflow.cluster import connect
     from tftpu.launch import experiment as build
-    from tftpu.optim.precision import set_precision
 
-    engine = connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
-    set_precision(experiment.train.precision)
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    tftpu.set_precision(experiment.train.precision)
     with engine.scope():
-        trainer = build.build_trainer(experiment, workdir, engine)
+        trainer = build.build_trainer(experiment, workdir)
     evaluation = input_pipelines.evaluation(experiment.data)
     found = trainer.restore_for_evaluation(evaluation)
     if found is None:

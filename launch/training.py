@@ -2,12 +2,11 @@
 
 import keras
 
+import tftpu
 from tftpu import input_pipelines
 from tftpu.config import Experiment, to_json
-from tftpu.engines.tensorflow.cluster import connect
 from tftpu.launch import closing
 from tftpu.launch import experiment as build
-from tftpu.optim.precision import set_precision
 from tftpu.runtime import goodput
 from tftpu.storage import files
 
@@ -19,16 +18,16 @@ def train(experiment: Experiment, workdir: str) -> None:
         experiment: validated, without regard to the devices that there are.
         workdir: folder of the run, local or `gs://`, claimed by this process.
     """
-    engine = connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
-    precision = set_precision(experiment.train.precision)
+    precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:
         print(f"{engine.data_shares} replica(s), {precision}", flush=True)
     data = build.training_data(experiment)
     evaluation = input_pipelines.evaluation(experiment.data)
     with engine.scope():
-        trainer = build.build_trainer(experiment, workdir, engine)
+        trainer = build.build_trainer(experiment, workdir)
         loaded = build.initialise(experiment, trainer)
     clock = trainer.account.clock
     clock.started_earlier(goodput.process_age() - clock.wall())

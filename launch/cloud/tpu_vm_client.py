@@ -144,8 +144,8 @@ def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
             return
         if state == "FAILED":
             raise UserError(
-                f"There is no capacity for {order.slice.name} in {order.zone}: {detail} Try another "
-                "zone or slice, or a longer --queue_timeout."
+                f"There is no capacity for {order.slice.name} in {order.zone}: {detail} Try "
+                "another zone or slice, or a longer --queue_timeout."
             )
         if state in _GONE:
             raise _Preempted

@@ -88,8 +88,8 @@ def _find(client: "JobServiceClient", order: Order, display_name: str, lost: Con
 def _find_and_end(order: Order, display_name: str) -> str:
     return (
         f"Look for it with `gcloud ai custom-jobs list --project={order.project} "
-        f"--region={order.region} --filter=displayName={display_name}` and end it with `gcloud ai custom-jobs cancel NAME "
-        f"--region={order.region}`."
+        f"--region={order.region} --filter=displayName={display_name}` and end it with "
+        f"`gcloud ai custom-jobs cancel NAME --region={order.region}`."
     )
 
 

@@ -26,7 +26,7 @@ the file's name). The file holds all of the command:
         print("\\n".join([f"Hello, {options.name}."] * options.times))
 
 - The first paragraph of the docstring is the command's line in `tftpu help`; an indented paragraph
-  is the example in its own help.
+  is the example in its own help. It is read from the file as it stands, without escapes.
 - `Options` is a frozen dataclass whose fields are the flags, with their types, defaults and help.
   It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of `tftpu.launch.options`.
 - `run` does the work. It raises `UserError` for a mistake of the user's, before TensorFlow is

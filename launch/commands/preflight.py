@@ -8,8 +8,9 @@ The report is printed, and written to preflight.json in the workdir.
 import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch import predictions, preflight_check
+from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.preflight_check import check, parse_prices, print_report
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
@@ -33,7 +34,7 @@ class Options(ConfigOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the report, and writes it to the workdir and where --json says."""
+    """Prints the report, and writes it to the workdir and to --json."""
     experiment = options.experiment()
     if options.time_limit < 1:
         raise UserError(
@@ -44,16 +45,12 @@ def run(options: Options) -> None:
         raise UserError(f"--slices={options.slices} names no slice: give some, such as v3-8,v5e-8.")
     for name in names:
         parse_slice(name)
-    prices = preflight_check.parse_prices(options.price)
+    prices = parse_prices(options.price)
     import_tensorflow()
-    report = preflight_check.check(
-        experiment,
-        names,
-        prices=prices,
-        verbose=options.verbose,
-        time_limit=options.time_limit,
+    report = check(
+        experiment, names, prices=prices, verbose=options.verbose, time_limit=options.time_limit
     )
-    preflight_check.print_report(report, options.explain)
+    print_report(report, options.explain)
     text = report.to_json().encode()
     workdir = options.workdir or options.default_workdir
     for path in {files.join(workdir, predictions.FILE), options.json}:

@@ -2,8 +2,7 @@
 
 A spot slice that is preempted is replaced by another one, on which the run resumes.
 
-    tftpu launch tpu-vm --config=resnet50_imagenet --slice=v5e-8 --zone=us-west4-a \\
-        --workdir=gs://BUCKET/resnet50
+    tftpu launch tpu-vm --config=python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
 """
 
 import dataclasses
