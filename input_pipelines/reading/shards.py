@@ -194,13 +194,15 @@ class Shards:
         skips = tf.maximum(start - begins[here], 0)
         takes = tf.maximum(tf.minimum(end, ends[here]) - begins[here] - skips, 0)
         parts = tf.data.Dataset.from_tensor_slices((row[here], skips, takes))
-        windows = parts.flat_map(lambda *part: self._read(part[0], part[1], part[2], track)).batch(
-            window
-        )
+
+        def read(shard: Tensor, skip: Tensor, take: Tensor) -> tf.data.Dataset:
+            return self._read(shard, skip, take, track)
+
+        windows = parts.flat_map(read).batch(window)
         firsts = tf.gather(self._tables.firsts, row)
 
-        def shuffle(number: Tensor, read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-            records, _ = read
+        def shuffle(number: Tensor, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            records, _ = found
             size = tf.size(records, tf.int64)
             place = order.shuffled(
                 tf.range(size), size, _key(run, epoch, number * tracks.number + track)

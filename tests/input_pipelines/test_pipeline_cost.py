@@ -63,7 +63,7 @@ def test_an_epoch_reads_what_there_is_and_takes_the_same_memory_in_all_five(tmp_
     size = sum(path.stat().st_size for path in folder.iterdir())
     turns = costs(folder, batch=40, skipped=0, steps=100, turns=6)
     read, resident = zip(*turns)
-    # Some records are read ahead in an earlier epoch, and shards at a border are read by two tracks.
+    # Some records are read ahead in an earlier epoch, and two tracks read the shard at a border.
     assert 5.5 * size < sum(read) < 9 * size
     assert resident[-1] - resident[1] < 30 << 20  # the first fills the windows
 

@@ -28,7 +28,7 @@ def enhanced(kind):
 
 
 def moved(image: Image.Image, a, b, c, d, right=0.0, down=0.0) -> Image.Image:
-    """Applies Pillow's affine transform about the middle of the image; pixel centres are at halves."""
+    """Applies Pillow's affine transform about the image's middle; pixel centres are at halves."""
     x, y = image.width / 2, image.height / 2
     matrix = (a, b, x - a * x - b * y + right, c, d, y - c * x - d * y + down)
     fill = (ra.FILL,) * len(image.getbands())
