@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import keras
-from keras import ops
 
 Tensor = Any  # a tensor of Keras's backend
+ops: Any = keras.ops  # Keras's own annotations say that most of its functions may return None
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -22,7 +22,7 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
         super().__init__(name=name, from_logits=from_logits, **kwargs)
 
     def result(self) -> Tensor:
-        return super().result() / math.log(2)
+        return ops.divide(super().result(), math.log(2))
 
 
 @keras.saving.register_keras_serializable("tftpu")
