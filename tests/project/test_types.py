@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import keras
 import tensorflow as tf
 
@@ -30,14 +30,14 @@ def main() -> float:
     trainer.fit(dataset(), 10, validation_data=dataset(), eval_every=5)
     results: dict[str, float] = trainer.evaluate(dataset())
     return results["loss"]
-'''
-WRONG = '''
+"""
+WRONG = """
 import tftpu
 
 tftpu.Nonexistent
 options = tftpu.TrainOptions(global_clip=1.0)
 trainer: int = tftpu.connect()
-'''
+"""
 # The strict rules that TensorFlow and Keras break by publishing no types of their own.
 THEIRS = (
     *("reportUnknownMemberType", "reportUnknownVariableType", "reportUnknownArgumentType"),

@@ -21,8 +21,7 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
         super().__init__(name=name, from_logits=from_logits, **kwargs)
 
     def result(self) -> Tensor:
-        nats: Tensor = super().result()
-        return nats / math.log(2)
+        return ops.divide(super().result(), math.log(2))
 
 
 @keras.saving.register_keras_serializable("tftpu")
