@@ -74,6 +74,6 @@ def test_a_script_of_the_public_api_checks_in_strict_mode(tree):
 
 
 def test_a_mistake_is_an_error(tree):
-    """That it can fail: an unknown name, an unknown option, a wrong type."""
+    """The check can fail: an unknown name, an unknown option, a wrong type."""
     found = set(errors(tree, WRONG))
     assert found >= {"reportAttributeAccessIssue", "reportCallIssue", "reportAssignmentType"}

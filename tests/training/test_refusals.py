@@ -1,4 +1,4 @@
-"""What the trainer cannot honour is refused before training, with the reason and the way out."""
+"""Models, data and options that cannot be honoured are refused before training, with the reason."""
 
 import keras
 import numpy as np

@@ -26,7 +26,7 @@ CUTS = sorted(np.random.default_rng(20).choice(np.arange(1, STEPS - 1), 20, Fals
 
 
 class CutError(Exception):
-    """What ends a run in the middle."""
+    """An exception that ends a run in the middle."""
 
 
 class CutAfter(keras.callbacks.Callback):
@@ -196,7 +196,7 @@ def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
 
 
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):
-    """That the comparison can fail."""
+    """The comparison can fail."""
     other = trainer(tmp_path, 1, seed=1)
     fit(other)
     assert outcome(other, tmp_path)[0] != uninterrupted[1][0]

@@ -73,7 +73,7 @@ class Hosts(Protocol):
 
     @property
     def chief(self) -> bool:
-        """Whether this is the process that writes what is written once."""
+        """True for the process that writes what is written once."""
         ...
 
     def any(self, *flags: bool) -> list[bool]:
@@ -130,7 +130,7 @@ class Executor(Protocol):
 
     @property
     def evaluation_compiled(self) -> bool:
-        """Whether the evaluation loop has been compiled, which the first `evaluate` does."""
+        """True once the evaluation loop is compiled, which the first `evaluate` does."""
         ...
 
     @property
@@ -193,7 +193,7 @@ class TrainLoop(Protocol):
 
     @property
     def compiled(self) -> bool:
-        """Whether the device loop has been compiled, which the first `run` does."""
+        """True once the device loop is compiled, which the first `run` does."""
         ...
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
@@ -211,7 +211,7 @@ class TrainLoop(Protocol):
 
 
 class Engine(Protocol):
-    """What runs steps: devices, and the way to share a global batch among them."""
+    """Devices that run steps, and the way to share a global batch among them."""
 
     @property
     def name(self) -> str:
