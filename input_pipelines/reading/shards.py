@@ -195,7 +195,8 @@ class Shards:
         takes = tf.maximum(tf.minimum(end, ends[here]) - begins[here] - skips, 0)
         parts = tf.data.Dataset.from_tensor_slices((row[here], skips, takes))
 
-        def read(shard: Tensor, skip: Tensor, take: Tensor) -> tf.data.Dataset:
+        def read(*part: Tensor) -> tf.data.Dataset:
+            shard, skip, take = part
             return self._read(shard, skip, take, track)
 
         windows = parts.flat_map(read).batch(window)
