@@ -1,6 +1,7 @@
 """The live line of a run, at any width; and what it is made of."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -116,9 +117,13 @@ time.sleep(60)
 def test_a_terminal_that_is_resized_shows_one_line():
     """In tmux, which wraps the lines on the screen anew as most terminals do."""
 
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8"}  # one that sets no size
+
     def tmux(*arguments: str) -> str:
-        command = ["tmux", "-L", "tftpu-test", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = ["tmux", "-u", "-L", f"tftpu-{os.getpid()}", *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout
 
     def screen(columns: int) -> list[str]:
         tmux("resize-window", "-t", "0", "-x", str(columns), "-y", "12")

@@ -16,8 +16,8 @@ from tftpu.observe import writers
 
 _SHORTEST_BAR = 10
 _LONGEST_BAR = 30
-# Between two drawings the cursor rests in the first column. Where a narrower terminal has wrapped the
-# line, that is its first row, and erasing all below the new line removes the other ones.
+# Between two drawings the cursor rests in the first column. Where a narrower terminal has wrapped
+# the line, that is its first row, and erasing all below the new line removes the other rows.
 _ERASE_BELOW = Segment("\x1b[J", None, [(ControlType.ERASE_IN_LINE, 0)])
 _TO_FIRST_COLUMN = Control(ControlType.CARRIAGE_RETURN)
 
