@@ -1,7 +1,5 @@
-"""`tftpu doctor`: each breakage that users meet is laid out on disk, and doctor names it alone."""
+"""`tftpu doctor`: each known problem is laid out on disk, and doctor finds that one alone."""
 
-import base64
-import hashlib
 import http.server
 import json
 import os
@@ -13,79 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_google_cloud import SECRET
+from tests.support.scratch_machine import V3, V5E, Scratch
 from tftpu.launch import main
-from tftpu.launch.commands import doctor
-from tftpu.launch.diagnosis import wheels
-from tftpu.launch.diagnosis.machine import Machine
-
-V5E = "/dev/vfio/0"  # the device file of a chip, from v5e on
-V3 = "/dev/accel0"  # and up to v4
-
-
-class Scratch:
-    """A made-up machine on disk: site-packages as pip leaves them, /dev, /proc, /tmp."""
-
-    def __init__(self, folder: Path):
-        self.site = folder / "site-packages"
-        self.root = folder / "root"
-        self.environ = {"HOME": str(folder), "NO_GCE_CHECK": "true"}
-        self.python = (3, 12)
-        for name, version in (
-            *(("keras", "3.15.1"), ("tensorboard", "2.20.0"), ("setuptools", "80.9.0")),
-            *(("tensorflow-datasets", "4.9.10"), ("importlib_resources", "7.1.0")),
-        ):
-            self.install(name, version)
-
-    def install(self, name: str, version: str) -> None:
-        """What `pip install --no-deps` leaves: files, METADATA and RECORD; the last one wins."""
-        files = {f"{name.replace('-', '_')}/__init__.py": f"# {name} {version}\n"}
-        if name in wheels.WHEELS:
-            files = {
-                "tensorflow/__init__.py": "# the same in all of them\n",
-                "tensorflow/python/__init__.py": "",
-                "tensorflow/python/client.py": f"# {version}\n" + "x = 1\n" * 100,
-                "tensorflow/libtensorflow_framework.so.2": f"{name} {version}".ljust(40) * 1000,
-                "tensorflow/python/build_info.py": f"build = {name!r}\n".ljust(60, "#"),
-            }
-        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        record = []
-        for path, text in files.items():
-            target = self.site / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
-            record.append(f"{path},sha256={digest.decode().rstrip('=')},{len(text)}")
-        (info / "RECORD").write_text("\n".join([*record, f"{info.name}/RECORD,,"]) + "\n")
-
-    def uninstall(self, name: str) -> None:
-        """What `pip uninstall` does: every file of the RECORD goes, whoever wrote it last."""
-        (info,) = self.site.glob(f"{name.replace('-', '_')}-*.dist-info")
-        for line in (info / "RECORD").read_text().splitlines():
-            (self.site / line.split(",")[0]).unlink(missing_ok=True)
-        (info / "METADATA").unlink()
-        info.rmdir()
-
-    def replace(self, name: str, version: str) -> None:
-        self.uninstall(name)
-        self.install(name, version)
-
-    def write(self, path: str, text: str = "") -> Path:
-        file = self.root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    def examine(self, *buckets: str):
-        machine = Machine((str(self.site),), self.root, self.environ, self.python)
-        return doctor.examine(machine, list(buckets))
-
-    def problem(self, *buckets: str):
-        """The one problem that doctor names."""
-        _, problems = self.examine(*buckets)
-        (problem,) = problems
-        return problem
 
 
 @pytest.fixture
@@ -451,7 +378,8 @@ def test_an_import_that_aborts_is_reported(tmp_path):
 
 def test_it_does_not_import_tensorflow_itself():
     program = (
-        "import sys\nfrom tftpu.launch.commands import doctor\nfrom tftpu.launch.diagnosis import machine\n"
+        "import sys\nfrom tftpu.launch.commands import doctor\n"
+        "from tftpu.launch.diagnosis import machine\n"
         "doctor.examine(machine.Machine(), [])\nassert 'tensorflow' not in sys.modules\n"
         "assert 'keras' not in sys.modules\n"
     )

@@ -1,0 +1,79 @@
+"""A service in place of Cloud TPU, which the real client talks to over loopback."""
+
+import grpc
+from google.cloud import tpu_v2
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2
+
+from tests.support.fake_google_cloud import Fault
+
+QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # states before capacity is found
+
+
+class CloudTpu:
+    """Keeps slices, takes each through given states, and fails where a test asks for it.
+
+    A slice that is ACTIVE runs its startup script to the end, and reports to the bucket, unless it
+    is to be preempted.
+    """
+
+    def __init__(self, objects: dict[str, bytes]):
+        self.objects = objects
+        self.requests = []
+        self.slices = {}  # those that cost money: name to the states still to come
+        self.deleted = []
+        self.states = [[*QUEUED, "ACTIVE"]]  # of each slice in turn; the last again and again
+        self.failure = ""
+        self.exit_codes = [0]  # of each run in turn; the last again and again
+        self.ends = {}  # by name of the slice
+        self.faults = {"create": [], "get": [], "delete": []}  # raised in turn, then no more
+        self.loses_answer = False  # of the creation, which is done all the same
+        self.hangs = False  # a run that has no end yet
+
+    def create(self, request):
+        self._fail("create")
+        self.requests.append(request)
+        name = f"{request.parent}/queuedResources/{request.queued_resource_id}"
+        states = self.states.pop(0) if len(self.states) > 1 else list(self.states[0])
+        self.slices[name] = states
+        codes = self.exit_codes
+        self.ends[request.queued_resource_id] = codes.pop(0) if len(codes) > 1 else codes[0]
+        if self.loses_answer:
+            raise Fault(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return self._done(tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource(name=name)))
+
+    def get(self, request):
+        self._fail("get")
+        if request.name not in self.slices:
+            raise Fault(grpc.StatusCode.NOT_FOUND, f"Resource '{request.name}' was not found")
+        states = self.slices[request.name]
+        state = states.pop(0) if len(states) > 1 else states[0]
+        if states == ["ACTIVE"] and not self.hangs:
+            self._run(request.name.rpartition("/")[2])
+        found = {"state": state, "failed_data": {"error": {"message": self.failure}}}
+        return tpu_v2.QueuedResource(
+            name=request.name, state=found if self.failure else {"state": state}
+        )
+
+    def delete(self, request):
+        self._fail("delete")
+        if request.name not in self.slices:
+            raise Fault(grpc.StatusCode.NOT_FOUND, "not found")
+        assert request.force  # a slice that is ACTIVE cannot be deleted without
+        del self.slices[request.name]
+        self.deleted.append(request.name)
+        return self._done(empty_pb2.Empty())
+
+    def _run(self, name: str) -> None:
+        self.objects[f"b/run/launch/{name}/log.txt"] = f"trained on {name}\n".encode()
+        self.objects[f"b/run/launch/{name}/exit_code"] = f"{self.ends[name]}\n".encode()
+
+    def _fail(self, method: str) -> None:
+        if self.faults[method]:
+            raise self.faults[method].pop(0)
+
+    @staticmethod
+    def _done(message) -> operations_pb2.Operation:
+        answer = any_pb2.Any()
+        answer.Pack(message)
+        return operations_pb2.Operation(name="operations/1", done=True, response=answer)
