@@ -19,7 +19,6 @@ CHECKED = {
     "docs/installation.md": 3,
     "docs/guides/input-data.md": 2,
     "docs/guides/launching.md": 5,
-    "docs/guides/preflight.md": 1,
     "docs/guides/watching-a-run.md": 2,
 }
 
