@@ -6,12 +6,13 @@ import keras
 import tensorflow as tf
 
 from tftpu.models.kernels import internals
+from tftpu.models.tensors import Tensor
 from tftpu.tpu import target
 
 
 def recomputed(
-    part: Callable[[tf.Tensor], tf.Tensor], variables: list[keras.Variable], x: tf.Tensor
-) -> tf.Tensor:
+    part: Callable[[Tensor], Tensor], variables: list[keras.Variable], x: Tensor
+) -> Tensor:
     """Returns `part(x)`, of which only x is kept for the backward pass (Chen et al. 2016).
 
     Follows https://arxiv.org/abs/1604.06174. Numbers do not change: random layers draw the same
@@ -54,7 +55,7 @@ def recomputed(
     return y
 
 
-def _after(x: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
+def _after(x: Tensor, upstream: Tensor) -> list[Tensor]:
     """Returns both unchanged, but makes whatever uses them wait for `upstream`.
 
     Otherwise a compiler would notice that the same is computed twice, and keep the first result.

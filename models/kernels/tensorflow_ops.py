@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.models.kernels import internals
-from tftpu.models.tensors import ops
+from tftpu.models.tensors import Tensor, ops
 from tftpu.tpu import target
 
 _INSTALL = (
@@ -23,13 +23,13 @@ _custom_gradient: Any = tf.custom_gradient
 
 
 def flash_attention(
-    query: tf.Tensor,
-    key: tf.Tensor,
-    value: tf.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     causal: bool,
-    segment_ids: tf.Tensor | None,
-    mask: tf.Tensor | None,
-) -> tf.Tensor:
+    segment_ids: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
     """Computes `tftpu.models.layers.attention.attention` by the kernel `flash`.
 
     Args: as for `attention`, with a scaled query and static shapes.
@@ -85,8 +85,8 @@ def takes_whole(x: Any, heads: int) -> bool:
 
 
 def whole_attention(
-    product: tf.Tensor, bias: Any, heads: int, segment_ids: tf.Tensor | None = None
-) -> tf.Tensor:
+    product: Tensor, bias: Any, heads: int, segment_ids: Tensor | None = None
+) -> Tensor:
     """Computes self-attention over short sequences, from the projection to queries, keys, values.
 
     Args:
@@ -121,8 +121,8 @@ def whole_attention(
 
 
 def _segments(
-    batch: int, time: int, segment_ids: tf.Tensor | None, mask: tf.Tensor | None, padding: int
-) -> list[tf.Tensor]:
+    batch: int, time: int, segment_ids: Tensor | None, mask: Tensor | None, padding: int
+) -> list[Tensor]:
     """Returns segments of queries and of keys, (batch, time) int32; [] if all keys are seen."""
     if segment_ids is None and mask is None and not padding:
         return []
@@ -137,7 +137,7 @@ def _segments(
 
 
 def _with_gradient(
-    forward: Callable, backward: Callable, segments: list[tf.Tensor], head_dim: int
+    forward: Callable, backward: Callable, segments: list[Tensor], head_dim: int
 ) -> Callable:
     """Joins the kernels of the forward and of the backward pass."""
 
