@@ -17,6 +17,7 @@ from absl import flags
 from tftpu.config import Experiment
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import config_flags, failures
+from tftpu.observe import logs
 from tftpu.runtime.preemption import PREEMPTED
 from tftpu.version import __version__
 
@@ -113,7 +114,7 @@ COMMANDS = {
     "plot": Command(
         "draw the curves of runs into one picture",
         "commands.plot",
-        ("output",),
+        ("output", "metrics", "log"),
         tensorflow=False,
         argument="workdirs",
         several=True,
@@ -193,6 +194,8 @@ def _define(values: flags.FlagValues, command: Command) -> None:
     )
     if command.module == "commands.plot":
         flags.DEFINE_string("output", "curves.png", "the picture: .png, .svg or .pdf", **define)
+        flags.DEFINE_string("metrics", "", "metrics to draw, as loss,accuracy; all", **define)
+        flags.DEFINE_boolean("log", False, "logarithmic axes where values are positive", **define)
     elif command.module == "commands.data_show":
         sheet = "the picture, a .png; CONFIG_examples.png if not given"
         flags.DEFINE_string("output", None, sheet, **define)
@@ -233,6 +236,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
+    logs.set_up()
     try:
         if not arguments or arguments[0] in ("help", "-h", "--help", "-help", "--helpfull"):
             print(usage())

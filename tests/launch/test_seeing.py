@@ -116,11 +116,74 @@ def test_what_is_not_there_is_one_sentence(arguments, sentence, capsys):
 
 def test_the_curves_are_those_of_the_metrics_file(run):
     found = plot.curves(str(run))
-    steps, values = found["loss", "train"]
+    steps, values = found.curves["loss", "train"]
     assert steps == [10, 20, 30, 40, 50, 60]
     written = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert values == [line["loss"] for line in written if line["split"] == "train"]
-    assert found["loss", "eval"][0] == [30, 60]
+    assert found.curves["loss", "eval"].steps == [30, 60]
+    best = json.loads((run / "checkpoints/best").read_text())
+    assert found.best._asdict() == best
+    assert found.curves["loss", "eval"].values[found.curves["loss", "eval"].steps.index(
+        found.best.step)] == best["value"]  # fmt: skip
+
+
+def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
+    """The panels of a picture by their titles."""
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    found = {str(run): plot.curves(str(run)) for run in runs}
+    plot.draw(found, plot.panels(found, metrics), str(tmp_path / "curves.svg"), log)
+    monkeypatch.undo()
+    pyplot.close(figures[0])
+    return {axis.get_title(): axis for axis in figures[0].axes}
+
+
+def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
+    run, starved, monkeypatch, tmp_path
+):
+    panels = shown([run, starved], "", monkeypatch, tmp_path)
+    assert list(panels)[:4] == ["loss", "accuracy", "learning_rate", "examples_per_sec"]
+    assert all(axis.get_lines() for axis in panels.values())
+    lines = {line.get_label(): line for line in panels["loss"].get_lines()}
+    train, evaluation = lines[f"{run} (train)"], lines[f"{run} (eval)"]
+    assert train.get_color() == evaluation.get_color() != lines[f"{starved} (train)"].get_color()
+    assert (train.get_linestyle(), evaluation.get_linestyle()) == ("-", "--")
+    assert lines[f"{run} (best checkpoint)"].get_marker() == "*"
+    assert panels["examples_per_sec"].get_ylim()[0] == 0
+    assert panels["loss"].get_ylim()[0] > 0
+
+
+def test_the_wanted_metrics_are_drawn_in_their_order_and_on_logarithmic_axes(
+    run, monkeypatch, tmp_path
+):
+    panels = shown([run], "grad_norm, loss,examples_per_sec", monkeypatch, tmp_path, log=True)
+    assert [(name, axis.get_yscale()) for name, axis in panels.items()] == [
+        ("grad_norm", "log"),
+        ("loss", "log"),
+        ("examples_per_sec", "linear"),
+    ]
+    with pytest.raises(UserError, match=r"no run has the metric 'los'.*loss"):
+        plot.panels({"run": plot.curves(str(run))}, "los")
+
+
+def test_a_metric_without_a_finite_value_has_no_panel(tmp_path):
+    lines = [
+        '{"step": 1, "split": "train", "loss": 1.0, "norm": NaN}',
+        '{"step": 2, "split": "train", "loss": Infinity, "norm": NaN}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = plot.curves(str(tmp_path))
+    assert plot.panels({"run": found}, "") == ["loss"]
+    assert found.curves["loss", "train"] == ([1], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [1]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])]
+)
+def test_panels_fill_their_rows(count, rows):
+    assert plot._rows(count) == rows
 
 
 def test_a_picture_of_two_runs_is_written(run, starved, tmp_path, capsys):
