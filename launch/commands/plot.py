@@ -175,15 +175,7 @@ def _draw_run(axis: Any, name: str, label: str, found: Curves, colour: Any) -> N
             markerfacecolor=colour,
             markeredgecolor="black",
             zorder=5,
-            label=f"{label} (best checkpoint)",
-        )
-        axis.annotate(
-            f"{format_number(best.value)} at {best.step}",
-            (best.step, best.value),
-            xytext=(-8, 10),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
+            label=f"{label} (best: {format_number(best.value)} at step {best.step})",
         )
 
 
@@ -192,7 +184,6 @@ def _finish(axis: Any, name: str, log: bool) -> None:
     axis.set_title(name)
     axis.set_xlabel("step")
     axis.grid(alpha=0.3)
-    axis.margins(y=0.12)  # room for the best checkpoint's label
     if name == THROUGHPUT:
         axis.set_ylim(bottom=0)
     elif log and all(min(line.get_ydata()) > 0 for line in axis.get_lines()):

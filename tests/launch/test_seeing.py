@@ -150,7 +150,8 @@ def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
     train, evaluation = lines[f"{run} (train)"], lines[f"{run} (eval)"]
     assert train.get_color() == evaluation.get_color() != lines[f"{starved} (train)"].get_color()
     assert (train.get_linestyle(), evaluation.get_linestyle()) == ("-", "--")
-    assert lines[f"{run} (best checkpoint)"].get_marker() == "*"
+    (star,) = (lines[label] for label in lines if label.startswith(f"{run} (best: "))
+    assert star.get_marker() == "*"
     assert panels["examples_per_sec"].get_ylim()[0] == 0
     assert panels["loss"].get_ylim()[0] > 0
 

@@ -16,8 +16,8 @@ class Hosts:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        self.index, self.count = task() if several else Task()
-        self.chief = self.index == 0
+        place = task() if several else Task()
+        self.index, self.count, self.chief = place.index, place.count, place.chief
         self._strategy = strategy
         replicas = strategy.num_replicas_in_sync // self.count
 
