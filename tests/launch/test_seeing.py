@@ -23,7 +23,7 @@ from tftpu.storage import files
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of 60 steps, of which five were profiled."""
+    """A finished run of 60 steps, five of them profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "fast"
     trainer = tftpu.Trainer(
         compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45", verbose=False
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory):
-    """A run whose input takes 20 ms a batch, of which 20 steps were profiled."""
+    """A run whose input takes 20 ms a batch, with a profile of 20 steps."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
     trainer = tftpu.Trainer(compiled(), workdir, log_every=5, profile="10:30", verbose=False)
     trainer.fit(data().cache().repeat().map(slowly), 40)
@@ -106,7 +106,7 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
         (["profile", "a", "b", "c"], "compares two runs"),
     ],
 )
-def test_what_is_not_there_is_one_sentence(arguments, sentence, capsys):
+def test_missing_files_are_reported_as_the_users_mistake(arguments, sentence, capsys):
     assert command_line.main(arguments) == 2
     assert sentence in capsys.readouterr().err
 
@@ -247,7 +247,7 @@ def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
 
 
 @pytest.mark.parametrize("trace", [None, b"cut off"])
-def test_a_profile_that_was_cut_off_is_a_sentence(trace, tmp_path):
+def test_an_incomplete_profile_fails_with_a_clear_error(trace, tmp_path):
     folder = tmp_path / "plugins" / "profile" / "2026_01_01"
     folder.mkdir(parents=True)
     if trace:
