@@ -27,6 +27,7 @@ from typing import Any
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch.options import HELP, Flag, Options, flags_of, parse, takes_config
+from tftpu.observe import logs
 from tftpu.version import __version__
 
 DONE = 0
@@ -64,7 +65,7 @@ class Command:
 
     @property
     def takes_config(self) -> bool:
-        """Whether `--config.GROUP.FIELD=VALUE` is allowed."""
+        """True if `--config.GROUP.FIELD=VALUE` is allowed."""
         return takes_config(self.options)
 
     @property
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    logs.set_up()
     try:
         _dispatch(list(arguments))
         return DONE

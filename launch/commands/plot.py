@@ -7,41 +7,77 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import os
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.options import argument, flag
+from tftpu.observe.writers import THROUGHPUT, format_number
 from tftpu.storage import files
 
-# Shown first, in this order; then the others by name.
-_FIRST = ("loss", "accuracy", "learning_rate", "examples_per_sec")
+# Drawn first, in this order, before the others by name.
+_FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
 _COLUMNS = 3
-_POINTS = 30  # fewer are marked one by one
+_POINTS = 30  # curves with fewer points are drawn with markers
+_SPLITS = ("train", "eval")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which runs to draw, and where to."""
+    """Runs to draw, and the picture to write."""
 
     workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run, local or gs://")
     output: str = flag("curves.png", "picture to write: .png, .svg or .pdf", metavar="FILE")
+    metrics: str = flag(
+        "", "metrics to draw, such as loss,accuracy", metavar="NAME,...", shown="all"
+    )
+    log: bool = flag(False, "draw logarithmic axes where all values are positive")
+
+
+class Curve(NamedTuple):
+    """The values of one metric over the steps."""
+
+    steps: list[int]
+    values: list[float]
+
+
+class Best(NamedTuple):
+    """The checkpoint that is marked as the best: its step, and the evaluation's metric there."""
+
+    step: int
+    metric: str
+    value: float
+
+
+@dataclasses.dataclass
+class Curves:
+    """The curves of a run, by metric and split, and its best checkpoint."""
+
+    curves: dict[tuple[str, str], Curve] = dataclasses.field(default_factory=dict)
+    best: Best | None = None
 
 
 def run(options: Options) -> None:
-    """Draws each metric of `metrics.jsonl` over the steps: training solid, evaluation dashed."""
+    """Draws each metric of `metrics.jsonl` over the steps, and prints the picture's path.
+
+    Raises:
+        UserError: there is nothing to draw, or the picture cannot be written.
+    """
     workdirs, output = list(options.workdirs), options.output
+    metrics, log = options.metrics, options.log
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("tftpu plot needs matplotlib: run `pip install 'tftpu[plot]'`.")
     if not output.endswith((".png", ".svg", ".pdf")):
-        raise UserError(f"--output={output}: write a file that ends in .png, .svg or .pdf.")
+        raise UserError(f"--output={output}: the file must end in .png, .svg or .pdf.")
     runs = {name: curves(workdir) for name, workdir in zip(names(workdirs), workdirs)}
-    draw(runs, output)
+    draw(runs, panels(runs, metrics), output, log)
     print(f"{len(runs)} run(s) in {output}")
 
 
-def names(workdirs: list[str]) -> list[str]:
-    """What to call each run: its folder's name, or the whole path where that is not unique."""
+def names(workdirs: Sequence[str]) -> list[str]:
+    """Returns a label for each run: its folder's name, or the whole path if that is ambiguous."""
     short = [os.path.basename(os.path.normpath(workdir)) for workdir in workdirs]
     if len(set(short)) == len(short):
         return short
@@ -50,69 +86,72 @@ def names(workdirs: list[str]) -> list[str]:
     return list(workdirs)
 
 
-def curves(workdir: str) -> dict[tuple[str, str], tuple[list[int], list[float]]]:
-    """Steps and values of each metric and split of a run.
+def curves(workdir: str) -> Curves:
+    """Reads the curves of a run; values that are not finite are left out.
 
     Raises:
         UserError: it has none.
     """
     path = files.join(workdir, "metrics.jsonl")
-    found: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
+    found = Curves(best=_best(workdir))
     if files.exists(path):
         for line in files.read(path).decode().splitlines():
-            with contextlib.suppress(ValueError):  # a line that is being written
+            with contextlib.suppress(ValueError):  # a line that is still being written
                 record = json.loads(line)
                 step, split = record.pop("step"), record.pop("split")
                 record.pop("time", None)
                 for name, value in record.items():
-                    steps, values = found.setdefault((name, split), ([], []))
-                    steps.append(step)
-                    values.append(value)
-    if not found:
-        raise UserError(f"There are no metrics in {workdir!r}: has a run been there?")
+                    if math.isfinite(value):
+                        curve = found.curves.setdefault((name, split), Curve([], []))
+                        curve.steps.append(step)
+                        curve.values.append(value)
+    if not found.curves:
+        raise UserError(f"There are no metrics in {workdir!r}: has a run been started there?")
     return found
 
 
-def draw(runs: dict[str, Any], output: str) -> None:
+def panels(runs: Mapping[str, Curves], metrics: str) -> list[str]:
+    """Returns the metrics to draw, in order: the wanted ones, or all that some run has.
+
+    Raises:
+        UserError: no run has one of the wanted metrics.
+    """
+    known = {name for found in runs.values() for name, _ in found.curves}
+    wanted = [name.strip() for name in metrics.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise UserError(f"--metrics: no run has the metric {name!r}.{hint}")
+    if wanted:
+        return list(dict.fromkeys(wanted))
+    first = [name for name in _FIRST if name in known]
+    return first + sorted(known - set(first))
+
+
+def draw(runs: Mapping[str, Curves], metrics: Sequence[str], output: str, log: bool) -> None:
     """Writes the picture: a panel for each metric, a colour for each run."""
     import matplotlib
 
-    matplotlib.use("Agg")  # draws where there is no screen
+    matplotlib.use("Agg")  # needs no screen
     from matplotlib import pyplot
 
-    metrics = {name for found in runs.values() for name, _ in found}
-    order = [name for name in _FIRST if name in metrics]
-    order += sorted(metrics - set(order))
-    rows = -(-len(order) // _COLUMNS)
-    columns = min(_COLUMNS, len(order))
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(5.2 * columns, 3.6 * rows), squeeze=False, layout="constrained"
-    )
+    rows = _rows(len(metrics))
+    width, height = 5.2 * max(rows), 3.6 * len(rows)
+    figure = pyplot.figure(figsize=(width, height), layout="constrained")
     colours = pyplot.get_cmap("tab10" if len(runs) <= 10 else "tab20")
-    for axis, name in zip(axes.flat, order):
-        for index, (label, found) in enumerate(runs.items()):
-            for split, style in (("train", "-"), ("eval", "--")):
-                if (name, split) in found:
-                    steps, values = found[name, split]
-                    axis.plot(
-                        steps,
-                        values,
-                        style,
-                        color=colours(index % colours.N),
-                        marker="o" if len(steps) < _POINTS else None,
-                        markersize=3,
-                        label=f"{label} ({split})",
-                    )
-        axis.set_title(name)
-        axis.set_xlabel("step")
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(order) :]:
-        axis.axis("off")
-    handles = {
-        label: handle
-        for axis in axes.flat
-        for handle, label in zip(*axis.get_legend_handles_labels())
-    }
+    span = math.lcm(*rows)
+    grid = figure.add_gridspec(len(rows), span)
+    left = list(metrics)
+    handles: dict[str, Any] = {}
+    for row, count in enumerate(rows):
+        for column in range(count):
+            each = span // count
+            axis = figure.add_subplot(grid[row, column * each : (column + 1) * each])
+            name = left.pop(0)
+            for index, (label, found) in enumerate(runs.items()):
+                _draw_run(axis, name, label, found, colours(index % colours.N))
+            _finish(axis, name, log)
+            handles |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
     )
@@ -122,3 +161,56 @@ def draw(runs: dict[str, Any], output: str) -> None:
         raise UserError(f"--output={output} cannot be written ({error.strerror}).") from error
     finally:
         pyplot.close(figure)
+
+
+def _draw_run(axis: Any, name: str, label: str, found: Curves, colour: Any) -> None:
+    """Draws training thin and pale, evaluation strong and dashed, and a star at the best."""
+    for split in _SPLITS:
+        curve = found.curves.get((name, split))
+        if curve is None:
+            continue
+        few = len(curve.steps) < _POINTS
+        style: dict[str, Any] = (
+            {"linestyle": "-", "linewidth": 1.2, "alpha": 0.55, "marker": "." if few else None}
+            if split == "train"
+            else {"linestyle": "--", "linewidth": 1.8, "marker": "o" if few else None}
+        )
+        axis.plot(*curve, color=colour, markersize=4, label=f"{label} ({split})", **style)
+    best = found.best
+    if best and best.metric == name and (name, "eval") in found.curves:
+        axis.plot(
+            [best.step],
+            [best.value],
+            linestyle="",
+            marker="*",
+            markersize=15,
+            markerfacecolor=colour,
+            markeredgecolor="black",
+            zorder=5,
+            label=f"{label} (best: {format_number(best.value)} at step {best.step})",
+        )
+
+
+def _finish(axis: Any, name: str, log: bool) -> None:
+    """Sets the axes of a panel."""
+    axis.set_title(name)
+    axis.set_xlabel("step")
+    axis.grid(alpha=0.3)
+    if name == THROUGHPUT:
+        axis.set_ylim(bottom=0)
+    elif log and all(min(line.get_ydata()) > 0 for line in axis.get_lines()):
+        axis.set_yscale("log")
+
+
+def _rows(count: int) -> list[int]:
+    """Returns the number of panels in each row, as equal as possible, so that none is empty."""
+    rows = -(-count // _COLUMNS)
+    return [count // rows + (row < count % rows) for row in range(rows)]
+
+
+def _best(workdir: str) -> Best | None:
+    """Reads which checkpoint is the best; None if none is marked."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record = json.loads(files.read(files.join(workdir, "checkpoints", "best")))
+        return Best(int(record["step"]), str(record["metric"]), float(record["value"]))
+    return None

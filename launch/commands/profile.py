@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from tftpu.errors import UserError
 from tftpu.launch.options import argument
+from tftpu.observe.profiler import INPUT_WAIT
 from tftpu.storage import files
 
 TOP = 10
-INPUT_WAIT = "tftpu_input_wait"  # the event of `tftpu.observe.profiler`, which imports TensorFlow
 
 
 class Op(NamedTuple):
-    """One op of a profile: where it ran, its kind, its name, its own milliseconds a step."""
+    """An op of a profile: "host" or "device", its kind, its name, its own milliseconds a step."""
 
     where: str
     kind: str
@@ -30,14 +30,24 @@ class Op(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What a profile says of its steps."""
+    """A summary of a profile.
+
+    Attributes:
+        path: its folder.
+        device: "CPU", "TPU" and so on.
+        steps: how many it holds.
+        step_ms: median, least and most milliseconds of a step.
+        input_share: the share of the step spent waiting for input.
+        device_share: the share of the step spent on the device; 0 on a CPU, which is also the host.
+        ops: the costliest first.
+    """
 
     path: str
     device: str
     steps: int
-    step_ms: tuple[float, float, float]  # median, least, most
+    step_ms: tuple[float, float, float]
     input_share: float
-    device_share: float  # of the step; 0 on a CPU, which is host and device at once
+    device_share: float
     ops: list[Op]
 
 
@@ -54,12 +64,12 @@ def run(options: Options) -> None:
     if len(workdirs) > 2:
         raise UserError(f"tftpu profile compares two runs, and got {len(workdirs)}.")
     profiles = [read(workdir) for workdir in workdirs]
-    lines = summary(profiles[0]) if len(profiles) == 1 else comparison(*profiles)
+    lines = summary(profiles[0]) if len(profiles) == 1 else comparison(profiles[0], profiles[1])
     print("\n".join(lines))
 
 
 def read(workdir: str) -> Profile:
-    """The newest profile of a workdir.
+    """Reads the newest profile of a workdir.
 
     Raises:
         UserError: there is none, or it holds no step.
@@ -72,7 +82,7 @@ def read(workdir: str) -> Profile:
             "send SIGUSR1 to a running process (kill -USR1 PROCESS)."
         )
     path = files.join(folder, sessions[-1])
-    with tempfile.TemporaryDirectory() as copy:  # xprof writes what it keeps beside the trace
+    with tempfile.TemporaryDirectory() as copy:  # xprof writes cache files beside the trace
         traces = []
         for name in files.names_in(path):
             if name.endswith(".xplane.pb"):
@@ -83,7 +93,7 @@ def read(workdir: str) -> Profile:
 
 
 def summary(profile: Profile) -> list[str]:
-    """The lines that describe one profile."""
+    """Returns lines that describe one profile."""
     median, least, most = profile.step_ms
     lines = [
         f"Profile {profile.path}: {profile.steps} steps on {profile.device}",
@@ -99,7 +109,7 @@ def summary(profile: Profile) -> list[str]:
 
 
 def comparison(one: Profile, two: Profile) -> list[str]:
-    """The lines that say how a second profile differs from a first one."""
+    """Returns lines that compare two profiles."""
     rows = [
         ("step, ms", one.step_ms[0], two.step_ms[0]),
         ("input wait, ms", one.input_share * one.step_ms[0], two.input_share * two.step_ms[0]),
@@ -123,7 +133,7 @@ def comparison(one: Profile, two: Profile) -> list[str]:
 
 
 def bound_by(profile: Profile) -> str:
-    """What the step waits for most."""
+    """Returns what bounds the speed of the step."""
     if profile.input_share > 0.2:
         return "the input pipeline: see tftpu data check"
     if profile.device == "CPU":
@@ -155,9 +165,9 @@ def _profile(path: str, traces: list[str]) -> Profile:
 
 
 def _marked(traces: list[str]) -> tuple[list[float], float]:
-    """Milliseconds of each step by its marker, and those that all of them waited for the input.
+    """Returns the milliseconds of each step by its marker, and their total wait for input.
 
-    (Of a CPU xprof works out no step times.)
+    On a CPU, xprof itself computes no step times.
     """
     times, waited = [], 0.0
     for event in _tool(traces, "trace_viewer")["traceEvents"]:
@@ -170,7 +180,7 @@ def _marked(traces: list[str]) -> tuple[list[float], float]:
 
 
 def _step_times(overview: list[dict]) -> list[float]:
-    """Milliseconds of each step, as the devices' own timelines have them."""
+    """Returns the milliseconds of each step by the timelines of the devices."""
     for table in overview:
         columns = [column["id"] for column in table.get("cols", [])]
         if "stepTimeMs" in columns:
@@ -180,7 +190,7 @@ def _step_times(overview: list[dict]) -> list[float]:
 
 
 def _ops(traces: list[str], steps: int) -> list[Op]:
-    """All ops, the costliest first."""
+    """Returns all ops, the costliest first."""
     table = _tool(traces, "framework_op_stats")[0]
     columns = [column["id"] for column in table["cols"]]
     places = [
@@ -189,7 +199,7 @@ def _ops(traces: list[str], steps: int) -> list[Op]:
     ops = []
     for row in table["rows"]:
         where, kind, name, microseconds = (row["c"][place]["v"] for place in places)
-        if kind not in ("IDLE", "Dataset"):  # the pipeline's threads are no part of the step
+        if kind not in ("IDLE", "Dataset"):  # the threads of the pipeline are not part of the step
             ops.append(Op(where, kind, _short(name), microseconds / 1e3 / steps))
     return sorted(ops, key=lambda op: -op.ms)
 
@@ -202,7 +212,7 @@ def _by_kind(profile: Profile) -> dict[str, float]:
 
 
 def _short(name: str) -> str:
-    """An op's name without the loops and tapes around it."""
+    """Returns an op's name without the loops and tapes around it."""
     outer = ("while", "body", "cond", "gradient_tape")
     return "/".join(p for p in name.split("/") if p not in outer and not p.startswith("_"))
 
@@ -212,18 +222,18 @@ def _tool(traces: list[str], tool: str) -> Any:
 
     with _quiet():
         data, _ = raw_to_tool_data.xspace_to_tool_data(traces, tool, {})
-    if data is None:  # no trace, or none that can be read
+    if data is None:  # no trace, or a damaged one
         names = ", ".join(os.path.basename(trace) for trace in traces) or "no trace"
         raise UserError(
-            f"The newest profile cannot be read (it holds {names}): was the run killed while it "
-            "wrote it? Remove its folder, or profile again."
+            f"The newest profile cannot be read (it holds {names}): was the run killed while "
+            "writing it? Remove its folder, or profile again."
         )
     return json.loads(data)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps what C++ writes to stderr from the terminal."""
+    """Hides what C++ writes to stderr."""
     with open(os.devnull, "w") as nowhere:
         kept = os.dup(2)
         os.dup2(nowhere.fileno(), 2)

@@ -13,22 +13,23 @@ import os
 import time
 from typing import Any
 
+from tftpu.checkpoint import manifest
 from tftpu.errors import UserError
 from tftpu.launch.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
 from tftpu.storage import files
 
-# A run writes its account every 10 s; one in a bucket that did not for so long is not running.
+# Seconds without an update after which a run in a bucket counts as dead; it writes every 10 s.
 _SILENT = 120.0
 _IN_WORDS = {
-    "starting": "starting: nothing was trained yet",
+    "starting": "starting: no step is trained yet",
     "running": "running",
     "finished": "finished",
-    "stopped": "stopped by the user: the same command goes on",
-    "preempted": "preempted: the same command goes on",
+    "stopped": "stopped by the user: the same command resumes it",
+    "preempted": "preempted: the same command resumes it",
     "failed": "ended with an error",
-    "crashed": "crashed, or was killed: the same command goes on",
+    "crashed": "crashed, or was killed: the same command resumes it",
 }
 
 
@@ -50,10 +51,10 @@ def run(options: Options) -> None:
 
 
 def status(workdir: str) -> dict[str, Any]:
-    """What the files of a workdir say: state, step, rate, time left, checkpoint, metrics, time.
+    """Returns the state of a run: step, throughput, time left, checkpoints, metrics and account.
 
     Raises:
-        UserError: no run has ever started there.
+        UserError: no run was ever started there.
     """
     account = goodput.read(workdir)
     if account is None and not files.is_remote(workdir) and _held(workdir):
@@ -81,13 +82,13 @@ def status(workdir: str) -> dict[str, Any]:
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """A status as people read it."""
+    """Formats a status for people."""
     if record["state"] == "starting":
         return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
     ago = console.duration(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
     rows = [("state", _IN_WORDS[record["state"]])]
-    rows.append(("process", f"{record['process']}, last heard of {ago} ago"))
+    rows.append(("process", f"{record['process']}, last update {ago} ago"))
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
     if record.get("examples_per_sec"):
@@ -120,14 +121,14 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def _alive(workdir: str, account: goodput.Record) -> bool:
-    """Whether a process works in the workdir: it holds the lock, or was heard of just now."""
+    """Returns whether a process uses the workdir: it holds the lock, or wrote recently."""
     if files.is_remote(workdir):
         return time.time() - account.updated < _SILENT
     return _held(workdir)
 
 
 def _held(workdir: str) -> bool:
-    """Whether a process holds the lock of a local workdir."""
+    """Returns whether a process holds the lock of a local workdir."""
     with contextlib.suppress(OSError), open(os.path.join(workdir, ".lock")) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -137,24 +138,22 @@ def _held(workdir: str) -> bool:
 
 
 def _checkpoints(workdir: str) -> dict[str, Any]:
-    """The steps of the whole checkpoints, and the best."""
+    """Returns the steps of the complete checkpoints, and the best one."""
     folder = files.join(workdir, "checkpoints")
-    steps = sorted(int(name) for name in files.names_in(folder) if name.isdigit())
-    whole = [s for s in steps if files.exists(files.join(folder, str(s), "manifest.json"))]
     best = None
     with contextlib.suppress(OSError, ValueError):
         best = json.loads(files.read(files.join(folder, "best")))
-    return {"steps": whole, "best": best}
+    return {"steps": manifest.steps(folder), "best": best}
 
 
 def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
-    """The last line of each split in `metrics.jsonl`."""
+    """Returns the last line of each split in `metrics.jsonl`."""
     path = files.join(workdir, "metrics.jsonl")
     last: dict[str, dict[str, float]] = {}
     if not files.exists(path):
         return last
     for line in files.read(path).decode().splitlines():
-        with contextlib.suppress(ValueError):  # a line that is being written
+        with contextlib.suppress(ValueError):  # a line that is still being written
             record = json.loads(line)
             record.pop("time", None)
             last[record.pop("split")] = record

@@ -1,13 +1,13 @@
-"""What training waits for a checkpoint, against TensorFlow's own synchronous one.
+"""Measures how long training waits for a checkpoint, compared with `tf.train.Checkpoint`.
 
     python -m tests.benchmarks.checkpoint_stall                    # 100 million parameters
     python -m tests.benchmarks.checkpoint_stall --parameters=3e6
 
-Both save the same variables, parameters and two slots each, to the same disk, in turns, in one
-process. The stall is the time from the call to the moment that the variables may change again. The
-first save is told apart: the memory of the copy, whose place the later ones use again, is asked for
-when training begins, some seconds before. Memory is the largest resident set of the process until
-the first save is over, less what it was before, in multiples of the state.
+Both save the same variables, parameters and two slots each, to the same disk, alternately, in one
+process. The stall is the time from the call until the variables may change again. The first save is
+reported separately: the memory of the copy, which later saves reuse, is allocated when training
+starts, some seconds earlier. Memory is the growth of the largest resident set until the first save
+is done, in multiples of the state.
 """
 
 import argparse
@@ -23,7 +23,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
 def resident() -> int:
-    """Bytes of memory that the process holds."""
+    """Returns the bytes of memory that the process holds."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,13 +1,13 @@
-"""A small training, killed and stopped again and again: what is lost?
+"""Kills and stops a small training many times, and counts what is lost.
 
     python -m tests.benchmarks.kill                       # 100 by SIGKILL, 100 by SIGTERM
     python -m tests.benchmarks.kill --kills=5 --terms=5
 
-Every run is a process of its own that trains, saves and is ended from outside, then started again
-until it has its steps, and compared with the run that nobody touched: all checkpointed variables to
-the bit, and every line of metrics.jsonl. A third of the SIGKILLs comes at any moment from the start
-on, a third at any moment of the training, a third while a checkpoint is being written. TensorFlow
-is imported once, by the parent, and started by each process after its fork.
+Every run is a separate process that trains, saves and is ended from outside, then started again
+until all steps are done, and compared with an undisturbed run: all checkpointed variables bit for
+bit, and every line of metrics.jsonl. A third of the SIGKILLs come at any moment after the start, a
+third at any moment of the training, a third while a checkpoint is being written. TensorFlow is
+imported once, by the parent, and initialized by each process after its fork.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _GROUPS = ("model", "optimizer", "ema", "step")
 
 
 def train(workdir: Path) -> None:
-    """Trains up to the last step, from wherever the workdir's checkpoints are."""
+    """Trains to the last step, resuming from the workdir's checkpoints."""
     import keras
     import numpy as np
     import tensorflow as tf

@@ -1,12 +1,12 @@
-"""What seeing a run costs: writers, telemetry and the live line, on `digits_resnet`.
+"""Measures the cost of observing a run: writers, telemetry and the live line, on `digits_resnet`.
 
     python -m tests.benchmarks.overhead [turns]
 
-A clock runs while the training thread is in them, and the processor time of their own threads (the
-line is drawn twice a second, the machine looked at every ten) is added: their share of the run.
-Beside it stands what is seen from outside: the same training with all of them (a workdir, a
-terminal) and with none takes turns of one line of the log in one process, and the ratios turn by
-turn hold whatever else they change, within the noise of the machine.
+A clock measures the training thread while it is in them; the processor time of their own threads
+(the line is drawn twice a second, the machine sampled every ten seconds) is added. The second
+measurement is from outside: the same training with all of them (a workdir, a terminal) and with
+none alternates in one process, a line of the log each, and the ratios of these turns include
+everything else they change, within the noise of the machine.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class _Threads:
 
 @contextlib.contextmanager
 def _terminal():
-    """A terminal to write to, 100 columns wide, of which somebody reads what comes."""
+    """Replaces stdout by a terminal of 100 columns whose output is read and dropped."""
     reader, writer = pty.openpty()
 
     def drain() -> None:

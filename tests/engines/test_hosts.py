@@ -163,7 +163,7 @@ def config(**cluster) -> str:
 )
 def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert hosts.task() == expected
+    assert hosts.task() == hosts.Task(*expected)
 
 
 @pytest.mark.parametrize(

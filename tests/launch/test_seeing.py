@@ -23,7 +23,7 @@ from tftpu.storage import files
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of 60 steps, of which five were profiled."""
+    """A finished run of 60 steps, five of them profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "fast"
     trainer = make_trainer(compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45")
     trainer.fit(data().cache().repeat(), 60, validation_data=data(), eval_every=30)
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory):
-    """A run whose input takes 20 ms a batch, of which 20 steps were profiled."""
+    """A run whose input takes 20 ms a batch, with a profile of 20 steps."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
     trainer = make_trainer(compiled(), workdir, log_every=5, profile="10:30")
     trainer.fit(data().cache().repeat().map(slowly), 40)
@@ -104,7 +104,7 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
         (["profile", "a", "b", "c"], "compares two runs"),
     ],
 )
-def test_what_is_not_there_is_one_sentence(arguments, sentence, capsys):
+def test_missing_files_are_reported_as_the_users_mistake(arguments, sentence, capsys):
     assert command_line.main(arguments) == 2
     assert sentence in capsys.readouterr().err
 
@@ -114,11 +114,75 @@ def test_what_is_not_there_is_one_sentence(arguments, sentence, capsys):
 
 def test_the_curves_are_those_of_the_metrics_file(run):
     found = plot.curves(str(run))
-    steps, values = found["loss", "train"]
+    steps, values = found.curves["loss", "train"]
     assert steps == [10, 20, 30, 40, 50, 60]
     written = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert values == [line["loss"] for line in written if line["split"] == "train"]
-    assert found["loss", "eval"][0] == [30, 60]
+    assert found.curves["loss", "eval"].steps == [30, 60]
+    best = json.loads((run / "checkpoints/best").read_text())
+    assert found.best._asdict() == best
+    assert found.curves["loss", "eval"].values[found.curves["loss", "eval"].steps.index(
+        found.best.step)] == best["value"]  # fmt: skip
+
+
+def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
+    """The panels of a picture by their titles."""
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    found = {str(run): plot.curves(str(run)) for run in runs}
+    plot.draw(found, plot.panels(found, metrics), str(tmp_path / "curves.svg"), log)
+    monkeypatch.undo()
+    pyplot.close(figures[0])
+    return {axis.get_title(): axis for axis in figures[0].axes}
+
+
+def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
+    run, starved, monkeypatch, tmp_path
+):
+    panels = shown([run, starved], "", monkeypatch, tmp_path)
+    assert list(panels)[:4] == ["loss", "accuracy", "learning_rate", "examples_per_sec"]
+    assert all(axis.get_lines() for axis in panels.values())
+    lines = {line.get_label(): line for line in panels["loss"].get_lines()}
+    train, evaluation = lines[f"{run} (train)"], lines[f"{run} (eval)"]
+    assert train.get_color() == evaluation.get_color() != lines[f"{starved} (train)"].get_color()
+    assert (train.get_linestyle(), evaluation.get_linestyle()) == ("-", "--")
+    (star,) = (lines[label] for label in lines if label.startswith(f"{run} (best: "))
+    assert star.get_marker() == "*"
+    assert panels["examples_per_sec"].get_ylim()[0] == 0
+    assert panels["loss"].get_ylim()[0] > 0
+
+
+def test_the_wanted_metrics_are_drawn_in_their_order_and_on_logarithmic_axes(
+    run, monkeypatch, tmp_path
+):
+    panels = shown([run], "grad_norm, loss,examples_per_sec", monkeypatch, tmp_path, log=True)
+    assert [(name, axis.get_yscale()) for name, axis in panels.items()] == [
+        ("grad_norm", "log"),
+        ("loss", "log"),
+        ("examples_per_sec", "linear"),
+    ]
+    with pytest.raises(UserError, match=r"no run has the metric 'los'.*loss"):
+        plot.panels({"run": plot.curves(str(run))}, "los")
+
+
+def test_a_metric_without_a_finite_value_has_no_panel(tmp_path):
+    lines = [
+        '{"step": 1, "split": "train", "loss": 1.0, "norm": NaN}',
+        '{"step": 2, "split": "train", "loss": Infinity, "norm": NaN}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = plot.curves(str(tmp_path))
+    assert plot.panels({"run": found}, "") == ["loss"]
+    assert found.curves["loss", "train"] == ([1], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [1]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])]
+)
+def test_panels_fill_their_rows(count, rows):
+    assert plot._rows(count) == rows
 
 
 def test_a_picture_of_two_runs_is_written(run, starved, tmp_path, capsys):
@@ -181,7 +245,7 @@ def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
 
 
 @pytest.mark.parametrize("trace", [None, b"cut off"])
-def test_a_profile_that_was_cut_off_is_a_sentence(trace, tmp_path):
+def test_an_incomplete_profile_fails_with_a_clear_error(trace, tmp_path):
     folder = tmp_path / "plugins" / "profile" / "2026_01_01"
     folder.mkdir(parents=True)
     if trace:

@@ -206,7 +206,7 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
     valid = lambda x, k: tf.nn.conv2d(x, k, 1, "VALID")  # noqa: E731
     assert counted(valid, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 6 * 6 * 16 * 3 * 3 * 3
     padded = lambda x, k: tf.nn.conv2d(x, k, 1, "SAME")  # noqa: E731
-    # Along an axis 8 outputs of 3 taps, of which the first and the last meet the padding.
+    # Along an axis 8 outputs of 3 taps; the first and the last one meet the padding.
     assert counted(padded, (2, 8, 8, 3), (3, 3, 3, 16)) == 2 * 2 * 22 * 22 * 16 * 3
     assert counted(tf.add, (4, 5), (4, 5)) == 0
 

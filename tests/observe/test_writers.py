@@ -217,7 +217,7 @@ def test_a_writer_of_ones_own_is_told_everything(tmp_path):
     assert own.calls == [*expected, ("sample", 10), "close"]
 
 
-def test_a_writer_that_is_not_there_is_a_sentence(tmp_path, monkeypatch):
+def test_a_missing_writer_fails_with_a_clear_error(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'wandb'"):
         make_trainer(compiled(), tmp_path, writers=("wand",))
     monkeypatch.setitem(sys.modules, "mlflow", None)  # what an import of it then raises
@@ -240,7 +240,7 @@ def test_a_writer_that_fails_as_it_said_it_may_does_not_end_the_run(tmp_path, ca
 
 
 @pytest.mark.slow
-def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_later(
+def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
     tmp_path, monkeypatch, caplog
 ):
     import mlflow
@@ -261,7 +261,7 @@ def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_l
 
 
 @pytest.mark.slow
-def test_weights_and_biases_without_a_key_is_a_sentence(tmp_path):
+def test_weights_and_biases_without_a_key_fails_with_a_clear_error(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
     code = "import sys; from tftpu.observe import writers; writers.WandB(sys.argv[1])"
     done = subprocess.run(  # in a process of its own: the package remembers how it was set up
@@ -289,13 +289,13 @@ def fit_with(name: str, workdir, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_mlflow_holds_the_run_and_goes_on_with_it(tmp_path, monkeypatch):
+def test_mlflow_holds_the_run_and_resumes_it(tmp_path, monkeypatch):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     fit_with("mlflow", tmp_path / "run", 10)
-    fit_with("mlflow", tmp_path / "run", 20)  # taken up again
+    fit_with("mlflow", tmp_path / "run", 20)  # resumed
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("tftpu")
     (run,) = client.search_runs([experiment.experiment_id])

@@ -40,7 +40,7 @@ RUN = textwrap.dedent(
     )
     clock = trainer.account.clock
     clock.started_earlier(goodput.process_age() - clock.wall())
-    trainer.fit(data(), 60, validation_data=data(), callbacks=[Watch()])
+    trainer.fit(data(), 60, validation_data=data(), callbacks=[Watch()], verbose=False)
     print("done", flush=True)
     os._exit(0)
     """
@@ -116,7 +116,7 @@ def test_input_wait_is_what_a_slow_pipeline_takes(replicas, tmp_path):
 
 
 def test_a_fast_pipeline_is_not_waited_for(tmp_path):
-    """Batches that lie in memory, and a step of nine million weights."""
+    """Batches in memory, and a step of nine million weights."""
     wide = [keras.layers.Dense(3000, "relu"), keras.layers.Dense(3000, "relu")]
     model = keras.Sequential([*wide, keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

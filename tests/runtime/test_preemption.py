@@ -69,7 +69,7 @@ def test_the_end_of_the_grace_period_is_the_end_of_the_process():
     _, said = process.communicate(timeout=20)
     assert process.returncode == preemption.PREEMPTED
     assert time.monotonic() - began >= 0.5
-    assert "did not end within the 0 s after SIGTERM. The newest is of step 40." in said
+    assert "did not finish within 0 s after SIGTERM. The newest one is of step 40." in said
 
 
 def test_after_ctrl_c_nobody_is_in_a_hurry():
@@ -192,4 +192,4 @@ def test_a_signal_before_the_first_step_is_75_too():
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=20)
     assert process.returncode == preemption.PREEMPTED
-    assert "the same command goes on" in said
+    assert "run the same command again to resume" in said

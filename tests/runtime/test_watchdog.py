@@ -31,7 +31,7 @@ def test_a_hang_ends_the_process_with_the_stacks_and_the_last_step():
         "threading.Thread(target=stuck_reader, daemon=True).start()",
     )
     assert done.returncode == watchdog.HUNG
-    assert "No step was finished for 0 s; the last good one is step 120." in done.stderr
+    assert "no step was finished for 0 s; the last one is step 120." in done.stderr
     assert "stuck_reader" in done.stderr  # every thread
     assert done.stderr.count("most recent call first") >= 3
 

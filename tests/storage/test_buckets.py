@@ -109,7 +109,7 @@ def test_a_body_that_is_always_damaged_is_an_error_and_leaves_no_file(service, t
     assert os.listdir(tmp_path / "down") == []
 
 
-def test_a_broken_upload_goes_on_where_it_broke(service, tmp_path, monkeypatch):
+def test_an_interrupted_upload_continues_where_it_broke(service, tmp_path, monkeypatch):
     monkeypatch.setattr(buckets, "_CHUNK", 4 * MIB)
     paths = local_files(tmp_path, 18 * MIB)
     sent = []
@@ -124,12 +124,12 @@ def test_a_broken_upload_goes_on_where_it_broke(service, tmp_path, monkeypatch):
     monkeypatch.setattr(service, "take_fault", take_fault)
     buckets.upload(paths, FOLDER)
     assert service.content("set/part-0") == paths["part-0"].read_bytes()
-    # Five parts; one sent twice; at most two questions where to go on.
+    # Five parts; one sent twice; at most two requests for the place to continue at.
     assert 6 <= len(sent) <= 8
     assert service.requested("POST", "uploadType=resumable") == 1
 
 
-def test_a_service_that_never_answers_is_a_sentence(service, tmp_path, monkeypatch):
+def test_a_service_that_never_answers_fails_with_a_clear_error(service, tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=1.0, first_wait=0.3))
     service.faults.append(Fault("POST", "upload", 503, times=None))
     with pytest.raises(UserError, match=r"Failed uploading gs://bucket/set/part-0: .*1 s"):
@@ -139,7 +139,7 @@ def test_a_service_that_never_answers_is_a_sentence(service, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("status", "sentence"), [(403, "roles/storage.objectAdmin"), (401, "gcloud auth"), (404, "no")]
 )
-def test_what_the_service_refuses_is_a_sentence(service, tmp_path, status, sentence):
+def test_a_refusal_of_the_service_says_what_to_do(service, tmp_path, status, sentence):
     service.faults.append(Fault("GET", "/o", status, times=None))
     with pytest.raises(UserError, match=sentence):
         buckets.listing(FOLDER)
@@ -183,7 +183,7 @@ def test_a_publication_whose_answer_was_lost_has_succeeded(service):
     assert buckets.read(f"{FOLDER}/dataset.json") == (b"one", generation)
 
 
-def test_a_killed_upload_goes_on_with_what_is_missing(service, tmp_path):
+def test_an_upload_after_a_kill_sends_the_missing_files_only(service, tmp_path):
     paths = local_files(tmp_path, *[3000] * 12)
     code = (
         "import pathlib, sys\nfrom tftpu.storage import buckets\n"

@@ -111,7 +111,7 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
 
 
 def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
-    """Packed text in so many shards."""
+    """Packed text in a number of shards."""
     for number in range(shards):
         (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
     options = ReadOptions(context=50)
@@ -230,7 +230,7 @@ def test_a_keras_model_is_saved_in_a_bucket_and_loaded(service):
     assert np.array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
-def test_a_workdir_in_a_bucket_that_may_not_be_written_is_a_sentence(service, capsys):
+def test_a_workdir_in_a_read_only_bucket_fails_with_a_clear_error(service, capsys):
     """And what is said holds no token."""
     service.faults += [Fault(m, "upload|/o", 403, times=None) for m in ("POST", "PUT", "GET")]
     code = command_line.main(["train", "--config=digits_resnet", f"--workdir=gs://{BUCKET}/no"])
@@ -241,7 +241,7 @@ def test_a_workdir_in_a_bucket_that_may_not_be_written_is_a_sentence(service, ca
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_is_killed_and_goes_on(bucket, service, tmp_path):
+def test_a_killed_run_in_a_bucket_resumes(bucket, service, tmp_path):
     """`tftpu train --workdir=gs://…` in a process of its own, against one that was not killed."""
     _, environment = bucket
 

@@ -1,6 +1,6 @@
-"""Cloud Storage on loopback: an emulator of the real API, what it lacks, and faults on request.
+"""Cloud Storage on loopback: an emulator of the real API, its missing parts, and injected faults.
 
-`serving()` answers Google's own client (STORAGE_EMULATOR_HOST); `gs_proxy.py` puts the same buckets
+`serving()` serves Google's own client (STORAGE_EMULATOR_HOST); `gs_proxy.py` puts the same buckets
 behind TLS for TensorFlow's `gs://`.
 """
 
@@ -24,13 +24,13 @@ BUCKET = "bucket"
 
 @dataclasses.dataclass
 class Fault:
-    """What happens to the next requests that match.
+    """A fault injected into the next matching requests.
 
     Args:
         method, path: a name and a regular expression.
-        what: a status to answer with; "drop": the request is carried out and the connection broken
-            before the answer; "truncate": broken in the middle of the answer; "corrupt": a byte of
-            the answer is another.
+        what: a status to answer with; "drop": executes the request and breaks the connection
+            before the answer; "truncate": breaks it in the middle of the answer; "corrupt": changes
+            a byte of the answer.
         times: how often; None: always.
     """
 
@@ -52,7 +52,7 @@ class FakeStorage:
         self.url = ""
 
     def requested(self, method: str, pattern: str) -> int:
-        """How many requests there were."""
+        """Returns the number of matching requests."""
         return sum(m == method and bool(re.search(pattern, p)) for m, p in list(self.requests))
 
     def names(self) -> set[str]:
@@ -210,7 +210,7 @@ def running(handler: type) -> Iterator[int]:
 
 
 def _incomplete(response, storage, upload_id, fallback_end=0):
-    """A resumable upload of which nothing has arrived has no Range."""
+    """A resumable upload without a stored byte has no Range."""
     response.status = objects.GoogleHTTPStatus.RESUME_INCOMPLETE
     received = storage.get_resumable_byte_count(upload_id)
     if received:

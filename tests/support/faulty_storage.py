@@ -1,4 +1,4 @@
-"""Storage that fails at its nth operation: everything of `tftpu.storage.files` goes through it."""
+"""Storage whose nth operation fails, in place of the real one in `tftpu.storage.files`."""
 
 import contextlib
 import errno
@@ -13,11 +13,11 @@ from tftpu.storage import files
 
 
 class KilledError(BaseException):
-    """The process has ended: nothing that it would have done happens."""
+    """Stands for the end of the process: nothing after it happens."""
 
 
 def like_a_bucket(upload: Callable, path: str, parts) -> None:
-    """Of TensorFlow's file system in memory: it wants folders made, and adds to what is there."""
+    """Makes TensorFlow's in-memory file system create folders and replace files, as buckets do."""
     tf.io.gfile.makedirs(os.path.dirname(path))
     if tf.io.gfile.exists(path):
         tf.io.gfile.remove(path)
@@ -25,13 +25,13 @@ def like_a_bucket(upload: Callable, path: str, parts) -> None:
 
 
 class Storage:
-    """Counts operations and lets some fail.
+    """Counts operations and makes some fail.
 
     Args:
-        fails: the number of the first operation that fails; 0: none does.
-        how: "EIO": that one fails; "ENOSPC": that and every later one that would take space;
-            "EROFS": that and every later one that would change anything; "kill": nothing happens
-            from there on; "torn": the same, and half of what is to be written is.
+        fails: the number of the first operation that fails; 0: none.
+        how: "EIO": only that one fails; "ENOSPC": that and every later one that needs space;
+            "EROFS": that and every later one that changes anything; "kill": nothing happens from
+            there on; "torn": the same, after half of the data is written.
     """
 
     def __init__(self, fails: int = 0, how: str = "EIO"):
@@ -64,13 +64,13 @@ class Storage:
 
     @property
     def reached(self) -> bool:
-        """Whether the operation that fails was come to."""
+        """Whether the failing operation was reached."""
         return 0 < self.fails <= len(self.operations)
 
 
 @contextlib.contextmanager
 def storage(fails: int = 0, how: str = "EIO") -> Iterator[Storage]:
-    """Puts a storage in the place of the real one."""
+    """Replaces the real storage within the block."""
     faulty = Storage(fails, how)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "_operate", faulty)

@@ -1,7 +1,7 @@
-"""TensorFlow's own `gs://` on loopback: a proxy that ends TLS before the emulated storage.
+"""TensorFlow's own `gs://` on loopback: a proxy that terminates TLS for the emulated storage.
 
-TensorFlow's file system has no setting for another address, but it takes a proxy (https_proxy) and
-a certificate authority (CURL_CA_BUNDLE) from the environment.
+TensorFlow's file system has no setting for the address, but it reads a proxy (https_proxy) and a
+certificate authority (CURL_CA_BUNDLE) from the environment.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ TOKEN = "a-token-that-nobody-may-see"
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[tuple[FakeStorage, dict[str, str]]]:
-    """Serves one bucket to TensorFlow and to Google's client; gives the environment to set.
+    """Serves a bucket to TensorFlow and to Google's client; yields it and the environment to set.
 
     Args:
         folder: for the certificates.
@@ -64,7 +64,7 @@ def serving(folder: Path) -> Iterator[tuple[FakeStorage, dict[str, str]]]:
 
 @contextlib.contextmanager
 def in_this_process(environment: dict[str, str]) -> Iterator[None]:
-    """Sets the environment, which TensorFlow looks at with every request."""
+    """Sets environment variables within the block; TensorFlow reads them on every request."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -78,7 +78,7 @@ def in_this_process(environment: dict[str, str]) -> Iterator[None]:
 
 
 def _certificates(folder: Path) -> tuple[Path, Path]:
-    """Files of a certificate authority, and of a server's certificate by it with its key."""
+    """Writes a certificate authority, and a certificate signed by it with its key; returns both."""
     now = datetime.datetime.now(datetime.UTC)
 
     def certificate(name, key, issuer, issuers_key, *extensions):

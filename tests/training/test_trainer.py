@@ -1,4 +1,4 @@
-"""`Trainer`: fit, evaluate and predict against Keras's own; callbacks; losses that are not finite."""
+"""`Trainer`: fit, evaluate and predict against Keras's own; callbacks; non-finite losses."""
 
 import csv
 import json

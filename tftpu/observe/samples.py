@@ -1,4 +1,4 @@
-"""Examples of an evaluation as pictures that people look at: input, label, prediction."""
+"""Pictures of evaluated examples: the input, its label and the prediction."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _STRIP = 26  # pixels of the caption below
 
 
 def are_images(x: Any) -> bool:
-    """Whether a batch of features is one array of images: (batch, height, width, 1 or 3)."""
+    """Returns whether features are a batch of images: (batch, height, width, 1 or 3)."""
     return (
         not keras.tree.is_nested(x)
         and len(x.shape) == 4
@@ -21,12 +21,12 @@ def are_images(x: Any) -> bool:
 
 
 def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
-    """Images with what they are and what the model takes them for, in a strip below.
+    """Draws images with their labels and predictions in a strip below.
 
     Args:
         x: (count, height, width, 1 or 3), of any range.
-        y: (count,) or (count, 1) classes, or (count, classes); other labels are not written.
-        outputs: (count, classes) logits or probabilities; others are not written.
+        y: (count,) or (count, 1) classes, or (count, num_classes); other labels are left out.
+        outputs: (count, num_classes) logits or probabilities; other outputs are left out.
 
     Returns:
         uint8, (count, height, width, 3).
@@ -39,12 +39,14 @@ def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
     grey = np.broadcast_to(grey, (*grey.shape[:3], 3))
     factor = max(1, -(-_SIDE // min(grey.shape[1:3])))
     labels, guesses = classes(y), classes(outputs)
-    if np.shape(outputs)[1:] in ((), (1,)):  # a number is no class
+    if np.shape(outputs)[1:] in ((), (1,)):  # a single number is not a class
         guesses = None
     pictures = []
     for index, pixels in enumerate(grey):
         image = Image.fromarray(np.ascontiguousarray(pixels))
-        image = image.resize((image.width * factor, image.height * factor), Image.NEAREST)
+        image = image.resize(
+            (image.width * factor, image.height * factor), Image.Resampling.NEAREST
+        )
         canvas = Image.new("RGB", (image.width, image.height + _STRIP), "white")
         canvas.paste(image)
         draw = ImageDraw.Draw(canvas)
@@ -59,7 +61,7 @@ def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
 
 
 def classes(values: Any) -> np.ndarray | None:
-    """The class of each example, of labels, one-hot labels or outputs; None: there is none."""
+    """Returns the class of each example by labels, one-hot labels or outputs; None: not classes."""
     if keras.tree.is_nested(values) or values is None:
         return None
     values = np.asarray(values)

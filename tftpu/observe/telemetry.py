@@ -1,4 +1,4 @@
-"""How the machine does while a run goes on: load, memory, disk, network, TPU; and alerts."""
+"""Telemetry of the machine during a run: load, memory, disk, network and TPU; and alerts."""
 
 import contextlib
 import logging
@@ -11,10 +11,12 @@ import psutil
 
 from tftpu.storage import files
 
+_log = logging.getLogger(__name__)
+
 GIB = 2.0**30
 MB = 1e6
 
-# libtpu's names, ours, and how the values of several chips become one.
+# libtpu's name, our name, the unit, and how the values of several chips are reduced.
 _TPU_METRICS = (
     ("duty_cycle_pct", "tpu_duty_cycle_percent", 1.0, "mean"),
     ("tensorcore_util", "tpu_tensorcore_percent", 1.0, "mean"),
@@ -24,13 +26,16 @@ _TPU_METRICS = (
 
 
 class Telemetry:
-    """Takes a sample of the machine every few seconds, in a thread of its own.
+    """Samples the machine every few seconds in a separate thread.
 
     Args:
-        workdir: whose disk is looked at; a remote one has none.
-        beat: called after each sample, from that thread.
+        workdir: its disk is measured, unless it is remote.
+        beat: called after each sample, in the thread.
         every: seconds between two samples.
-        tpu: whether this host has a TPU: without one, asking libtpu hangs for minutes.
+        tpu: whether this host has a TPU; without one, libtpu's monitoring hangs for minutes.
+
+    Attributes:
+        latest: the last sample; each new one replaces it as a whole.
     """
 
     def __init__(
@@ -47,22 +52,23 @@ class Telemetry:
         self._over = threading.Event()
         self._process = psutil.Process()
         self._counters = _counters()
-        psutil.cpu_percent(None)  # the first call has nothing to compare with
-        self._said: set[str] = set()  # what went wrong, once each
-        self.latest: dict[str, float] = {}  # the last sample; replaced whole
+        psutil.cpu_percent(None)  # the first call returns 0: it has no earlier one to compare with
+        self._reported: set[str] = set()  # errors that were logged already
+        self.latest: dict[str, float] = {}
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
 
     def start(self) -> None:
+        """Starts sampling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; it does not wait for a libtpu that does not answer."""
+        """Stops sampling; a libtpu that does not answer is not waited for."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
     def sample(self) -> dict[str, float]:
-        """What the machine does now; rates are means since the last call."""
+        """Returns the current state of the machine; rates are means since the last call."""
         before, self._counters = self._counters, _counters()
         (then, moved_then), (now, moved) = before, self._counters
         memory = psutil.virtual_memory()
@@ -86,19 +92,19 @@ class Telemetry:
             try:
                 self.latest = self.sample()
                 self._beat()
-            except Exception as error:  # a run does not end because nobody could look at it
-                if str(error) not in self._said:
-                    logging.warning("The machine could not be looked at: %s", error)
-                self._said.add(str(error))
+            except Exception as error:  # telemetry must not end a run
+                if str(error) not in self._reported:
+                    _log.warning("Telemetry of this machine failed: %s", error)
+                self._reported.add(str(error))
 
 
 def tpu_sample() -> dict[str, float]:
-    """Duty cycle, TensorCore utilisation and memory of this host's chips, by libtpu's monitoring.
+    """Returns duty cycle, TensorCore utilisation and memory of this host's chips, by libtpu.
 
-    Metrics that this libtpu does not have are left out; all of them where there is no libtpu.
+    Metrics that the installed libtpu lacks are left out; all of them if there is no libtpu.
     """
     try:
-        from libtpu.sdk import tpumonitoring
+        from libtpu.sdk import tpumonitoring  # pyright: ignore[reportMissingImports] (TPU hosts)
     except ImportError:
         return {}
     result = {}
@@ -111,11 +117,11 @@ def tpu_sample() -> dict[str, float]:
 
 
 def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str]:
-    """What a user should know about, in words, by what it is about.
+    """Returns messages about problems that a user should know of, by topic.
 
     Args:
         sample: the last one of the machine; may be empty.
-        seconds: of each part of the run since the last look.
+        seconds: of each part of the run since the last call.
     """
     found = {}
     training = seconds["step"] + seconds["input_wait"]
@@ -127,31 +133,31 @@ def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str
         percent = 100 * seconds["checkpoint_wait"] / whole
         found["checkpoint"] = (
             f"Checkpoint wait is {percent:.0f} % of the time: save less often "
-            "(--config.train.checkpoint_every)."
+            "(TrainOptions.checkpoint_every)."
         )
     if sample.get("memory_percent", 0) > 90:
         found["memory"] = (
             f"The host's memory is {sample['memory_percent']:.0f} % full, this process holds "
-            f"{sample['process_memory_gib']:.1f} GiB: smaller shuffle buffers, and no cache() of "
-            "data that do not fit."
+            f"{sample['process_memory_gib']:.1f} GiB: use smaller shuffle buffers, and do not "
+            "cache() data that does not fit."
         )
     if sample.get("disk_percent", 0) > 95:
         found["disk"] = (
             f"The workdir's disk is {sample['disk_percent']:.0f} % full, "
             f"{sample['disk_free_gib']:.1f} GiB are left: keep fewer checkpoints "
-            "(--config.train.keep) or make room."
+            "(TrainOptions.keep) or free some space."
         )
     used, total = sample.get("tpu_memory_gib", 0), sample.get("tpu_memory_total_gib", 0)
     if total and used > 0.95 * total:
         found["tpu_memory"] = (
             f"The TPU's memory is {100 * used / total:.0f} % full ({used:.1f} of {total:.1f} GiB): "
-            "tftpu preflight says what takes it."
+            "`tftpu preflight` shows what uses it."
         )
     return found
 
 
 def _counters() -> tuple[float, dict[str, float]]:
-    """The time, and the bytes moved since the machine started, of what it counts."""
+    """Returns the time, and the bytes moved since the machine started, by counter."""
     moved = {}
     disk = psutil.disk_io_counters()
     if disk is not None:  # none in some containers

@@ -134,7 +134,7 @@ class Facts:
         step: steps trained.
         steps: steps of the whole run.
         global_batch_size: examples of a step.
-        chips: accelerators, or 1.
+        chips: TPU chips, or devices where there is no TPU.
         eta_seconds: estimated time to the last step.
         examples_per_sec: current throughput on all chips.
         mfu: model FLOPs utilisation, from 0 to 1.

@@ -6,14 +6,15 @@ https://www.tensorflow.org/guide/distributed_training. On a TPU slice one proces
 
 import json
 import os
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tftpu.errors import UserError
 
 _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": 0}}'
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """The place of this process among those that train together.
 
     Attributes:

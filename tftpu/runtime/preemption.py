@@ -1,8 +1,8 @@
-"""Being asked to stop: SIGTERM, Ctrl-C or a maintenance event of Google's cloud.
+"""Notices to stop: SIGTERM, Ctrl-C, or a maintenance event of Google Cloud.
 
-The loop is told, saves and ends. The main thread may sit in a device loop for seconds, where no
-Python runs, so a thread of its own hears the signals, counts the grace period and asks the
-metadata server.
+The training loop sees the notice, saves and stops. The main thread may spend seconds in a device
+loop, where no Python runs, so a separate thread receives the signals, counts the grace period and
+polls the metadata server.
 """
 
 import contextlib
@@ -19,29 +19,35 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-PREEMPTED = 75  # the exit code EX_TEMPFAIL: try again
-POLL_SECONDS = 5.0  # between two questions to the metadata server
+PREEMPTED = 75  # the exit code EX_TEMPFAIL: run the same command again
+POLL_SECONDS = 5.0  # between two requests to the metadata server
 _TIMEOUT = 2.0  # seconds for its answer
+
+_log = logging.getLogger(__name__)
 
 
 class PreemptionNotice:
-    """A context in which being asked to stop is noted in `requested`, for the loop to act on.
+    """A context manager that records a notice to stop in `requested`, for the loop to act on.
 
-    A second signal ends the process at once. So does the end of the grace period, but after a
-    Ctrl-C, where nobody is about to end it from outside. Signals reach the main thread of a
-    process only; elsewhere the context hears of maintenance alone.
+    A second signal ends the process at once. So does the end of the grace period, except after
+    Ctrl-C, where nothing else is about to end the process. Only the main thread receives signals;
+    in other threads, only maintenance events are noticed.
 
     Args:
         grace_seconds: seconds from the notice to the end of the process.
-        saved: gives the step of the newest checkpoint, or None, for the last words.
+        saved: returns the step of the newest checkpoint, or None, for the last message.
+
+    Attributes:
+        requested: the name of the signal, or "a maintenance event"; None: no notice yet.
     """
 
     def __init__(self, grace_seconds: float = 25.0, saved: Callable[[], int | None] = lambda: None):
-        self.requested: str | None = None  # the name of the signal, or "a maintenance event"
+        self.requested: str | None = None
         self._grace = grace_seconds
         self._saved = saved
-        self._previous = {}
+        self._previous: dict[int, Any] = {}  # signal handlers
         self._deadline: float | None = None
         self._warned = False
 
@@ -49,7 +55,7 @@ class PreemptionNotice:
         self._ours, self._kernels = socket.socketpair()
         self._kernels.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            # The C side of the signal handler writes the number, whatever Python is doing.
+            # The C part of the signal handler writes the number, whatever Python is doing.
             self._previous_descriptor = signal.set_wakeup_fd(
                 self._kernels.fileno(), warn_on_full_buffer=False
             )
@@ -59,29 +65,29 @@ class PreemptionNotice:
         self._thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._previous:
             signal.set_wakeup_fd(self._previous_descriptor)
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
-        self._kernels.close()  # which the thread hears as the end
+        self._kernels.close()  # which ends the thread
         self._thread.join()
         self._ours.close()
 
     def measured(self, steps: int, seconds: float) -> None:
-        """Warns, once, of device loops that do not end within the grace period.
+        """Warns once if device loops are too long to stop and save within the grace period.
 
         Args:
-            steps: of a device loop that compiled nothing.
-            seconds: that it took.
+            steps: in the last device loop, which did not compile.
+            seconds: it took.
         """
-        # Half the time is for the save.
+        # The other half of the time is for saving.
         if self._warned or steps < 2 or seconds < self._grace / 2:
             return
         self._warned = True
-        logging.warning(
-            "A device loop of %s steps takes %.0f s, and a preempted machine has %.0f s to end it "
-            "and to save: set steps_per_loop to %s or less.",
+        _log.warning(
+            "A device loop of %s steps takes %.0f s, but a preempted machine has %.0f s to finish "
+            "it and to save: set steps_per_loop to %s or less.",
             steps,
             seconds,
             self._grace,
@@ -113,36 +119,36 @@ class PreemptionNotice:
     def _note(self, reason: str, number: int = 0) -> None:
         if self.requested is not None:
             if number and not _interactive():
-                _say(f"A second signal, {reason}: ended at once.")
+                _say(f"A second signal, {reason}: exiting at once.")
                 os._exit(128 + number)
             return
         self.requested = reason
         if number != signal.SIGINT and not _interactive():
             self._deadline = time.monotonic() + self._grace
-        _say(f"{reason}: finishing the device loop, then saving. A second signal ends at once.")
+        _say(f"{reason}: finishing the device loop, then saving. A second signal exits at once.")
 
     def _run_out(self) -> None:
         saved = self._saved()
-        kept = "There is no checkpoint." if saved is None else f"The newest is of step {saved}."
+        kept = "There is no checkpoint." if saved is None else f"The newest one is of step {saved}."
         _say(
-            f"The device loop and the last checkpoint did not end within the {self._grace:.0f} s "
-            f"after {self.requested}. {kept} A lower steps_per_loop ends sooner."
+            f"The device loop and the last checkpoint did not finish within {self._grace:.0f} s "
+            f"after {self.requested}. {kept} With a lower steps_per_loop, loops finish sooner."
         )
         os._exit(PREEMPTED)
 
 
 @contextlib.contextmanager
 def exit_on_notice() -> Iterator[None]:
-    """A block around training, in which there is nothing to save: a SIGTERM ends it with 75.
+    """Exits with code 75 on SIGTERM within the block, for code around training that saves nothing.
 
-    So a machine that is preempted while the run starts knows that it is to be run again.
+    A machine that is preempted while a run starts then runs the command again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        _say("SIGTERM, and no step is under way: the same command goes on.")
+        _say("SIGTERM before or after training: run the same command again to resume.")
         os._exit(PREEMPTED)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -153,7 +159,7 @@ def exit_on_notice() -> Iterator[None]:
 
 
 def on_google_cloud() -> bool:
-    """Whether there is a metadata server to ask; GCE_METADATA_HOST names another."""
+    """Returns whether there is a metadata server; GCE_METADATA_HOST may name one."""
     if os.environ.get("GCE_METADATA_HOST"):
         return True
     with contextlib.suppress(OSError):
@@ -162,10 +168,10 @@ def on_google_cloud() -> bool:
 
 
 def maintenance_event() -> str | None:
-    """What the metadata server says is about to happen to this machine; None: nothing."""
+    """Returns the event that the metadata server announces for this machine, or None."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
-    # No answer, none of HTTP, or no text: the thread that asks must live, it hears the signals.
+    # Whatever the server answers, this thread must survive: it receives the signals.
     no_answer = (OSError, http.client.HTTPException, UnicodeDecodeError)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for key, nothing in quiet.items():
@@ -181,7 +187,7 @@ def maintenance_event() -> str | None:
 
 
 def _interactive() -> bool:
-    """In a notebook or a console, whose process is not the run's to end."""
+    """Returns whether this is a notebook or a console, whose process must not be ended."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 

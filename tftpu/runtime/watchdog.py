@@ -1,4 +1,4 @@
-"""A run that hangs: the stacks of all threads, the last good step, and the end of the process."""
+"""Ends a run that hangs, after printing the last step and the stacks of all threads."""
 
 import contextlib
 import faulthandler
@@ -8,23 +8,27 @@ import threading
 import time
 from collections.abc import Iterator
 
-HUNG = 124  # the exit code, as that of timeout(1)
-_GIL_SECONDS = 30.0  # more, where Python cannot run and C has to end the process, with 1
+HUNG = 124  # the exit code, as of timeout(1)
+# Extra seconds after which C ends the process, with exit code 1, if Python itself cannot run.
+_GIL_SECONDS = 30.0
 
 
 class Watchdog:
-    """A context that ends the process when no step is finished for some time.
+    """A context manager that ends the process when no step finishes for some time.
 
-    It starts to count at the first `beat`, so that the first step may compile as long as it needs
-    to; what compiles later is run within `paused`.
+    It starts at the first `beat`, so that the first step may compile for any time; later compiling
+    is wrapped in `paused`.
 
     Args:
-        seconds: without a beat; more than an evaluation and a checkpoint take. None: never.
+        seconds: without a beat; longer than an evaluation and a checkpoint take. None: never.
     """
 
     def __init__(self, seconds: float | None):
-        self._seconds = seconds
-        self._last: float | None = None  # monotonic; None: not counting
+        # None also without the process's own stderr, which the stacks are written to.
+        self._stderr = sys.__stderr__
+        self._seconds = seconds if self._stderr is not None else None
+        self._thread: threading.Thread | None = None
+        self._last: float | None = None  # monotonic; None: paused
         self._step = 0
         self._over = threading.Event()
 
@@ -32,27 +36,30 @@ class Watchdog:
         self._last = None
         self._over.clear()
         if self._seconds is not None:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread = threading.Thread(
+                target=self._watch, args=(self._seconds,), name="watchdog", daemon=True
+            )
             self._thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._seconds is not None:
+        if self._thread is not None:
             faulthandler.cancel_dump_traceback_later()
             self._thread.join()
+            self._thread = None
 
     def beat(self, step: int) -> None:
-        """A step is done."""
+        """Records that the steps up to this one are done."""
         self._step, self._last = step, time.monotonic()
-        if self._seconds is not None:
+        if self._seconds is not None and self._stderr is not None:
             faulthandler.dump_traceback_later(
-                self._seconds + _GIL_SECONDS, exit=True, file=sys.__stderr__
+                self._seconds + _GIL_SECONDS, exit=True, file=self._stderr
             )
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A block that may take as long as it likes."""
+        """Pauses the watchdog within the block, which may take any time."""
         if self._last is None:
             yield
             return
@@ -62,18 +69,19 @@ class Watchdog:
         yield
         self.beat(self._step)
 
-    def _watch(self) -> None:
-        while not self._over.wait(min(self._seconds / 4, 5.0)):
+    def _watch(self, seconds: float) -> None:
+        while not self._over.wait(min(seconds / 4, 5.0)):
             last = self._last
-            if last is not None and time.monotonic() - last > self._seconds:
-                self._bark()
+            if last is not None and time.monotonic() - last > seconds:
+                self._end_process(seconds)
 
-    def _bark(self) -> None:
+    def _end_process(self, seconds: float) -> None:
         print(
-            f"tftpu: No step was finished for {self._seconds:.0f} s; the last good one is step "
-            f"{self._step}. Where every thread is:",
-            file=sys.__stderr__,
+            f"tftpu: no step was finished for {seconds:.0f} s; the last one is step {self._step}. "
+            "Stacks of all threads:",
+            file=self._stderr,
             flush=True,
         )
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        if self._stderr is not None:
+            faulthandler.dump_traceback(self._stderr, all_threads=True)
         os._exit(HUNG)

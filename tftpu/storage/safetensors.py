@@ -1,15 +1,14 @@
-"""Reads and writes named arrays in the safetensors format, piece by piece.
+"""Named arrays in one file in the safetensors format, written in pieces.
 
-The safetensors package builds the whole file in memory before writing it, a second copy of the
-model, and its NumPy functions do not support bfloat16. A file consists of a length (8 bytes,
-little-endian), a JSON header of that length with names, dtypes, shapes and offsets, and the arrays
-end to end: https://huggingface.co/docs/safetensors.
+The safetensors package builds a whole file in memory before writing it, a second copy of the model,
+and its NumPy interface lacks bfloat16. The format is a length (8 bytes, little-endian), a JSON
+header of that length with names, dtypes, shapes and offsets, and the arrays without gaps:
+https://huggingface.co/docs/safetensors.
 """
 
 import json
 import mmap
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import ml_dtypes
 import numpy as np
@@ -27,14 +26,14 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 class TensorFile:
-    """The content of a safetensors file, an iterable of pieces of bytes.
+    """The content of a file of named arrays, as an iterable of pieces of bytes.
 
     Args:
-        arrays: contiguous arrays of a floating, integer or Boolean dtype, by name.
-        metadata: texts to store in the header, by name.
+        arrays: contiguous, of a floating, integer or Boolean dtype.
+        metadata: texts by name, stored in the header.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None):
+    def __init__(self, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None):
         self._arrays = arrays
         self._metadata = metadata
 
@@ -43,14 +42,16 @@ class TensorFile:
         for array in self._arrays.values():
             data = array.reshape(-1).view(np.uint8)
             for start in range(0, len(data), PIECE):
-                pending += memoryview(data[start : start + PIECE])
+                pending += data[start : start + PIECE].data
                 if len(pending) >= PIECE:
                     yield bytes(pending)
                     pending.clear()
         yield bytes(pending)
 
     def _header(self) -> bytes:
-        entries: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
+        entries: dict[str, object] = {}
+        if self._metadata:
+            entries["__metadata__"] = dict(self._metadata)
         place = 0
         for name, array in self._arrays.items():
             end = place + array.nbytes
@@ -61,15 +62,15 @@ class TensorFile:
             }
             place = end
         header = json.dumps(entries).encode()
-        header += b" " * (-len(header) % 8)  # arrays start at a multiple of 8
+        header += b" " * (-len(header) % 8)  # the arrays begin at a multiple of 8
         return len(header).to_bytes(8, "little") + header
 
 
 def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
-    """Returns the arrays of a safetensors file, by name, as read-only views of its bytes.
+    """Returns the arrays of a file by name, as read-only views of its bytes.
 
     Raises:
-        ValueError: the data are not a safetensors file, or have an unsupported dtype.
+        ValueError: the data is not in this format.
     """
     start = 8 + int.from_bytes(data[:8], "little")
     arrays = {}
@@ -80,6 +81,6 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
         flat = np.frombuffer(data, np.uint8, last - first, start + first)
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise ValueError(f"{name} has the unsupported dtype {entry['dtype']}")
+            raise ValueError(f"{name} has the unknown dtype {entry['dtype']}")
         arrays[name] = flat.view(dtype).reshape(entry["shape"])
     return arrays
