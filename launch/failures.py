@@ -163,7 +163,7 @@ FAILURES = (
     ),
     Failure(
         "norm-batch",
-        r"norm_batch=\d+ does not divide the batch of \w+ examples that layer '[^']+' was given",
+        r"norm_batch=\d+ does not divide the batch of \w+ examples given to layer '[^']+'",
         "A layer with batch statistics over fixed groups got a batch that is no multiple of the "
         "group.",
         "Make the global batch a multiple of norm_batch x replicas x microbatches.",
