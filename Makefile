@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity exhaustive test-matrix lint types format clean
+.PHONY: train test test-all test-slow test-parity exhaustive test-matrix lint types format docs \
+	pictures clean
 
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
@@ -20,7 +21,7 @@ test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
 # Everything that CI runs, in under half an hour on two cores.
-test-all: test test-slow test-parity
+test-all: docs test test-slow test-parity
 
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow $(TWO)
@@ -57,6 +58,14 @@ types: $(VENV)/.dev
 	cp -r models input_pipelines launch build/types/tftpu
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The documentation in `site/`, built without a network; a broken link or reference is an error.
+docs: $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.docs)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The pictures of README and of the documentation, made anew: trains, and runs the TPU compiler.
+pictures: $(VENV)/.dev
+	$(BIN)/python docs/pictures.py
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -70,6 +79,11 @@ $(VENV)/.dev: setup.py | $(BIN)/python
 	$(BIN)/pip install -q -e '.[cpu,dev]'
 	$(BIN)/pip install -q --no-deps $(KERAS_HUB)
 	touch $@ $(VENV)/.cpu
+
+# Where there is no `.dev`, which holds this as well.
+$(VENV)/.docs: setup.py | $(BIN)/python
+	$(BIN)/pip install -q -e '.[docs]'
+	touch $@
 
 $(VENV)/.parity: $(VENV)/.dev
 	$(BIN)/pip install -q -e '.[parity]'

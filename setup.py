@@ -69,6 +69,8 @@ EXTRAS = {
     "plot": ["matplotlib>=3.8"],
     "text": ["tokenizers>=0.15"],
     "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
+    # `make docs`.
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=0.29"],
 }
 # An index that has a build of this torch for CPUs alone (2.13.0+cpu) gives that, the smaller one.
 EXTRAS["parity"] = ["torch==2.13.0", "transformers>=5.2,<6"]
@@ -76,6 +78,7 @@ EXTRAS["dev"] = [
     *EXTRAS["text"],
     "apache-beam>=2.60",
     *EXTRAS["bigquery"],
+    *EXTRAS["docs"],
     *EXTRAS["gcp"],
     *EXTRAS["preflight"],
     "build",
@@ -99,11 +102,26 @@ EXTRAS["dev"] = [
 setup(
     name="tftpu",
     version=VERSION,
-    description="Train TensorFlow/Keras 3 models on Cloud TPUs: "
-    "one device or eight, the same numbers; know before you pay.",
+    description="Train Keras 3 models on Cloud TPUs: the same numbers on one device or eight, "
+    "and the cost of a run before a TPU is rented.",
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    keywords="keras tensorflow tpu cloud-tpu training deep-learning xla distributed",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11,<3.14",
     packages=packages(),
     package_dir=PACKAGE_DIR,

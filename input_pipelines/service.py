@@ -3,11 +3,11 @@
     python -m tftpu.input_pipelines.service --port=5000 --host=10.0.0.3        # on each of them
     tftpu train ... --config.data.service=grpc://10.0.0.3:5000,grpc://10.0.0.4:5000
 
-Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. Each is a
-service of its own, a dispatcher with one worker, because several workers of one dispatcher give
-their elements in no fixed order. This machine takes one step from each in turn, so the stream is
-that of a run without a service, from any step on. If a machine dies the run stalls or stops; when
-it is back, the same command goes on from the checkpoint.
+Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. Each
+machine is a service of its own, a dispatcher with one worker, because the elements of several
+workers of one dispatcher come in no fixed order. The training machine takes one step from each in
+turn, so the stream is that of a run without a service, from any step on. If a machine dies, the
+run stalls or stops; once it is back, the same command resumes from the checkpoint.
 """
 
 import argparse
@@ -15,29 +15,34 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.tensors import Batch, Tensor
 
-PATIENCE = 30.0  # seconds for machines that start at the same time as this one
+PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
 
-_service = tf.data.experimental.service
+_service: Any = tf.data.experimental.service
 
 
 def distributed(
-    steps: tf.data.Dataset, prepare: Callable, addresses: list[str], step: int
+    steps: tf.data.Dataset,
+    prepare: Callable[[tf.data.Dataset], tf.data.Dataset],
+    addresses: list[str],
+    step: int,
 ) -> tf.data.Dataset:
-    """What `prepare` makes of a dataset of steps, made elsewhere, in order.
+    """Returns `prepare(steps)`, computed by services, in order.
 
     Args:
-        steps: endless, cheap to make.
-        prepare: from such a dataset to one of as many elements, in order.
-        addresses: of the services, as grpc://10.0.0.2:5000.
-        step: the number of the first.
+        steps: an endless dataset that is cheap to make.
+        prepare: maps such a dataset to one with an element for each of its elements, in order.
+        addresses: of the services, such as grpc://10.0.0.2:5000.
+        step: the number of the first element.
 
     Raises:
-        UserError: an address at which nothing listens.
+        UserError: nothing listens at one of the addresses.
     """
     for address in addresses:
         _reach(address)
@@ -45,14 +50,14 @@ def distributed(
     made = []
     for machine, address in enumerate(addresses):
         mine = [part.shard(len(addresses), machine) for part in (numbers, steps)]
-        # A name of its own: a run that goes on must not join, halfway, what it began before.
+        # A unique name: a resumed run must not join a job that it began before it stopped.
         job = _service.distribute(_service.ShardingPolicy.OFF, address, uuid.uuid4().hex)
         made.append(tf.data.Dataset.zip(mine[0], prepare(mine[1])).apply(job))
     turns = tf.data.Dataset.range(len(made)).repeat()
 
-    def checked(expected: tf.Tensor, found: tuple):
+    def checked(expected: Tensor, found: tuple[Tensor, Batch]) -> Batch:
         number, batch = found
-        message = "A tf.data service gave another step than was due: run the same command again."
+        message = "A tf.data service sent the wrong step: run the same command again."
         with tf.control_dependencies([tf.debugging.assert_equal(number, expected, message)]):
             return tf.nest.map_structure(tf.identity, batch)
 
@@ -61,7 +66,7 @@ def distributed(
 
 
 def _reach(address: str) -> None:
-    """Raises `UserError` if nothing listens there: TensorFlow would wait for it without end."""
+    """Raises `UserError` if nothing listens at an address: TensorFlow would wait forever."""
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     end = time.monotonic() + PATIENCE
     while True:
@@ -73,28 +78,33 @@ def _reach(address: str) -> None:
                 raise UserError(
                     f"There is no tf.data service at {address} ({error}): start it there with "
                     f"`python -m tftpu.input_pipelines.service --port={port} --host={host}`, or "
-                    "mend data.service."
+                    "correct data.service."
                 ) from error
         time.sleep(0.5)
 
 
-def serve(port: int = 0, host: str = "localhost") -> tuple:
-    """Starts a service: a dispatcher and its worker, which live as long as they are held.
+def serve(port: int = 0, host: str = "localhost") -> tuple[Any, Any]:
+    """Starts a service.
 
     Args:
-        port: of the dispatcher; 0: one that is free. The worker takes one that is free.
+        port: of the dispatcher; 0: any free one. The worker takes any free one.
         host: the name or address by which the training machine reaches this one.
+
+    Returns:
+        The dispatcher and its worker, which stop when garbage-collected.
     """
     dispatcher = _service.DispatchServer(_service.DispatcherConfig(port))
     own = dispatcher.target.removeprefix("grpc://")
-    # %port% becomes the port that the worker was given.
+    # TensorFlow replaces %port% with the port of the worker.
     config = _service.WorkerConfig(own, worker_address=f"{host}:%port%")
     return dispatcher, _service.WorkerServer(config)
 
 
 def main() -> None:
     """Runs a service until it is stopped."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Prepares the data of a training machine on this one."
+    )
     parser.add_argument("--port", type=int, default=5000)
     parser.add_argument("--host", required=True, help="how the training machine reaches this one")
     flags = parser.parse_args()

@@ -1,60 +1,73 @@
-"""The data sets that a config can name, and their fields. No TensorFlow here."""
+"""The data sets that a config can name, and their options.
+
+Each class describes a data set and names the functions that read it: `training`, `evaluation`,
+`batch_spec`, `class_names`. They are imported when called, so that a config loads without
+TensorFlow. To read data of your own, derive a class from `ReadableData`.
+"""
 
 import dataclasses
-import re
+from typing import TYPE_CHECKING
 
 from tftpu.config import Data
 from tftpu.errors import UserError, did_you_mean
-from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, Feature
+from tftpu.input_pipelines.augment.settings import Augment
+from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
+from tftpu.input_pipelines.reading.streamed import Streamed, one_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tftpu.input_pipelines.pipeline import Pipeline
+    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.tensors import Spec
+
+__all__ = [
+    "Augment",
+    "BigQuery",
+    "Images",
+    "ReadableData",
+    "Records",
+    "Streamed",
+    "StreamedImages",
+    "Synthetic",
+    "Text",
+    "Tokens",
+]
+
+FORMATS = ("tfds", "tfrecord", "folder", "index")
+IMAGE_DTYPES = ("float32", "bfloat16", "uint8")
 
 
 @dataclasses.dataclass
-class Augment:
-    """What is done to training images, and how evaluation cuts them; see `augment.py`."""
+class ReadableData(Data):
+    """A data set that knows how to read itself."""
 
-    crop: bool = True  # a random part, resized; False: the same part as in evaluation
-    min_area: float = 0.08  # of a random crop, as a share of the image's area
-    max_aspect: float = 4 / 3  # of a random crop, its longer side over its shorter one
-    flip: bool = True  # left and right, for half of the images
-    randaugment: int = 0  # operations in a row; 2 is usual
-    magnitude: float = 9.0  # of RandAugment, from 0 to 30
-    jitter: float = 0.0  # brightness, contrast and saturation times 1 - jitter to 1 + jitter
-    hue: float = 0.0  # turned by up to so much of the circle, to 0.5
-    erasing: float = 0.0  # probability that a rectangle is filled with noise
-    mixup: float = 0.0  # alpha of its Beta distribution; 0: no MixUp
-    cutmix: float = 0.0  # the same; with both, each image draws one of them
-    eval_crop: float = 0.875  # side of the central square over the image's shorter side
+    def training(self, seed: int) -> "Training | Pipeline":
+        """Returns the training split, reshuffled each epoch by `seed`."""
+        raise NotImplementedError
 
-    def validate(self) -> None:
-        """Raises `UserError` for a value that makes no sense."""
-        for field, low, high in (
-            ("min_area", 1e-4, 1.0),
-            ("max_aspect", 1.0, 100.0),
-            ("randaugment", 0, 14),
-            ("magnitude", 0.0, 30.0),
-            ("jitter", 0.0, 10.0),
-            ("hue", 0.0, 0.5),
-            ("erasing", 0.0, 1.0),
-            ("mixup", 0.0, 100.0),
-            ("cutmix", 0.0, 100.0),
-            ("eval_crop", 0.01, 1.0),
-        ):
-            value = getattr(self, field)
-            if not low <= value <= high:
-                raise UserError(
-                    f"data.augment.{field} is {value}: it must lie between {low} and {high}."
-                )
+    def evaluation(self) -> "tf.data.Dataset":
+        """Returns the evaluation split, once, in batches of `global_batch_size`."""
+        raise NotImplementedError
+
+    def batch_spec(self, examples: int) -> "Spec":
+        """Returns the shapes and dtypes of a batch, without reading an example."""
+        raise NotImplementedError
+
+    def class_names(self) -> list[str] | None:
+        """Returns the names of the classes by class id, or None if there are none."""
+        return None
 
 
 @dataclasses.dataclass
-class Images(Data):
-    """A TFDS data set of images with a class each."""
+class Images(ReadableData):
+    """A TFDS data set of images with one class each, held in memory."""
 
     image_size: int = 224
     channels: int = 3
     train_split: str = "train"
     eval_split: str = "test"
-    shift: int = 0  # augmentation: moves the image by up to so many pixels, zeros come in
+    shift: int = 0  # augmentation: shifts the image by up to this many pixels, filling with zeros
 
     def validate(self) -> None:
         super().validate()
@@ -64,10 +77,30 @@ class Images(Data):
         if self.shift < 0:
             raise UserError(f"data.shift is {self.shift}: it must be 0 or more.")
 
+    def training(self, seed: int) -> "Training":
+        from tftpu.input_pipelines.datasets import images
+
+        return images.training(self, seed)
+
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import images
+
+        return images.evaluation(self)
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import images
+
+        return images.batch_spec(self, examples)
+
+    def class_names(self) -> list[str] | None:
+        from tftpu.input_pipelines.datasets import images
+
+        return images.class_names(self)
+
 
 @dataclasses.dataclass
-class Text(Data):
-    """A TFDS data set of documents, read as bytes and cut into windows."""
+class Text(ReadableData):
+    """A TFDS data set of documents, read as bytes, cut into windows and held in memory."""
 
     context: int = 128  # bytes of a window
     train_split: str = "train"
@@ -78,58 +111,33 @@ class Text(Data):
         if self.context < 1:
             raise UserError(f"data.context is {self.context}: it must be 1 or more.")
 
+    def training(self, seed: int) -> "Training":
+        from tftpu.input_pipelines.datasets import text
 
-FORMATS = ("tfds", "tfrecord", "folder", "index")
-IMAGE_DTYPES = ("float32", "bfloat16", "uint8")
-ON_BAD_RECORD = ("raise", "skip")
+        return text.training(self, seed)
 
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import text
 
-@dataclasses.dataclass
-class Streamed(Data):
-    """What every data set that is read while it trains has in common; see `pipeline.py`."""
+        return text.evaluation(self)
 
-    shuffle: int = 16_384  # examples that are in memory to be shuffled; files shuffle whole
-    on_bad_record: str = "raise"  # skip: a record that cannot be used gets the weight 0
-    max_bad_records: int = 100  # a run that skips more of them stops
-    service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service.py`
-    cache_dir: str = ""  # local: shards of a bucket are kept there once they were read
-    cache_gb: float = 100.0  # GiB that may lie there
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import text
 
-    def validate(self) -> None:
-        super().validate()
-        for field in ("shuffle", "max_bad_records"):
-            if getattr(self, field) < 1:
-                raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
-        _one_of("data.on_bad_record", self.on_bad_record, ON_BAD_RECORD)
-        if self.cache_gb <= 0:
-            raise UserError(f"data.cache_gb is {self.cache_gb}: it must be above 0.")
-        if self.cache_dir and self.service:
-            raise UserError(
-                "data.cache_dir is of the machine that trains, and data.service reads the data on "
-                "others: use one of the two."
-            )
-        if self.service and not all(
-            re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.service.split(",")
-        ):
-            raise UserError(
-                f"data.service is {self.service!r}: give addresses as grpc://HOST:PORT, with "
-                "commas between them."
-            )
-        if self.service and self.on_bad_record == "skip":
-            raise UserError(
-                "data.on_bad_record=skip counts in the process that trains, and data.service "
-                "prepares the data in others: use one of the two."
-            )
+        return text.batch_spec(self, examples)
 
 
 @dataclasses.dataclass
-class StreamedImages(Streamed):
-    """Images with a class each, too many for memory: read, decoded and augmented while training.
+class StreamedImages(Streamed, ReadableData):
+    """Images with one class each, read, decoded and augmented while training.
 
-    By format, `data_dir` is: of "tfds", where TFDS prepared the data set `name`; of "tfrecord", a
-    folder with a `dataset.json`; of "folder", one with a folder for each split, and in it one for
-    each class; of "index", one with a file SPLIT.csv or SPLIT.jsonl for each split, with the
-    columns image (a path from there) and label.
+    `data_dir` depends on the format:
+
+    - "tfds": the folder where TFDS prepared the data set `name`.
+    - "tfrecord": a folder with a `dataset.json`.
+    - "folder": a folder with a subfolder for each split, and in it one for each class.
+    - "index": a folder with a file SPLIT.csv or SPLIT.jsonl for each split, with the columns image
+      (a path relative to the folder) and label.
     """
 
     format: str = "tfds"
@@ -140,15 +148,15 @@ class StreamedImages(Streamed):
     eval_split: str = "validation"
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
-    image_dtype: str = "float32"  # of what the model is given; uint8: pixels from 0 to 255
-    download: bool = False  # of "tfds": whether TFDS may fetch and prepare what is not there
+    image_dtype: str = "float32"  # of the model's input; uint8: pixels from 0 to 255
+    download: bool = False  # format tfds: TFDS may download and prepare what is missing
 
     def validate(self) -> None:
         super().validate()
-        _one_of("data.format", self.format, FORMATS)
-        _one_of("data.image_dtype", self.image_dtype, IMAGE_DTYPES)
+        one_of("data.format", self.format, FORMATS)
+        one_of("data.image_dtype", self.image_dtype, IMAGE_DTYPES)
         self.augment.validate()
-        for field in ("image_size", "classes"):
+        for field in ("image_size", "num_classes"):
             if getattr(self, field) < 1:
                 raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
         if self.channels not in (1, 3):
@@ -158,7 +166,9 @@ class StreamedImages(Streamed):
                 f"data.image_size is {self.image_size}: space_to_depth needs an even number."
             )
         if self.format == "tfds" and not self.name:
-            raise UserError("data.name is empty: give the name of a TFDS data set, as imagenet2012")
+            raise UserError(
+                "data.name is empty: give the name of a TFDS data set, such as imagenet2012."
+            )
         if self.format != "tfds" and not self.data_dir:
             raise UserError(f"data.data_dir is empty: data.format={self.format} needs a folder.")
         if self.format != "tfrecord" and self.cache_dir:
@@ -166,25 +176,45 @@ class StreamedImages(Streamed):
         if self.format != "tfds" and self.download:
             raise UserError("data.download is for data.format=tfds only.")
 
+    def training(self, seed: int) -> "Pipeline":
+        from tftpu.input_pipelines.datasets import streamed_images
+
+        return streamed_images.training(self, seed)
+
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import streamed_images
+
+        return streamed_images.evaluation(self)
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import streamed_images
+
+        return streamed_images.batch_spec(self, examples)
+
+    def class_names(self) -> list[str] | None:
+        from tftpu.input_pipelines.datasets import streamed_images
+
+        return streamed_images.class_names(self)
+
 
 @dataclasses.dataclass
-class Tokens(Streamed):
+class Tokens(Streamed, ReadableData):
     """Text for a language model: documents as tokens, packed into rows of a fixed length.
 
-    Either `data_dir` is a folder of packed shards, as `tftpu data convert --source=text:...` makes
-    it; or `train_text` and `eval_text` are patterns of text files, or of JSON lines (.jsonl), which
-    are tokenised and packed once, into the cache folder. Attention and loss do not cross documents:
-    the features are {"tokens", "segments", "positions"}.
+    Either `data_dir` is a folder of packed shards, written by `tftpu data convert
+    --source=text:...`; or `train_text` and `eval_text` are patterns of text or JSON-lines files
+    (.jsonl), which are tokenised and packed once, into the cache folder. Attention and loss do not
+    cross documents: the features are {"tokens", "segments", "positions"}.
     """
 
-    context: int = 1024  # tokens that the model reads at once
+    context: int = 1024  # tokens of a row
     train_split: str = "train"
     eval_split: str = "test"
     train_text: str = ""
     eval_text: str = ""
     tokenizer: str | None = None  # a tokenizer.json of Hugging Face; None: the bytes of the text
-    end_of_text: str | None = None  # a token of it, put after every document
-    field: str = "text"  # of JSON lines, what holds the text
+    end_of_text: str | None = None  # a token of its vocabulary, put after every document
+    field: str = "text"  # the field of a JSON line that holds the text
 
     def validate(self) -> None:
         super().validate()
@@ -198,19 +228,51 @@ class Tokens(Streamed):
         if self.train_text and not self.eval_text:
             raise UserError("data.eval_text is empty: give a pattern of text files to evaluate on.")
 
+    def training(self, seed: int) -> "Pipeline":
+        from tftpu.input_pipelines.datasets import packed_tokens
+
+        return packed_tokens.training(self, self._folder(self.train_split), seed)
+
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import packed_tokens
+
+        return packed_tokens.evaluation(self, self._folder(self.eval_split))
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import packed_tokens
+
+        return packed_tokens.batch_spec(self, examples)
+
+    def _folder(self, split: str) -> str:
+        """Returns the folder of packed shards, after packing a split's text if it is new."""
+        if not self.train_text:
+            return self.data_dir or ""
+        from tftpu.input_pipelines.convert import packed_text
+        from tftpu.input_pipelines.convert.readers.reader import ReadOptions
+
+        options = ReadOptions(
+            split=split,
+            tokenizer=self.tokenizer,
+            end_of_text=self.end_of_text,
+            context=self.context,
+            field=self.field,
+        )
+        pattern = self.train_text if split == self.train_split else self.eval_text
+        return packed_text.folder(pattern, options)
+
 
 @dataclasses.dataclass
-class Records(Streamed):
+class Records(Streamed, ReadableData):
     """TFRecord shards of `tf.train.Example`, with any features of static shape.
 
     Args:
-        data_dir: a folder with a `dataset.json`; or one with TFRecord files named SPLIT*, if
-            `spec` says what is in them.
-        spec: a feature each, as "image: image", "x: float32[28,28]", "y: int64 num_classes=10",
-            "tokens: uint16[1025] raw"; see `manifest.Feature`.
-        features: names of what the model takes: one, or several, which it is then given by name.
-        label, weight: names of the label and of the weight of an example; "": none.
-        compression: "" or "GZIP", of files without a `dataset.json`.
+        data_dir: a folder with a `dataset.json`; or, if `spec` describes the records, a folder
+            with TFRecord files named SPLIT*.
+        spec: a line per feature, such as "image: image", "x: float32[28,28]",
+            "y: int64 num_classes=10", "tokens: uint16[1025] raw"; see `manifest.Feature`.
+        features: names of the model's inputs: one, or several, which become a dict.
+        label, weight: names of the label and of the example's weight; "": none.
+        compression: "" or "GZIP", for files without a `dataset.json`.
     """
 
     spec: tuple[str, ...] = ()
@@ -226,21 +288,37 @@ class Records(Streamed):
         if not self.data_dir:
             raise UserError("data.data_dir is empty: give the folder of the TFRecord shards.")
         if not self.features:
-            raise UserError("data.features is empty: name what the model takes.")
-        _one_of("data.compression", self.compression, COMPRESSIONS)
-        spec = features_of(self.spec)
+            raise UserError("data.features is empty: name the model's inputs.")
+        one_of("data.compression", self.compression, COMPRESSIONS)
+        spec = parse_features(self.spec)
         for name in (*self.features, self.label, self.weight) if spec else ():
             if name and name not in spec:
                 raise UserError(f"data.spec has no feature {name!r}.{did_you_mean(name, spec)}")
 
+    def training(self, seed: int) -> "Pipeline":
+        from tftpu.input_pipelines.datasets import record_shards
+
+        return record_shards.training(self, seed)
+
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import record_shards
+
+        return record_shards.evaluation(self)
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import record_shards
+
+        return record_shards.batch_spec(self, examples)
+
 
 @dataclasses.dataclass
-class Synthetic(Data):
-    """Random numbers of any shape, the same for the same seed: to time a step, to try a model.
+class Synthetic(ReadableData):
+    """Random numbers of any shape, the same in every run: to time a step or to try a model.
 
     Args:
-        spec: a feature each, as of `Records`: floats are normal, integers are below `classes`.
-        features, label: as of `Records`.
+        spec: a line per feature, as in `Records`; floats are normal, integers are uniform on
+            [0, num_classes).
+        features, label: as in `Records`.
         examples: of an epoch.
     """
 
@@ -253,28 +331,43 @@ class Synthetic(Data):
         super().validate()
         if self.examples < 1:
             raise UserError(f"data.examples is {self.examples}: it must be 1 or more.")
-        spec = features_of(self.spec)
+        spec = parse_features(self.spec)
         for name in (*self.features, self.label):
             if name not in spec:
                 raise UserError(f"data.spec has no feature {name!r}.{did_you_mean(name, spec)}")
         for name, feature in spec.items():
             if feature.dtype == "string":
-                raise UserError(f"data.spec: {name!r} is a string, which no device takes.")
+                raise UserError(f"data.spec: {name!r} is a string, which no device supports.")
             if feature.dtype != "float32" and not feature.num_classes:
                 raise UserError(
-                    f"data.spec: {name!r} needs num_classes=N, the numbers to draw from."
+                    f"data.spec: {name!r} needs num_classes=N, the range of its random numbers."
                 )
+
+    def training(self, seed: int) -> "Training":
+        from tftpu.input_pipelines.datasets import synthetic
+
+        return synthetic.training(self, seed)
+
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import synthetic
+
+        return synthetic.evaluation(self)
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import synthetic
+
+        return synthetic.batch_spec(self, examples)
 
 
 @dataclasses.dataclass
-class BigQuery(Data):
-    """Rows of BigQuery that fit into memory; `bigquery.py` says what is exact.
+class BigQuery(ReadableData):
+    """Rows of BigQuery, held in memory; see `datasets.bigquery` for what is exact.
 
     Args:
         train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.
-        features: columns that the model takes: one, or several, which it is then given by name.
+        features: columns of the model's inputs: one, or several, which become a dict.
         label: column of the label; "": none.
-        snapshot: the time whose rows are read, as 2026-11-20T12:00:00Z; None: the last change.
+        snapshot: point in time to read, such as 2026-11-20T12:00:00Z; None: the last change.
     """
 
     train_table: str = ""
@@ -289,38 +382,17 @@ class BigQuery(Data):
             if not getattr(self, field):
                 raise UserError(f"data.{field} is empty: name a table or columns of BigQuery.")
 
+    def training(self, seed: int) -> "Training":
+        from tftpu.input_pipelines.datasets import bigquery
 
-def features_of(spec: tuple[str, ...]) -> dict[str, Feature]:
-    """The features that lines as "x: float32[28,28]" tell.
+        return bigquery.training(self, seed)
 
-    Raises:
-        UserError: a line that cannot be understood.
-    """
-    features = {}
-    for line in spec:
-        match = _FEATURE.fullmatch(line.strip())
-        if not match:
-            raise UserError(
-                f"The feature {line!r} cannot be read: write NAME: DTYPE[SIZE,SIZE], and after it "
-                "raw or num_classes=N where they apply, as 'y: int64 num_classes=10'."
-            )
-        name, dtype, shape, more, classes = match.groups()
-        encoding = "image" if dtype == "image" else more or "list"
-        features[name] = Feature(
-            "string" if dtype == "image" else dtype,
-            tuple(int(size) for size in shape.split(",") if size.strip()) if shape else (),
-            encoding,
-            int(classes or 0),
-        )
-        features[name].validate(name)
-    return features
+    def evaluation(self) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import bigquery
 
+        return bigquery.evaluation(self)
 
-_FEATURE = re.compile(
-    r"(\w+)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:num_classes=(\d+))?"
-)
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import bigquery
 
-
-def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{field} is {value!r}, which is not known.{did_you_mean(value, allowed)}")
+        return bigquery.batch_spec(self, examples)

@@ -67,12 +67,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"tftpu.{name}")
-    raise AttributeError(f"module 'tftpu' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        if name in _SUBMODULES:
+            return importlib.import_module(f"tftpu.{name}")
+        raise AttributeError(f"module 'tftpu' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

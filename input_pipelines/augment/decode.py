@@ -1,14 +1,14 @@
-"""From an encoded image, or a decoded one, to uint8 pixels of static shape: decode, crop, resize.
+"""Encoded or decoded images as uint8 pixels of static shape: decode, crop, resize.
 
-Of a JPEG only the rows and blocks that the crop needs are decoded, and where the crop is at least
-twice the size that is wanted, at a half, a quarter or an eighth of its resolution, which is quicker
-and aliases less. Every other image (PNG, BMP, GIF's first frame, a JPEG with bytes after its end)
-is decoded whole. Decoding is exact (accurate integer DCT, smooth chroma), in training as in
-evaluation: it costs nothing that can be measured beside the fast approximations. Only the last
-column of a crop differs from the whole image's, by a little colour, where a JPEG holds colours at
-half the resolution: their neighbour is not decoded.
+For a JPEG, only the rows and blocks that the crop needs are decoded; if the crop is at least twice
+the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
+aliases less. Every other image (PNG, BMP, GIF's first frame, a JPEG with bytes after its end) is
+decoded completely. Decoding is exact (accurate integer DCT, smooth chroma), in training and
+evaluation: the fast approximations save no measurable time. Only the last column of a crop differs
+slightly in colour from the complete image, if a JPEG stores colours at half the resolution: their
+neighbour is not decoded.
 
-Resizing is bilinear with pixel centres at halves, rounded to uint8; it does not filter.
+Resizing is bilinear with pixel centres at halves, rounded to uint8, without a filter.
 """
 
 from collections.abc import Callable
@@ -16,30 +16,31 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tftpu.input_pipelines.augment import draws
+from tftpu.input_pipelines.tensors import Tensor
 
 ATTEMPTS = 10  # to find a random crop that fits into the image
-NUMBERS = 2 * ATTEMPTS + 2  # that a random crop is made of
+NUMBERS = 2 * ATTEMPTS + 2  # random numbers of a crop
 
-Window = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]  # top, left, height, width; int32
+Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
 
 
 def random_window(
-    height: tf.Tensor,
-    width: tf.Tensor,
-    numbers: tf.Tensor,
+    height: Tensor,
+    width: Tensor,
+    numbers: Tensor,
     areas: tuple[float, float] = (0.08, 1.0),
     max_aspect: float = 4 / 3,
 ) -> Window:
-    """The random crop of Inception (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842).
+    """Returns the random crop of Inception (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842).
 
-    Its share of the image's area is uniform on `areas`, the logarithm of its aspect ratio uniform,
-    given that it lies in the image; its place is uniform. Where ten draws in a row do not fit, it
-    is the first of them, cut down to the largest that the aspect ratios allow.
+    Its share of the image's area is uniform on `areas` and the logarithm of its aspect ratio is
+    uniform, given that it fits into the image; its position is uniform. If ten draws do not fit,
+    it is the first of them, reduced to the largest size that the aspect ratios allow.
 
     Args:
         height, width: of the image, int32.
         numbers: (`NUMBERS`,), uniform on [0, 1).
-        areas: least and largest share of the image's area, in (0, 1].
+        areas: smallest and largest share of the image's area, in (0, 1].
         max_aspect: longer side over shorter side of the crop, 1 or more.
     """
     sides = tf.sqrt(draws.between(*areas, numbers[:ATTEMPTS]))
@@ -56,43 +57,43 @@ def random_window(
     return window[0], window[1], window[2], window[3]
 
 
-def central_window(height: tf.Tensor, width: tf.Tensor, share: float) -> Window:
-    """The central square whose side is so much of the image's shorter side."""
+def central_window(height: Tensor, width: Tensor, share: float) -> Window:
+    """Returns the central square whose side is a share of the image's shorter side."""
     side = tf.round(share * tf.cast(tf.minimum(height, width), tf.float32))
     side = tf.maximum(tf.cast(side, tf.int32), 1)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
 def cropped(
-    image: tf.Tensor,
-    window: Callable[[tf.Tensor, tf.Tensor], Window],
+    image: Tensor,
+    window: Callable[[Tensor, Tensor], Window],
     size: int,
     channels: int,
-) -> tf.Tensor:
-    """A part of an image, resized to (size, size, channels), uint8.
+) -> Tensor:
+    """Returns a part of an image, resized to (size, size, channels), uint8.
 
     Args:
         image: encoded, a scalar string; or decoded, (height, width, channels), uint8.
-        window: (height, width of the image) -> the part.
-        size: height and width of what comes out, in pixels.
-        channels: 3, or 1 for grey levels; the other kind is converted.
+        window: (height, width) of the image -> the part.
+        size: height and width of the result, in pixels.
+        channels: of the result: 3, or 1 for grey levels; images are converted.
 
     Raises:
-        tf.errors.InvalidArgumentError: when it runs, for a broken or truncated image.
+        tf.errors.InvalidArgumentError: at run time, for a broken or truncated image.
     """
     if image.dtype != tf.string:
         return resized(_part(of_channels(image, channels), window), size)
 
-    def fused() -> tf.Tensor:
+    def fused() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image)
         top, left, height, width = window(shape[0], shape[1])
         place = tf.stack([top, left, height, width])
         shorter = tf.minimum(height, width)
 
-        def at(ratio: int) -> tf.Tensor:
+        def at(ratio: int) -> Tensor:
             return _decode_part(image, place, ratio, channels)
 
-        def smaller() -> tf.Tensor:
+        def smaller() -> Tensor:
             return tf.cond(
                 shorter < 4 * size,
                 lambda: at(2),
@@ -100,20 +101,20 @@ def cropped(
             )
 
         pixels = tf.cond(shorter < 2 * size, lambda: at(1), smaller)
-        # The same bits come out of float32, sooner than out of uint8; the crop is not large here.
+        # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
         return resized(tf.cast(pixels, tf.float32), size)
 
-    def whole() -> tf.Tensor:
+    def whole() -> Tensor:
         return resized(_part(decoded(image, channels), window), size)
 
-    # A decoder that stops below the crop would not see that the file is cut off.
+    # A decoder that stops below the crop would not notice that the file is truncated.
     ends = tf.equal(tf.strings.substr(image, -2, 2), b"\xff\xd9")
     pixels = tf.cond(_is_jpeg(image) & ends, fused, whole)
     return tf.ensure_shape(pixels, (size, size, channels))
 
 
-def decoded(image: tf.Tensor, channels: int) -> tf.Tensor:
-    """A whole JPEG, PNG, BMP or GIF (its first frame) as (height, width, channels), uint8."""
+def decoded(image: Tensor, channels: int) -> Tensor:
+    """Decodes a JPEG, PNG, BMP or GIF (first frame) to (height, width, channels), uint8."""
     pixels = tf.cond(
         _is_jpeg(image),
         lambda: tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE"),
@@ -122,8 +123,8 @@ def decoded(image: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.ensure_shape(pixels, (None, None, channels))
 
 
-def of_channels(image: tf.Tensor, channels: int) -> tf.Tensor:
-    """A decoded image with 1 or 3 channels."""
+def of_channels(image: Tensor, channels: int) -> Tensor:
+    """Converts a decoded image to 1 or 3 channels."""
     if image.shape[-1] == channels:
         return image
     if channels == 1:
@@ -131,27 +132,27 @@ def of_channels(image: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.image.grayscale_to_rgb(image)
 
 
-def resized(image: tf.Tensor, size: int) -> tf.Tensor:
-    """(height, width, channels), uint8 or as float32 -> (size, size, channels), uint8."""
+def resized(image: Tensor, size: int) -> Tensor:
+    """Resizes (height, width, channels), uint8 or float32, to (size, size, channels), uint8."""
     pixels = tf.raw_ops.ResizeBilinear(
         images=image[None], size=(size, size), half_pixel_centers=True
     )
-    # The sum takes the place of its first term, which a slice of it could not.
+    # The sum reuses the memory of its first term, which a slice of it could not.
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
-def _is_jpeg(image: tf.Tensor) -> tf.Tensor:
+def _is_jpeg(image: Tensor) -> Tensor:
     return tf.equal(tf.strings.substr(image, 0, 3), b"\xff\xd8\xff")
 
 
-def _part(image: tf.Tensor, window: Callable) -> tf.Tensor:
+def _part(image: Tensor, window: Callable[[Tensor, Tensor], Window]) -> Tensor:
     shape = tf.shape(image)
     top, left, height, width = window(shape[0], shape[1])
     return image[top : top + height, left : left + width]
 
 
-def _decode_part(image: tf.Tensor, place: tf.Tensor, ratio: int, channels: int) -> tf.Tensor:
-    """A window of a JPEG, decoded at 1/ratio of its resolution."""
+def _decode_part(image: Tensor, place: Tensor, ratio: int, channels: int) -> Tensor:
+    """Decodes a window of a JPEG at 1/ratio of its resolution."""
     return tf.raw_ops.DecodeAndCropJpeg(
         contents=image,
         crop_window=place // ratio,

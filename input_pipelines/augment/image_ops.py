@@ -1,12 +1,11 @@
-"""What is done to an image between the file and the batch, as `sources.Augment` says.
+"""The augmentation of single images, by the settings in `settings.Augment`.
 
 Training, in this order: a random crop, resized; flip; RandAugment; colours; erasing. Evaluation: a
-central crop. All of it in uint8: a batch has a byte a value, and the model turns it into numbers of
-about unit size on the device. Every random choice is a function of the seed that comes with the
-example, which the run's seed, the epoch and the example make: neither the order of the work nor
-the number of hosts changes it.
+central crop. Everything in uint8, one byte per value; pipelines scale the finished batch. Every
+random choice is a function of the example's seed, which depends on the run's seed, the epoch and
+the example: neither the order of the work nor the number of hosts changes it.
 
-`mix.py` has what mixes examples with one another.
+`mix` has the functions that mix examples with one another.
 """
 
 from collections.abc import Callable
@@ -15,30 +14,33 @@ import tensorflow as tf
 
 from tftpu.input_pipelines.augment import colors, decode, draws
 from tftpu.input_pipelines.augment.randaugment import randaugment
-from tftpu.input_pipelines.sources import Augment
+from tftpu.input_pipelines.augment.settings import Augment
+from tftpu.input_pipelines.tensors import Tensor
+
+Example = dict[str, Tensor]
 
 ERASED = (0.02, 0.4)  # share of the image's area
 ERASED_ASPECT = 1 / 0.3
 
 
-def training(settings: Augment, size: int, channels: int) -> Callable:
-    """A function of one example and its seed, for `tf.data.Dataset.map`.
+def training(settings: Augment, size: int, channels: int) -> Callable[[Example, Tensor], Example]:
+    """Returns the augmentation of a training example, for `tf.data.Dataset.map`.
 
     Args:
-        settings: what is done, and how much.
-        size: height and width of the image that comes out, in pixels.
-        channels: 1 or 3, of the image that comes out.
+        settings: of the augmentation.
+        size: height and width of the resulting image, in pixels.
+        channels: of the resulting image, 1 or 3.
 
     Returns:
         `({"image": ..., ...}, seed (2,) int32) -> {"image": (size, size, channels) uint8, ...}`;
-        the image encoded, a scalar string, or decoded (height, width, channels), uint8.
+        the image is encoded, a scalar string, or decoded, (height, width, channels), uint8.
     """
 
-    def augmented(example: dict, seed: tf.Tensor) -> dict:
-        # One call: beside decoding, what counts is the number of operations.
+    def augmented(example: Example, seed: Tensor) -> Example:
+        # One call: besides decoding, the number of operations determines the time.
         numbers = draws.uniform(seed, decode.NUMBERS + 1, "crop and flip")
 
-        def window(height, width):
+        def window(height: Tensor, width: Tensor) -> decode.Window:
             if not settings.crop:
                 return decode.central_window(height, width, settings.eval_crop)
             areas = settings.min_area, 1.0
@@ -52,11 +54,11 @@ def training(settings: Augment, size: int, channels: int) -> Callable:
     return augmented
 
 
-def evaluation(settings: Augment, size: int, channels: int) -> Callable:
-    """A function of one example, as `training`: nothing is random."""
+def evaluation(settings: Augment, size: int, channels: int) -> Callable[[Example], Example]:
+    """Returns the central crop of an evaluation example; arguments as for `training`."""
 
-    def cropped(example: dict) -> dict:
-        def window(height, width):
+    def cropped(example: Example) -> Example:
+        def window(height: Tensor, width: Tensor) -> decode.Window:
             return decode.central_window(height, width, settings.eval_crop)
 
         return {**example, "image": decode.cropped(example["image"], window, size, channels)}
@@ -64,8 +66,8 @@ def evaluation(settings: Augment, size: int, channels: int) -> Callable:
     return cropped
 
 
-def changed(image: tf.Tensor, seed: tf.Tensor, settings: Augment) -> tf.Tensor:
-    """What is done to the pixels of one image after crop and flip, of static shape, uint8."""
+def changed(image: Tensor, seed: Tensor, settings: Augment) -> Tensor:
+    """Applies the augmentation that follows crop and flip to an image of static shape, uint8."""
     if settings.randaugment:
         image = randaugment(image, seed, settings.randaugment, settings.magnitude)
     if settings.jitter or settings.hue:
@@ -75,25 +77,24 @@ def changed(image: tf.Tensor, seed: tf.Tensor, settings: Augment) -> tf.Tensor:
     return image
 
 
-def flip(image: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Left and right exchanged, for the lower half of the numbers from 0 to 1."""
+def flip(image: Tensor, number: Tensor) -> Tensor:
+    """Mirrors left and right if the number, uniform on [0, 1), is below 0.5."""
     return tf.cond(number < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def erase(image: tf.Tensor, seed: tf.Tensor, probability: float) -> tf.Tensor:
-    """Random erasing (Zhong et al. 2017, https://arxiv.org/abs/1708.04896).
+def erase(image: Tensor, seed: Tensor, probability: float) -> Tensor:
+    """Fills a random rectangle with noise (Zhong et al. 2017, https://arxiv.org/abs/1708.04896).
 
-    A rectangle of 2 to 40 % of the area, its sides in a ratio of up to 1 / 0.3, is filled with
-    random pixels.
+    The rectangle covers 2 to 40 % of the area, with an aspect ratio of up to 1 / 0.3.
 
     Args:
         image: (height, width, channels), uint8.
         seed: (2,), int32.
-        probability: that anything is erased.
+        probability: of erasing at all.
     """
     height, width = image.shape[:2]
 
-    def erased() -> tf.Tensor:
+    def erased() -> Tensor:
         top, left, rows, columns = decode.random_window(
             tf.constant(height), tf.constant(width), numbers[1:], ERASED, ERASED_ASPECT
         )
@@ -104,8 +105,8 @@ def erase(image: tf.Tensor, seed: tf.Tensor, probability: float) -> tf.Tensor:
     return tf.cond(numbers[0] < probability, erased, lambda: image)
 
 
-def inside(image: tf.Tensor, top, left, height, width) -> tf.Tensor:
-    """Where a rectangle lies in an image, bool, (height, width, 1)."""
+def inside(image: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Returns a mask of a rectangle in an image, bool, (height, width, 1)."""
     y, x = tf.range(image.shape[0]), tf.range(image.shape[1])
     rows = (y >= top) & (y < top + height)
     columns = (x >= left) & (x < left + width)

@@ -1,8 +1,8 @@
-"""MixUp, CutMix, soft labels and space-to-depth: what is done to a whole batch.
+"""MixUp, CutMix, soft labels and space-to-depth: operations on a whole batch.
 
-An example is mixed with its neighbour, j with j XOR 1, by numbers from its own seed. A shuffled
-batch has neighbours that chance has put together, anew each epoch; and a host that holds a part of
-a batch, of any even size, makes of it what one host would make of the whole.
+An example is mixed with its neighbour, j with j XOR 1, by numbers from its own seed. Shuffling
+gives random neighbours, new ones each epoch; and a host that holds a part of a batch, of any even
+size, computes the same as one host with the whole batch.
 """
 
 from collections.abc import Callable
@@ -11,24 +11,27 @@ import tensorflow as tf
 
 from tftpu.input_pipelines.augment import draws
 from tftpu.input_pipelines.augment.image_ops import inside
-from tftpu.input_pipelines.sources import Augment
+from tftpu.input_pipelines.augment.settings import Augment
+from tftpu.input_pipelines.tensors import Batch, Tensor
 
 
-def batches(settings: Augment, classes: int, space_to_depth: bool = False) -> Callable:
-    """A function of a batch and its seeds, for `tf.data.Dataset.map`.
+def batches(
+    settings: Augment, classes: int, space_to_depth: bool = False
+) -> Callable[[Batch, Tensor], Batch]:
+    """Returns the augmentation of a batch, for `tf.data.Dataset.map`.
 
     Args:
-        settings: `mixup` and `cutmix` are looked at; with both, each example draws one of them.
-        classes: of the data set, for soft labels.
-        space_to_depth: whether images are rearranged, as `to_depth`.
+        settings: only `mixup` and `cutmix` are used; with both, each example draws one of them.
+        classes: number of classes, for soft labels.
+        space_to_depth: whether images are rearranged by `to_depth`.
 
     Returns:
         `({"image": (batch, size, size, channels) uint8, "label": (batch,) int32}, seeds (batch, 2)
         int32) -> {"image": uint8, "label": ...}`; labels are (batch, classes), float32, if
-        anything is mixed.
+        images are mixed.
     """
 
-    def mixed(batch: dict, seeds: tf.Tensor) -> dict:
+    def mixed(batch: Batch, seeds: Tensor) -> Batch:
         images, labels = batch["image"], batch["label"]
         if settings.mixup or settings.cutmix:
             images, shares = mix(images, seeds, settings.mixup, settings.cutmix)
@@ -40,75 +43,74 @@ def batches(settings: Augment, classes: int, space_to_depth: bool = False) -> Ca
     return mixed
 
 
-def mix(
-    images: tf.Tensor, seeds: tf.Tensor, mixup: float, cutmix: float
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """MixUp (Zhang et al. 2017, https://arxiv.org/abs/1710.09412), CutMix (Yun et al. 2019,
+def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
+    """Applies MixUp (Zhang et al. 2017, https://arxiv.org/abs/1710.09412), CutMix (Yun et al. 2019,
     https://arxiv.org/abs/1905.04899), or one of them for each example.
 
     Args:
-        images: (batch, height, width, channels), uint8; the batch even.
+        images: (batch, height, width, channels), uint8; the batch size is even.
         seeds: (batch, 2), int32.
-        mixup, cutmix: alpha of the Beta(alpha, alpha) that the share of an example is drawn from;
-            0: not this one.
+        mixup, cutmix: alpha of the Beta(alpha, alpha) distribution of an example's share; 0: do
+            not use this operation.
 
     Returns:
-        The mixed images, uint8, and how much of each is its own, (batch,), float32.
+        The mixed images, uint8, and the share of each that is its own, (batch,), float32.
     """
     count = images.shape[0]
     if count % 2:
         raise ValueError(f"{count} examples cannot be mixed in pairs")
     numbers = draws.uniform(seeds, 6, "mix")
     height, width = images.shape[1:3]
-    shares = draws.beta(mixup, numbers[:, :3]) if mixup else None
+    shares: Tensor = draws.beta(mixup, numbers[:, :3]) if mixup else None
     if not cutmix:
         cut = tf.zeros((count,), tf.bool)
         box = tf.zeros((count, 4), tf.int32)
     else:
         box = _boxes(draws.beta(cutmix, numbers[:, :3]), numbers[:, 3:5], height, width)
-        area = tf.cast(box[:, 2] * box[:, 3], tf.float32)
+        area: Tensor = tf.cast(box[:, 2] * box[:, 3], tf.float32)
         left = 1.0 - area / float(height * width)
         cut = numbers[:, 5] < 0.5 if mixup else tf.ones((count,), tf.bool)
         shares = tf.where(cut, left, shares) if mixup else left
 
-    def one(index: tf.Tensor) -> tf.Tensor:
+    def one(index: Tensor) -> Tensor:
         own, other = images[index], images[tf.bitwise.bitwise_xor(index, 1)]
 
-        def blended():
-            first, second = tf.cast(own, tf.float32), tf.cast(other, tf.float32)
+        def blended() -> Tensor:
+            first: Tensor = tf.cast(own, tf.float32)
+            second: Tensor = tf.cast(other, tf.float32)
             return tf.cast(second + shares[index] * (first - second) + 0.5, tf.uint8)
 
-        def pasted():
+        def pasted() -> Tensor:
             return tf.where(inside(own, *tf.unstack(box[index])), other, own)
 
         return tf.cond(cut[index], pasted, blended)
 
-    # One image after the other: they stay in the processor's cache.
+    # One image at a time, which keeps it in the processor's cache.
     mixed = tf.map_fn(one, tf.range(count), fn_output_signature=images.dtype, parallel_iterations=1)
     return tf.ensure_shape(mixed, images.shape), shares
 
 
-def soft_labels(labels: tf.Tensor, shares: tf.Tensor, classes: int) -> tf.Tensor:
-    """Each example's label and its neighbour's, weighed by what the image has of them.
+def soft_labels(labels: Tensor, shares: Tensor, classes: int) -> Tensor:
+    """Returns each example's label and its neighbour's, weighted by their shares of the image.
 
     Args:
         labels: (batch,), int32.
         shares: (batch,), float32.
 
     Returns:
-        (batch, classes), float32; rows that add up to 1.
+        (batch, classes), float32; each row adds up to 1.
     """
-    own = tf.one_hot(labels, classes)
+    own: Tensor = tf.one_hot(labels, classes)
     neighbours = tf.bitwise.bitwise_xor(tf.range(labels.shape[0]), 1)
     return shares[:, None] * own + (1.0 - shares[:, None]) * tf.gather(own, neighbours)
 
 
-def to_depth(images: tf.Tensor) -> tf.Tensor:
-    """Each block of 2x2 pixels becomes one of four times the channels, for a ResNet's stem.
+def to_depth(images: Tensor) -> Tensor:
+    """Turns each block of 2x2 pixels into one pixel of four times the channels.
 
-    Pixel (2i + a, 2j + b), channel c goes to (i, j), channel (2a + b) x channels + c. A 7x7
-    convolution of stride 2 becomes a 4x4 one of stride 1, which fills more of a TPU's lanes (Ying
-    et al. 2018, https://arxiv.org/abs/1811.06992).
+    Pixel (2i + a, 2j + b), channel c goes to (i, j), channel (2a + b) x channels + c. The 7x7
+    convolution of stride 2 in a ResNet's stem becomes a 4x4 one of stride 1, which fills more of a
+    TPU's lanes (Ying et al. 2018, https://arxiv.org/abs/1811.06992).
 
     Args:
         images: (batch, height, width, channels), height and width even.
@@ -116,11 +118,11 @@ def to_depth(images: tf.Tensor) -> tf.Tensor:
     return tf.nn.space_to_depth(images, 2)
 
 
-def _boxes(shares: tf.Tensor, places: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """CutMix's rectangles, (batch, 4): top, left, height, width, int32.
+def _boxes(shares: Tensor, places: Tensor, height: int, width: int) -> Tensor:
+    """Returns CutMix's rectangles, (batch, 4): top, left, height, width, int32.
 
-    Their sides are sqrt(1 - share) of the image's, their centres uniform, and what lies outside of
-    the image is cut off.
+    Their sides are sqrt(1 - share) of the image's and their centres uniform; they are clipped to
+    the image.
     """
     whole = tf.constant([height, width], tf.float32)
     half = tf.sqrt(1.0 - shares)[:, None] * whole / 2

@@ -1,20 +1,20 @@
 """RandAugment: Cubuk et al. 2020, https://arxiv.org/abs/1909.13719.
 
-`layers` of the fourteen operations, drawn with replacement, one after the other, all of one
-magnitude M. At M = 10 an operation has the most that AutoAugment gives it; 0 is nothing, or nearly;
-up to 30 the scale goes on, as the paper's larger networks use it:
+Applies `layers` of fourteen operations, drawn with replacement, one after the other, all with the
+same magnitude M. M = 10 is the maximum of AutoAugment, 0 is no or almost no change, and values up
+to 30 extrapolate, as the paper's larger networks do:
 
     operation                                at M = 10
     identity, auto_contrast, equalize        no magnitude
     rotate                                   30 degrees
     shear_x, shear_y                         0.3
     translate_x, translate_y                 45 % of the side
-    color, contrast, brightness, sharpness   a factor of 0.1 or 1.9; 1 is the image as it was
-    posterize                                4 bits of 8 are left
+    color, contrast, brightness, sharpness   a factor of 0.1 or 1.9; 1 is no change
+    posterize                                4 bits of 8 are kept
     solarize                                 all pixels are inverted; at M = 5 those above 127
 
-Directions (left or right, more or less) are drawn evenly. What moves into the image is grey, 128.
-All of it is uint8 in and out, and gives what Pillow gives.
+Directions (left or right, more or less) are equally likely. Empty areas are filled with grey, 128.
+Images are uint8; the results equal Pillow's.
 """
 
 import math
@@ -22,17 +22,20 @@ import math
 import tensorflow as tf
 
 from tftpu.input_pipelines.augment import colors, draws
+from tftpu.input_pipelines.tensors import Tensor
+
+Number = float | Tensor
 
 FILL = 128
 
 
-def randaugment(image: tf.Tensor, seed: tf.Tensor, layers: int, magnitude: float) -> tf.Tensor:
-    """The image after `layers` random operations.
+def randaugment(image: Tensor, seed: Tensor, layers: int, magnitude: float) -> Tensor:
+    """Applies `layers` random operations.
 
     Args:
         image: (height, width, channels), uint8, 1 or 3 channels.
         seed: (2,), int32.
-        layers: operations in a row.
+        layers: number of operations.
         magnitude: of all of them, from 0 to 30.
     """
     shape = image.shape
@@ -49,30 +52,30 @@ def randaugment(image: tf.Tensor, seed: tf.Tensor, layers: int, magnitude: float
     return image
 
 
-def identity(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """The image as it is."""
+def identity(image: Tensor, strength: Tensor) -> Tensor:
+    """Returns the image unchanged."""
     return tf.identity(image)
 
 
-def auto_contrast(image: tf.Tensor, strength: tf.Tensor | None = None) -> tf.Tensor:
-    """Each channel stretched so that its darkest pixel is 0 and its brightest 255."""
-    # In float64, as Pillow: the table is cut down to whole levels.
-    low = tf.cast(tf.reduce_min(image, (0, 1)), tf.float64)  # (channels,)
-    high = tf.cast(tf.reduce_max(image, (0, 1)), tf.float64)
+def auto_contrast(image: Tensor, strength: Tensor | None = None) -> Tensor:
+    """Stretches each channel so that its darkest pixel is 0 and its brightest 255."""
+    # In float64, like Pillow, since the table is truncated to whole levels.
+    low: Tensor = tf.cast(tf.reduce_min(image, (0, 1)), tf.float64)  # (channels,)
+    high: Tensor = tf.cast(tf.reduce_max(image, (0, 1)), tf.float64)
     scale = 255.0 / tf.maximum(high - low, 1.0)
-    levels = tf.range(256, dtype=tf.float64)[:, None]
+    levels: Tensor = tf.range(256, dtype=tf.float64)[:, None]
     table = tf.clip_by_value(tf.floor(levels * scale + -low * scale), 0.0, 255.0)
-    table = tf.where(high > low, table, levels)  # a channel of one level stays
+    table = tf.where(high > low, table, levels)  # a channel of one level stays the same
     return _by_table(image, tf.cast(table, tf.uint8))
 
 
-def equalize(image: tf.Tensor, strength: tf.Tensor | None = None) -> tf.Tensor:
-    """Each channel with its histogram made as flat as a table of levels can."""
+def equalize(image: Tensor, strength: Tensor | None = None) -> Tensor:
+    """Flattens the histogram of each channel by a table of levels."""
     channels = image.shape[-1]
-    shifted = tf.cast(image, tf.int32) + 256 * tf.range(channels)
+    shifted: Tensor = tf.cast(image, tf.int32) + 256 * tf.range(channels)
     counts = tf.math.bincount(tf.reshape(shifted, [-1]), minlength=256 * channels)
     counts = tf.transpose(tf.reshape(counts, (channels, 256)))  # (256, channels)
-    # The brightest level that occurs takes no part, as in Pillow.
+    # The brightest level that occurs is left out, as in Pillow.
     levels = tf.range(256)[:, None]
     brightest = tf.reduce_max(tf.where(counts > 0, levels, -1), 0)
     last = tf.reduce_sum(tf.where(levels == brightest, counts, 0), 0)
@@ -83,61 +86,61 @@ def equalize(image: tf.Tensor, strength: tf.Tensor | None = None) -> tf.Tensor:
     return _by_table(image, tf.cast(table, tf.uint8))
 
 
-def rotate(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Turned about the centre, counterclockwise, by 30 degrees times the strength."""
+def rotate(image: Tensor, strength: Tensor) -> Tensor:
+    """Rotates about the centre, counterclockwise, by 30 degrees times the strength."""
     angle = strength * math.radians(30)
     cos, sin = tf.cos(angle), tf.sin(angle)
     return _affine(image, cos, -sin, sin, cos)
 
 
-def shear_x(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Row y is moved by 0.3 times the strength times its distance from the middle."""
+def shear_x(image: Tensor, strength: Tensor) -> Tensor:
+    """Moves row y by 0.3 times the strength times its distance from the middle."""
     return _affine(image, 1.0, 0.3 * strength, 0.0, 1.0)
 
 
-def shear_y(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Column x is moved by 0.3 times the strength times its distance from the middle."""
+def shear_y(image: Tensor, strength: Tensor) -> Tensor:
+    """Moves column x by 0.3 times the strength times its distance from the middle."""
     return _affine(image, 1.0, 0.0, 0.3 * strength, 1.0)
 
 
-def translate_x(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Moved sideways by 45 % of the width times the strength, in whole pixels."""
+def translate_x(image: Tensor, strength: Tensor) -> Tensor:
+    """Moves sideways by 45 % of the width times the strength, in whole pixels."""
     return _affine(image, 1.0, 0.0, 0.0, 1.0, right=tf.round(0.45 * strength * image.shape[1]))
 
 
-def translate_y(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Moved up or down by 45 % of the height times the strength, in whole pixels."""
+def translate_y(image: Tensor, strength: Tensor) -> Tensor:
+    """Moves up or down by 45 % of the height times the strength, in whole pixels."""
     return _affine(image, 1.0, 0.0, 0.0, 1.0, down=tf.round(0.45 * strength * image.shape[0]))
 
 
-def color(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Between the image in grey and one of twice its saturation."""
+def color(image: Tensor, strength: Tensor) -> Tensor:
+    """Changes the saturation, between grey and about twice as much."""
     return colors.saturation(image, _factor(strength))
 
 
-def contrast(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Between the image's mean grey and one of twice its contrast."""
+def contrast(image: Tensor, strength: Tensor) -> Tensor:
+    """Changes the contrast, between the image's mean grey and about twice as much."""
     return colors.contrast(image, _factor(strength))
 
 
-def brightness(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Between black and twice as bright."""
+def brightness(image: Tensor, strength: Tensor) -> Tensor:
+    """Changes the brightness, between black and about twice as much."""
     return colors.brightness(image, _factor(strength))
 
 
-def sharpness(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Between a smoothed image and one with its edges raised; the outermost pixels stay."""
+def sharpness(image: Tensor, strength: Tensor) -> Tensor:
+    """Changes the sharpness, between smoothed and sharpened, except at the border."""
     return colors.sharpness(image, _factor(strength))
 
 
-def posterize(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """The upper 8 - 4 x |strength| bits of each pixel, at least one."""
+def posterize(image: Tensor, strength: Tensor) -> Tensor:
+    """Keeps the upper 8 - 4 x |strength| bits of each pixel, at least one."""
     lost = tf.minimum(tf.cast(tf.round(4 * tf.abs(strength)), tf.uint8), 7)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(image, lost), lost)
 
 
-def solarize(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-    """Pixels of at least 256 x (1 - |strength|) inverted."""
+def solarize(image: Tensor, strength: Tensor) -> Tensor:
+    """Inverts pixels of at least 256 x (1 - |strength|)."""
     threshold = tf.round(256 * (1 - tf.abs(strength)))
     return tf.where(tf.cast(image, tf.float32) >= threshold, 255 - image, image)
 
@@ -151,21 +154,29 @@ OPERATIONS = {
 }
 
 
-def _factor(strength: tf.Tensor) -> tf.Tensor:
+def _factor(strength: Tensor) -> Tensor:
     return tf.maximum(1.0 + 0.9 * strength, 0.0)
 
 
-def _by_table(image: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
-    """Each pixel replaced by the entry of its level and channel; table (256, channels)."""
+def _by_table(image: Tensor, table: Tensor) -> Tensor:
+    """Replaces each pixel by the entry of its level and channel; table (256, channels)."""
     channels = image.shape[-1]
     index = tf.cast(image, tf.int32) * channels + tf.range(channels)
     return tf.gather(tf.reshape(table, [-1]), index)
 
 
-def _affine(image, a, b, c, d, right=0.0, down=0.0) -> tf.Tensor:
-    """The pixel at (x, y) from the middle comes from (a x + b y + right, c x + d y + down).
+def _affine(
+    image: Tensor,
+    a: Number,
+    b: Number,
+    c: Number,
+    d: Number,
+    right: Number = 0.0,
+    down: Number = 0.0,
+) -> Tensor:
+    """Fills the pixel at (x, y) from the middle from (a x + b y + right, c x + d y + down).
 
-    The nearest pixel is taken, as by default in Pillow.
+    Takes the nearest pixel, the default of Pillow.
     """
     height, width = image.shape[:2]
     middle_x, middle_y = (width - 1) / 2, (height - 1) / 2

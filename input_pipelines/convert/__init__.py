@@ -1,1 +1,1 @@
-"""Conversion of any source to TFRecord shards."""
+"""Conversion of any data to TFRecord shards with a manifest, and its verification."""

@@ -1,4 +1,4 @@
-"""The conversion of `convert` as a job of Apache Beam: the same bytes, made by many machines.
+"""The conversion of `converter` as a job of Apache Beam: the same bytes, made by many machines.
 
     parts -> records -> (shard, place in it) -> a group for each shard -> sorted, written
           -> counts and bytes of each part -> the plan
@@ -11,11 +11,14 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.convert import converter, parts
-from tftpu.input_pipelines.convert.converter import Conversion
+from tftpu.input_pipelines.convert import publishing, shards, staging
+from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
+from tftpu.input_pipelines.convert.readers import addresses
+from tftpu.input_pipelines.convert.readers.reader import Reader
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Shard
 
@@ -24,39 +27,41 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
     """Converts as a Beam job, and waits for its end.
 
     Args:
-        conversion: what; the output is a folder that all workers reach.
-        arguments: of Beam, as ["--runner=DataflowRunner", "--project=P", "--region=R"].
+        conversion: to make; its output is a folder that all workers can reach.
+        arguments: of Beam, such as ["--runner=DataflowRunner", "--project=P", "--region=R"].
 
     Raises:
         UserError: a mistake, or Beam is not installed.
     """
     try:
-        import apache_beam as beam
+        import apache_beam
         from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise UserError(
-            "Apache Beam is not installed: run `pip install 'tftpu[beam]'`, or leave --runner out."
+            "Apache Beam is not installed: run `pip install 'tftpu[beam]'`, or convert without a "
+            "runner."
         ) from error
 
+    beam: Any = apache_beam  # whose types leave out what it re-exports
     conversion.validate()
-    source = parts.source(conversion.source, conversion.options)
-    if not source.ordered:
+    reader = addresses.reader_of(conversion.source, conversion.options)
+    if not reader.ordered:
         raise UserError(
             f"{conversion.source} has no order of its own, so it is converted on one machine: "
-            "leave --runner out."
+            "convert without a runner."
         )
-    if converter.begun(conversion, source) is None:
+    if publishing.begun(conversion, reader) is None:
         print(f"{conversion.output} holds all of it already.")
         return
-    numbers = range(len(source.parts))
-    # Beam would check the hints of our functions, and stumbles over protocols.
+    numbers = range(len(reader.parts))
+    # Beam's check of our functions' type hints fails on protocols.
     options = PipelineOptions(arguments, pipeline_type_check=False)
     with beam.Pipeline(options=options) as job:
         records = (
             job
             | "Parts" >> beam.Create(list(numbers))
             | "Spread" >> beam.Reshuffle()
-            | "Encode" >> beam.FlatMap(_records, source)
+            | "Encode" >> beam.FlatMap(_records, reader)
         )
         sizes = (
             records
@@ -68,7 +73,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             | "Once" >> beam.Create([None])
             | "Plan" >> beam.Map(_plan, beam.pvalue.AsDict(sizes), conversion, len(numbers))
         )
-        shards = (
+        made = (
             records
             | "Place" >> beam.ParDo(_place(beam), beam.pvalue.AsSingleton(planned))
             | "Shards" >> beam.GroupByKey()
@@ -77,32 +82,32 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
         _ = (
             job
             | "Last" >> beam.Create([None])
-            | "Publish" >> beam.Map(_publish, beam.pvalue.AsList(shards), conversion, source)
+            | "Publish" >> beam.Map(_publish, beam.pvalue.AsList(made), conversion, reader)
         )
 
 
-def _records(part: int, source: parts.Source) -> Iterator[tuple[int, int, bytes]]:
-    """(part, number in it, record)."""
-    for number, record in enumerate(converter.encoded(source, part)):
+def _records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (part, number in it, record)."""
+    for number, record in enumerate(staging.encoded(reader, part)):
         yield part, number, record
 
 
 def _added(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Counts and bytes, added up."""
+    """Adds up counts and bytes."""
     count, size = 0, 0
     for one, other in pairs:
         count, size = count + one, size + other
     return count, size
 
 
-def _plan(_, sizes: dict[int, tuple[int, int]], conversion: Conversion, count: int) -> Plan:
+def _plan(_: None, sizes: dict[int, tuple[int, int]], conversion: Conversion, count: int) -> Plan:
     counts = [sizes.get(part, (0, 0))[0] for part in range(count)]
-    return converter.plan(conversion, counts, sum(size for _, size in sizes.values()))
+    return conversion.plan(counts, sum(size for _, size in sizes.values()))
 
 
-def _place(beam):
+def _place(beam: Any) -> Any:
     class Place(beam.DoFn):
-        """(part, number, record) -> (shard, (place, record)); the places of a part are kept."""
+        """(part, number, record) -> (shard, (place, record)); keeps the places of one part."""
 
         def setup(self):
             self._part = None
@@ -119,18 +124,20 @@ def _place(beam):
 def _write(
     group: tuple[int, Iterable[tuple[int, bytes]]], planned: Plan, conversion: Conversion
 ) -> tuple[int, Shard]:
-    shard, records = group
-    records = [record for _, record in sorted(records)]
-    name = converter.shard_name(conversion.split, shard, planned.shards)
+    shard, placed = group
+    records = [record for _, record in sorted(placed)]
+    name = conversion.shard_name(shard, planned.shards)
     if "://" not in conversion.output:
         os.makedirs(conversion.output, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        return shard, converter.put(conversion, name, records, Path(scratch))
+        return shard, shards.put(conversion, name, records, Path(scratch))
 
 
-def _publish(_, shards: list[tuple[int, Shard]], conversion: Conversion, source) -> None:
-    converter.publish(conversion, source, [shard for _, shard in sorted(shards, key=_first)])
+def _publish(
+    _: None, made: list[tuple[int, Shard]], conversion: Conversion, reader: Reader
+) -> None:
+    publishing.publish(conversion, reader, [shard for _, shard in sorted(made, key=_number)])
 
 
-def _first(pair: tuple) -> int:
+def _number(pair: tuple[int, Shard]) -> int:
     return pair[0]

@@ -1,10 +1,10 @@
-"""Documents of text to sequences of fixed length: tokenised once, packed without padding.
+"""Documents of text as sequences of fixed length: tokenised, packed without padding.
 
-The tokens of all documents stand in a row, which is cut into sequences of `context` + 1 tokens that
-overlap by one: the first `context` are what a model reads, the last `context` what it predicts.
-`segments` counts the documents of a sequence from 1; 0 is padding, at the end of the last one.
-Attention stays within a segment, and a token is predicted where its predecessor is of the same
-segment: every token but the first of each document, exactly once.
+The tokens of all documents are concatenated and cut into sequences of `context` + 1 tokens that
+overlap by one: a model reads the first `context` and predicts the last `context`. `segments` counts
+the documents of a sequence from 1; 0 is padding, at the end of the last sequence. Attention stays
+within a segment, and a token is predicted if its predecessor is of the same segment: every token
+but the first of each document, exactly once.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,26 +13,28 @@ import numpy as np
 
 from tftpu.errors import UserError
 
+Tokenizer = Callable[[str], np.ndarray]
 
-def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Callable, int]:
-    """A function from a document (str) to its tokens, and the size of the vocabulary.
+
+def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokenizer, int]:
+    """Returns a function from a document to its tokens, int32, and the size of the vocabulary.
 
     Args:
         path: a file of Hugging Face `tokenizers` (tokenizer.json); None: the bytes of the text in
             UTF-8.
-        end_of_text: a token of that vocabulary, put after every document; None: nothing is.
+        end_of_text: a token of that vocabulary, put after every document; None: no such token.
 
     Raises:
         UserError: no such file or token.
     """
     if not path:
         if end_of_text:
-            raise UserError("Bytes have no token for the end of a text: name a --tokenizer too.")
+            raise UserError("Bytes have no token for the end of a text: set a tokenizer, too.")
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError("--tokenizer needs a package: run `pip install tokenizers`.") from error
+        raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
     try:
         loaded = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises no class of its own
@@ -49,7 +51,7 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Callabl
 
 
 def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Sequences of documents in their order.
+    """Yields the sequences of documents, in order.
 
     Args:
         documents: tokens of each, (any length,), int32.
@@ -60,9 +62,9 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
     """
     length = context + 1
     tokens, numbers = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    fresh = 0  # of the tokens in hand, those that no sequence has held yet
+    fresh = 0  # tokens that no sequence contains yet
 
-    def sequence(tokens, numbers):
+    def sequence(tokens: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0) + 1
         pad = (0, length - len(tokens))
         return np.pad(tokens, pad), np.pad(segments.astype(np.int32), pad)
@@ -82,7 +84,7 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
 
 
 def positions(segments: np.ndarray) -> np.ndarray:
-    """The place of each token in its segment, from 0: (..., time), int32; 0 for padding."""
+    """Returns the place of each token in its segment, from 0: (..., time), int32; 0 if padding."""
     places = np.arange(segments.shape[-1])
     begins = np.diff(segments, axis=-1, prepend=0) != 0
     first = np.maximum.accumulate(np.where(begins, places, 0), axis=-1)

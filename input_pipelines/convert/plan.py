@@ -1,4 +1,4 @@
-"""Where every record of a conversion goes: the shuffle, and how it is cut into shards."""
+"""The place of every record in the output: the shuffle, and its cut into shards."""
 
 import dataclasses
 
@@ -9,11 +9,11 @@ from tftpu.input_pipelines.reading.permutation import Permutation
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where every record goes, once all are counted.
+    """The place of every record, once all are counted.
 
     Args:
         counts: records of each part.
-        shards: how many there will be.
+        shards: number of shards.
         seed: of the shuffle.
     """
 
@@ -23,25 +23,26 @@ class Plan:
 
     @property
     def examples(self) -> int:
+        """The number of all records."""
         return sum(self.counts)
 
     def begin(self, shard: int) -> int:
-        """The first place of a shard in the shuffled row of all records."""
+        """Returns the first place of a shard in the shuffled row of all records."""
         return shard * self.examples // self.shards
 
     def records_of(self, shard: int) -> np.ndarray:
-        """The records of a shard in its order, by their number in the whole."""
+        """Returns the numbers of a shard's records, in its order."""
         places = np.arange(self.begin(shard), self.begin(shard + 1))
         return Permutation(self.examples, self.seed).forward(places)
 
     def located(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The parts of records, and their numbers there."""
+        """Returns the parts of records, and their numbers in these parts."""
         firsts = np.cumsum([0, *self.counts])
         part = np.searchsorted(firsts, records, side="right") - 1
         return part, records - firsts[part]
 
     def places_of(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """The shard of each record of a part, and its place in the whole row."""
+        """Returns the shard of each record of a part, and its place in the row of all records."""
         first = sum(self.counts[:part])
         places = Permutation(self.examples, self.seed).back(
             np.arange(first, first + self.counts[part])

@@ -1,4 +1,4 @@
-"""A function of numbers, worked out by all cores."""
+"""A parallel map over numbers, on all cores."""
 
 import concurrent.futures
 import contextlib
@@ -8,24 +8,27 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 
 @contextlib.contextmanager
-def each(workers: int, tasks: int) -> Iterator[Callable]:
-    """A map, `each(function, numbers)`: the results in order; the first error, at once.
+def each(workers: int, tasks: int) -> Iterator[Map]:
+    """Yields a map, `each(function, numbers)`: results in order; raises the first error at once.
 
     Args:
-        workers: processes at most.
-        tasks: about how many numbers there will be; with one, nothing is started.
+        workers: largest number of processes.
+        tasks: approximate length of `numbers`; for 1, no process is started.
     """
     if min(workers, tasks) <= 1:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
-    # Not by fork: TensorFlow's threads would not be there.
+    # Not by fork, which would not copy TensorFlow's threads.
     spawn = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, initializer=_end_with_parent)
 
-    def run(function: Callable, numbers: Iterable[int]) -> list:
+    def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
         with _without_main():
             results = pool.map(function, numbers)
         return list(results)
@@ -38,7 +41,7 @@ def each(workers: int, tasks: int) -> Iterator[Callable]:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """New processes would run the user's script once more; nothing here needs it."""
+    """Hides the user's script, which new processes would run again though nothing needs it."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -48,7 +51,14 @@ def _without_main() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """A process of the pool would wait for work for ever if its parent is killed."""
+    """Ends a process of the pool if its parent is killed; it would wait for work forever."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    if not parent:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

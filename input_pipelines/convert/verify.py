@@ -1,4 +1,4 @@
-"""Reads a data set of shards from end to end and compares it with its manifest."""
+"""Verification of a data set: reads all its shards and compares them with the manifest."""
 
 import dataclasses
 import os
@@ -9,33 +9,33 @@ from tftpu.input_pipelines.convert import processes
 from tftpu.input_pipelines.formats import manifest as manifests
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Manifest, Shard
+from tftpu.input_pipelines.tensors import Tensor
 from tftpu.storage import files
 
 _BATCH = 256  # records parsed at a time
-AT_MOST = 20  # broken records named of one shard
+AT_MOST = 20  # broken records reported per shard
 
 
 def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
-    """Every shard's size, checksum and number of records; every record, by the features.
+    """Checks the size, checksum and record count of every shard, and parses every record.
 
     Args:
         folder: of the data set, local or `gs://`.
-        workers: processes; 0: one for each core.
+        workers: number of processes; 0: one per core.
 
     Returns:
-        The manifest, and a sentence for everything that is not as it says, with the file and the
-        record.
+        The manifest, and a description of each problem, with the file and the record.
     """
     found = manifests.read(folder)
     shards = [shard for split in found.splits.values() for shard in split]
-    with processes.each(workers or os.cpu_count(), len(shards)) as each:
+    with processes.each(workers or os.cpu_count() or 1, len(shards)) as each:
         problems = each(_Check(found, shards), range(len(shards)))
     return found, [problem for of_shard in problems for problem in of_shard]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-    """Checks one shard after another, in whatever process."""
+    """A check of one shard after another, in any process."""
 
     manifest: Manifest
     shards: list[Shard]
@@ -60,7 +60,7 @@ class _Check:
 
 
 def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
-    """What is wrong with the records of a shard."""
+    """Yields the problems of a shard's records."""
     count, named, batch = 0, 0, []
     offsets = []
     try:
@@ -74,11 +74,11 @@ def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
                     named += 1
                     yield problem
                     if named == AT_MOST:
-                        yield f"{path}: and perhaps more; the rest of it was not looked at."
+                        yield f"{path}: the check stops here; there may be more broken records."
                         return
                 batch = []
         yield from _parsed(path, count - len(batch), batch, manifest)
-    except UserError as error:  # a corrupt record: nothing after it can be found
+    except UserError as error:  # a corrupt record: the next one cannot be found
         yield str(error)
         return
     if count != shard.examples:
@@ -88,7 +88,7 @@ def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
 
 
 def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> Iterator[str]:
-    """The records of a batch that cannot be parsed; all at once if all can."""
+    """Yields the problems of a batch of records; parses them one by one only if there are any."""
     import tensorflow as tf
 
     from tftpu.input_pipelines.formats import example_proto
@@ -98,9 +98,10 @@ def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> It
     parse = example_proto.parser(manifest.features)
     images = [name for name, f in manifest.features.items() if f.encoding == "image"]
 
-    def check(batch, names):
+    def check(batch: list[bytes], names: list[str]) -> None:
         examples = parse(tf.constant(batch), tf.constant(names))
         for name in images:
+            image: Tensor
             for image in examples[name]:
                 tf.io.decode_image(image, expand_animations=False)
 

@@ -1,1 +1,1 @@
-"""Sources of examples, one file each."""
+"""Data sets of each kind: from their options to pipelines."""

@@ -1,4 +1,4 @@
-"""Data that Python has at hand: arrays, generators, random numbers."""
+"""Data that Python holds or makes: arrays, generators."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -8,9 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.datasets import record_shards
 from tftpu.input_pipelines.reading.epochs import Training
-from tftpu.input_pipelines.sources import Synthetic, features_of
+from tftpu.input_pipelines.tensors import Spec
 
 _log = logging.getLogger(__name__)
 
@@ -18,17 +17,17 @@ _log = logging.getLogger(__name__)
 def from_arrays(
     features: Any, labels: Any = None, weights: Any = None, *, global_batch_size: int, seed: int = 0
 ) -> Training:
-    """A pipeline over arrays in memory, shuffled anew each epoch.
+    """Returns a pipeline over arrays in memory, reshuffled each epoch.
 
     Args:
-        features: what `numpy.asarray` takes, or a dict or tuple of such; the first dimension counts
-            the examples.
-        labels, weights: the same, or None.
-        global_batch_size: examples a step.
+        features: an array-like, or a dict or tuple of them; the first dimension counts the
+            examples.
+        labels, weights: likewise, or None.
+        global_batch_size: examples per step.
         seed: of the order.
 
     Raises:
-        UserError: arrays of different lengths, empty ones, or a dtype that no device takes.
+        UserError: arrays of different lengths, empty arrays, or a dtype that no device supports.
     """
     given = [part for part in (features, labels, weights) if part is not None]
     batch = tf.nest.map_structure(device_array, tuple(given) if len(given) > 1 else given[0])
@@ -42,18 +41,21 @@ def from_arrays(
 
 
 def from_generator(
-    make: Callable[[], Iterable[Any]], spec: Any, *, global_batch_size: int
+    make: Callable[[], Iterable[Any]], spec: Spec, *, global_batch_size: int
 ) -> tf.data.Dataset:
-    """Batches of what a Python generator yields, on one host.
+    """Returns batches of the examples of a Python generator, on one host.
 
-    One Python thread makes the examples, as fast as it can: a TPU will wait for it. A run that goes
-    on calls the generator again and skips what it has seen, so it must yield the same each time.
-    For anything large write it once to TFRecord shards (`tfrecord.write`, `manifest.write`).
+    One Python thread makes the examples, so a TPU will usually wait for it. A resumed run calls
+    the generator again and skips the examples it has seen, so it must yield the same ones each
+    time. Write anything large to TFRecord shards once (`tfrecord.write`, `manifest.write`).
 
     Args:
         make: called for each epoch.
         spec: of one example, nested `tf.TensorSpec`s.
-        global_batch_size: examples a step.
+        global_batch_size: examples per step.
+
+    Raises:
+        UserError: a shape that is not static, or a dtype that no device supports.
     """
     for part in tf.nest.flatten(spec):
         if part.dtype == tf.string or None in part.shape:
@@ -66,39 +68,11 @@ def from_generator(
     return dataset.repeat().batch(global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
-def training(data: Synthetic, seed: int) -> Training:
-    """Random examples, shuffled."""
-    return Training(_random(data), data.global_batch_size, seed, lambda examples, seeds: examples)
-
-
-def evaluation(data: Synthetic) -> tf.data.Dataset:
-    """The same random examples, in order."""
-    return tf.data.Dataset.from_tensor_slices(_random(data)).batch(data.global_batch_size)
-
-
-def batch_spec(data: Synthetic, examples: int) -> Any:
-    """(features, labels) of a batch."""
-    return record_shards.spec(features_of(data.spec), (data.features, data.label), examples)
-
-
-def _random(data: Synthetic) -> tuple:
-    rng = np.random.default_rng(0)
-    values = {}
-    for name, feature in features_of(data.spec).items():
-        shape = (data.examples, *feature.shape)
-        if feature.dtype == "float32":
-            values[name] = rng.standard_normal(shape, np.float32)
-        else:
-            dtype = np.int32 if feature.dtype in ("int64", "uint16") else feature.dtype
-            values[name] = rng.integers(0, feature.num_classes, shape).astype(dtype)
-    return record_shards.arranged(values, data.features, data.label)
-
-
 def device_array(value: Any) -> np.ndarray:
-    """As a device takes it: float64 as float32, int64 as int32.
+    """Returns an array in a dtype of a device: float64 as float32, int64 as int32.
 
     Raises:
-        UserError: neither numbers nor booleans, or an integer that int32 cannot hold.
+        UserError: neither numbers nor booleans, or an integer that does not fit int32.
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
@@ -108,6 +82,6 @@ def device_array(value: Any) -> np.ndarray:
     if array.dtype.name in ("int64", "uint64", "uint32", "uint16"):
         narrow = array.astype(np.int32)
         if not np.array_equal(narrow, array):
-            raise UserError(f"An array of {array.dtype} holds numbers that int32 does not.")
+            raise UserError(f"An array of {array.dtype} holds numbers that do not fit int32.")
         return narrow
     return array

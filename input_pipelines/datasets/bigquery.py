@@ -1,54 +1,64 @@
-"""BigQuery tables and queries through the Storage Read API: Arrow streams, several at a time.
+"""BigQuery tables and queries through the Storage Read API: Arrow streams, read in parallel.
 
-A stream that breaks goes on at the row where it broke (Google's client does that by offset).
+A stream that breaks resumes at the row where it broke (Google's client does that by offset).
 
-What is exact: the rows, as of one time: a table is read as it was at `snapshot`, or when it was
-last changed. BigQuery gives rows in no order, and shares them out among streams as it likes. So
-both ways of using a table put them into an order of their own, by a hash of each row:
+The rows are exact as of one point in time: a table is read as it was at `snapshot`, or when it was
+last changed. BigQuery returns rows in no order, and distributes them over streams as it likes. So
+both ways of using a table sort the rows by a hash of each row:
 
-- `training` holds the rows in memory, and is resumed as exactly as any data set in memory, for as
-  long as the table can be read at that time (seven days).
-- `tftpu data convert` makes the same shards from the same rows. It reads anew when it was killed.
-  That is the route for what does not fit in memory.
+- `training` holds the rows in memory and resumes as exactly as any data set in memory, for as long
+  as BigQuery keeps the table's state of that time (seven days).
+- `tftpu data convert` makes the same shards from the same rows; a killed conversion reads the table
+  again. Use it for tables that do not fit into memory.
 
-A query is run anew each time: that its rows are the same is for the query to see to.
+A query runs again in every process; whether it returns the same rows is up to the query.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.datasets import arrays, batches
 from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.tensors import Spec
+
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.sources import BigQuery
 
 STREAMS = 8  # read at a time
 
+Batch = dict[str, np.ndarray]  # (rows, ...) by column
+
 
 class Table:
-    """A table or the result of a query, as `parts` wants a source.
+    """A table, or the result of a query.
 
     Args:
         what: `project.dataset.table`, or a query, `SELECT ...` or `WITH ...`.
-        features: names of the columns that are wanted; (): all.
-        snapshot: ISO 8601, as 2026-11-20T12:00:00Z; None: when the table was last changed.
+        features: names of the columns to read; (): all.
+        snapshot: ISO 8601, such as 2026-11-20T12:00:00Z; None: the table's last change.
 
     Raises:
-        UserError: no such table or column, a column that no record holds, or refused.
+        UserError: no such table or column, a column that records cannot hold, or no permission.
     """
-
-    ordered = False  # a part is what BigQuery happened to put into a stream
 
     def __init__(self, what: str, features: tuple[str, ...] = (), snapshot: str | None = None):
         is_query = what.lstrip()[:6].upper().startswith(("SELECT", "WITH"))
         if is_query and snapshot:
-            raise UserError("--snapshot is for a table: a query says FOR SYSTEM_TIME AS OF itself.")
-        with _refusals(what):
+            raise UserError(
+                "A snapshot is for a table: write FOR SYSTEM_TIME AS OF into the query instead."
+            )
+        with _explained(what):
             table = _result_of(what) if is_query else _clients().tables.get_table(what)
         known = [field.name for field in table.schema]
         for name in features:
@@ -57,23 +67,22 @@ class Table:
         self._columns = list(features) or known
         time = None if is_query else _time(snapshot) if snapshot else table.modified
         self._path = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
-        with _refusals(what):
+        with _explained(what):
             session = _session(table.project, self._path, self._columns, time)
         self._what = what
         self._session_name = session.name
         self._schema = session.arrow_schema.serialized_schema
-        self.parts = [stream.name for stream in session.streams]
+        self.parts: list[str] = [stream.name for stream in session.streams]
         self.state = [what if is_query else self._path, self._columns, str(time)]
-        self.about = {}
         self.features = self._described()
 
-    def batches(self, part: str) -> Iterator[dict[str, np.ndarray]]:
-        """The rows of a stream, some at a time: arrays (rows, ...) by column."""
+    def batches(self, part: str) -> Iterator[Batch]:
+        """Yields the rows of a stream in batches."""
         import pyarrow
 
         schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._schema))
         row = 0
-        with _refusals(self._what):
+        with _explained(self._what):
             for message in _clients().rows.read_rows(part):
                 found = message.arrow_record_batch.serialized_record_batch
                 batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(found), schema)
@@ -84,13 +93,13 @@ class Table:
                 row += batch.num_rows
 
     def examples(self, part: str) -> Iterator[dict[str, Any]]:
-        """The rows of a stream, one at a time."""
+        """Yields the rows of a stream, one at a time."""
         for batch in self.batches(part):
             for values in zip(*batch.values()):
                 yield dict(zip(batch, values))
 
-    def read(self) -> dict[str, np.ndarray]:
-        """All rows in memory, in the order of their hashes."""
+    def read(self) -> Batch:
+        """Returns all rows, sorted by their hashes."""
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
             streams = list(pool.map(lambda part: list(self.batches(part)), self.parts))
         batches = [batch for stream in streams for batch in stream]
@@ -105,7 +114,7 @@ class Table:
         return {name: column[order] for name, column in columns.items()}
 
     def _described(self) -> dict[str, Feature]:
-        """The features, by the first rows that there are: the schema knows no length of arrays."""
+        """Returns the features by the first rows: the schema does not know the length of arrays."""
         for part in self.parts:
             for batch in self.batches(part):
                 return {name: _feature(values) for name, values in batch.items()}
@@ -113,46 +122,39 @@ class Table:
         return {}
 
 
-def training(data, seed: int):
-    """Shuffled rows, in memory; see `epochs.Training` for the order."""
-    from tftpu.input_pipelines.reading.epochs import Training
-
+def training(data: "BigQuery", seed: int) -> Training:
+    """Returns shuffled rows, in memory; see `epochs.Training` for the order."""
     batch = _arranged(data, data.train_table)
     return Training(batch, data.global_batch_size, seed, lambda examples, seeds: examples)
 
 
-def evaluation(data):
-    """Every row once."""
-    import tensorflow as tf
-
+def evaluation(data: "BigQuery") -> tf.data.Dataset:
+    """Returns every row once."""
     batch = _arranged(data, data.eval_table)
     return tf.data.Dataset.from_tensor_slices(batch).batch(data.global_batch_size)
 
 
-def batch_spec(data, examples: int) -> Any:
-    """(features, label) of a batch."""
-    from tftpu.input_pipelines.datasets import record_shards
-
+def batch_spec(data: "BigQuery", examples: int) -> Spec:
+    """Returns the spec of a batch: (features, label)."""
     found = Table(data.train_table, _names(data), data.snapshot).features
-    return record_shards.spec(found, (data.features, data.label), examples)
+    return batches.spec(found, data.features, data.label, examples=examples)
 
 
-def _arranged(data, table: str) -> Any:
-    from tftpu.input_pipelines.datasets import arrays, record_shards
-
+def _arranged(data: "BigQuery", table: str) -> Any:
     found = Table(table, _names(data), data.snapshot)
-    record_shards.spec(found.features, (data.features, data.label), 1)  # refuses strings
+    # Raises for missing features and strings.
+    batches.spec(found.features, data.features, data.label, examples=1)
     values = {name: arrays.device_array(column) for name, column in found.read().items()}
-    return record_shards.arranged(values, data.features, data.label)
+    return batches.arranged(values, data.features, data.label)
 
 
-def _names(data) -> tuple[str, ...]:
+def _names(data: "BigQuery") -> tuple[str, ...]:
     return (*data.features, data.label) if data.label else data.features
 
 
 @dataclasses.dataclass(frozen=True)
 class _Clients:
-    """Google's clients: of tables and queries, and of rows."""
+    """Google's clients: one for tables and queries, one for rows."""
 
     tables: Any
     rows: Any
@@ -169,13 +171,13 @@ def _clients() -> _Clients:
         ) from error
     try:
         return _Clients(bigquery.Client(), BigQueryReadClient())
-    except OSError as error:  # which is all that the client says
+    except OSError as error:  # the client raises nothing more specific
         raise UserError(
-            "Which project of Google Cloud pays for BigQuery? Set GOOGLE_CLOUD_PROJECT."
+            "BigQuery needs a Google Cloud project to bill: set GOOGLE_CLOUD_PROJECT."
         ) from error
 
 
-def _session(project: str, path: str, columns: list[str], time: datetime.datetime | None):
+def _session(project: str, path: str, columns: list[str], time: datetime.datetime | None) -> Any:
     from google.cloud.bigquery_storage_v1 import types
 
     wanted = types.ReadSession(
@@ -190,8 +192,8 @@ def _session(project: str, path: str, columns: list[str], time: datetime.datetim
     )
 
 
-def _result_of(query: str):
-    """The temporary table that holds the rows of a query."""
+def _result_of(query: str) -> Any:
+    """Runs a query and returns the temporary table of its rows."""
     job = _clients().tables.query(query)
     job.result(max_results=0)
     return _clients().tables.get_table(job.destination)
@@ -202,13 +204,13 @@ def _time(text: str) -> datetime.datetime:
         time = datetime.datetime.fromisoformat(text)
     except ValueError as error:
         raise UserError(
-            f"--snapshot={text} is no time: write it as 2026-11-20T12:00:00Z."
+            f"The snapshot {text} is no time: write it as 2026-11-20T12:00:00Z."
         ) from error
     return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
 
 
-def _array(column, what: str, first: int) -> np.ndarray:
-    """An Arrow column as an array (rows, ...), of a dtype that records have.
+def _array(column: Any, what: str, first: int) -> np.ndarray:
+    """Converts an Arrow column to an array (rows, ...) of a dtype that records support.
 
     Raises:
         UserError: a NULL, arrays of different lengths, or another type.
@@ -226,8 +228,8 @@ def _array(column, what: str, first: int) -> np.ndarray:
         lengths = set(np.diff(column.offsets.to_numpy()).tolist())
         if len(lengths) != 1:
             raise UserError(
-                f"The arrays in {what} have different lengths ({sorted(lengths)[:5]}): a record "
-                "needs one for all."
+                f"The arrays in {what} have different lengths ({sorted(lengths)[:5]}): "
+                "records need the same length in every row."
             )
         return inner.reshape(len(column), -1)
     if pyarrow.types.is_integer(kind):
@@ -240,8 +242,8 @@ def _array(column, what: str, first: int) -> np.ndarray:
         values = [v.encode() if isinstance(v, str) else v for v in column.to_pylist()]
         return np.array(values, object)
     raise UserError(
-        f"No record holds {kind}, as {what} is: leave it out with --features, or CAST it in a "
-        "query."
+        f"Records cannot hold {kind}, the type of {what}: leave it out of `features`, or CAST it "
+        "in a query."
     )
 
 
@@ -257,32 +259,25 @@ def _bytes(value: Any) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-class _refusals:  # noqa: N801 (used as a function)
-    """Makes a sentence of what BigQuery refuses."""
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turns the errors of Google's clients into `UserError`s."""
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth_exceptions
 
-    def __init__(self, what: str):
-        self._what = what
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, _):
-        from google.api_core import exceptions
-        from google.auth import exceptions as auth_exceptions
-
-        login = "run `gcloud auth application-default login`"
-        if isinstance(error, auth_exceptions.GoogleAuthError):
-            raise UserError(f"Google Cloud does not know who you are: {login}.") from None
-        if isinstance(error, exceptions.NotFound):
-            raise UserError(f"BigQuery has no {self._what}.") from None
-        if isinstance(error, (exceptions.Forbidden, exceptions.Unauthorized)):
-            raise UserError(
-                f"BigQuery does not let you read {self._what}: ask its owner for "
-                f"roles/bigquery.dataViewer and roles/bigquery.readSessionUser, or {login}."
-            ) from None
-        if isinstance(error, exceptions.GoogleAPICallError):
-            raise UserError(f"BigQuery fails reading {self._what}: {error.message}") from None
-        if isinstance(error, (exceptions.RetryError, ConnectionError)):
-            raise UserError(
-                f"BigQuery does not answer about {self._what}. Is the network up?"
-            ) from None
+    login = "run `gcloud auth application-default login`"
+    try:
+        yield
+    except auth_exceptions.GoogleAuthError:
+        raise UserError(f"Google Cloud does not know who you are: {login}.") from None
+    except exceptions.NotFound:
+        raise UserError(f"BigQuery has no {what}.") from None
+    except (exceptions.Forbidden, exceptions.Unauthorized):
+        raise UserError(
+            f"BigQuery does not let you read {what}: ask its owner for roles/bigquery.dataViewer "
+            f"and roles/bigquery.readSessionUser, or {login}."
+        ) from None
+    except exceptions.GoogleAPICallError as error:
+        raise UserError(f"BigQuery fails reading {what}: {error.message}") from None
+    except (exceptions.RetryError, ConnectionError):
+        raise UserError(f"BigQuery does not answer about {what}. Is the network up?") from None

@@ -1,9 +1,12 @@
-"""The handwritten digits that scikit-learn carries, as a TFDS data set."""
+"""The handwritten digits of scikit-learn, as a TFDS data set."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-TEST_EXAMPLES = 360
+EVAL_EXAMPLES = 360
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
@@ -24,18 +27,18 @@ class Digits(tfds.core.GeneratorBasedBuilder):
             supervised_keys=("image", "label"),
         )
 
-    def _split_generators(self, dl_manager):
-        # scikit-learn's order goes by writer, so the split is drawn, once and for all.
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[Any]]:
+        # scikit-learn's order goes by writer, so the split is a fixed random one.
         order = np.random.RandomState(1797).permutation(1797)
         return {
-            "train": self._generate_examples(order[TEST_EXAMPLES:]),
-            "test": self._generate_examples(order[:TEST_EXAMPLES]),
+            "train": self._generate_examples(order[EVAL_EXAMPLES:]),
+            "test": self._generate_examples(order[:EVAL_EXAMPLES]),
         }
 
-    def _generate_examples(self, indices):
-        from sklearn.datasets import load_digits
+    def _generate_examples(self, indices: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+        from sklearn import datasets
 
-        digits = load_digits()
+        digits: Any = datasets.load_digits()
         for index in map(int, indices):
             # 0 to 16 in the source.
             image = (digits.images[index][..., None] * (255 / 16)).round().astype(np.uint8)

@@ -1,67 +1,69 @@
-"""Images with a class each, from a TFDS data set."""
+"""Images with one class each, in memory."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tftpu.input_pipelines.datasets import tfds
+from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.reading.epochs import Training
-from tftpu.input_pipelines.sources import Images
+from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
+
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.sources import Images
 
 
-def training(data: Images, seed: int) -> Training:
-    """Shuffled, augmented training images; see `epochs.Training` for the order."""
-    builder = tfds.prepared(data.name, data.data_dir)
+def training(data: "Images", seed: int) -> Training:
+    """Returns shuffled, augmented training images; see `epochs.Training` for the order."""
 
-    def prepare(examples, seeds):
+    def prepare(examples: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
         images = examples["image"]
         images = _shift(images, data.shift, seeds) if data.shift else images
         return _standardise(images, data), tf.cast(examples["label"], tf.int32)
 
-    tfds.count(builder, data.train_split)
-    examples = builder.as_dataset(split=data.train_split, shuffle_files=False)
     return Training(
-        examples=tfds.in_memory(examples),
+        examples=small.in_memory(data.name, data.data_dir, data.train_split),
         global_batch_size=data.global_batch_size,
         seed=seed,
         prepare=prepare,
     )
 
 
-def evaluation(data: Images) -> tf.data.Dataset:
-    """Every evaluation image once, in order."""
-    builder = tfds.prepared(data.name, data.data_dir)
-    tfds.count(builder, data.eval_split)
+def evaluation(data: "Images") -> tf.data.Dataset:
+    """Returns every evaluation image once, in order."""
+    examples = small.in_memory(data.name, data.data_dir, data.eval_split)
 
-    def prepare(examples):
+    def prepare(examples: Batch) -> tuple[Tensor, Tensor]:
         return _standardise(examples["image"], data), tf.cast(examples["label"], tf.int32)
 
-    examples = builder.as_dataset(split=data.eval_split, shuffle_files=False)
-    return examples.batch(data.global_batch_size).map(prepare, tf.data.AUTOTUNE)
+    dataset = tf.data.Dataset.from_tensor_slices(examples)
+    return dataset.batch(data.global_batch_size).map(prepare, tf.data.AUTOTUNE)
 
 
-def batch_spec(data: Images, examples: int) -> Any:
-    """(images, labels) of a batch."""
+def batch_spec(data: "Images", examples: int) -> Spec:
+    """Returns the spec of a batch: (images, labels)."""
     shape = (examples, data.image_size, data.image_size, data.channels)
     return tf.TensorSpec(shape, tf.float32), tf.TensorSpec((examples,), tf.int32)
 
 
-def class_names(data: Images) -> list[str]:
-    """The names of the classes by their numbers."""
+def class_names(data: "Images") -> list[str]:
+    """Returns the names of the classes by class id."""
+    from tftpu.input_pipelines.datasets import tfds  # slow to import
+
     return tfds.prepared(data.name, data.data_dir).info.features["label"].names
 
 
-def _standardise(images: tf.Tensor, data: Images) -> tf.Tensor:
-    """uint8 pixels to float32 of about zero mean and unit variance, static shape."""
+def _standardise(images: Tensor, data: "Images") -> Tensor:
+    """Converts uint8 pixels to float32 of about zero mean and unit variance, static shape."""
     shape = (images.shape[0], data.image_size, data.image_size, data.channels)
     return tf.cast(tf.ensure_shape(images, shape), tf.float32) / 64.0 - 1.2
 
 
-def _shift(images: tf.Tensor, pixels: int, seeds: tf.Tensor) -> tf.Tensor:
-    """Each image moved by up to `pixels` in each direction, zeros where nothing was.
+def _shift(images: Tensor, pixels: int, seeds: Tensor) -> Tensor:
+    """Shifts each image by up to `pixels` in each direction, filling with zeros.
 
     Args:
         images: (batch, height, width, channels).
+        pixels: largest shift.
         seeds: (batch, 2), random int32.
     """
     height, width = images.shape[1:3]

@@ -3,7 +3,9 @@
 import hashlib
 import platform
 import sysconfig
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import tensorflow_datasets as tfds
 
@@ -20,11 +22,11 @@ _LEFT_OUT = {
 
 
 class PythonSource(tfds.core.GeneratorBasedBuilder):
-    """Python's standard library, a file an example; one file in fifty is for testing."""
+    """Python's standard library, one example per file; one file in fifty is for testing."""
 
     VERSION = tfds.core.Version("1.0.0")
-    # Another Python has another text.
-    BUILDER_CONFIGS = [  # noqa: RUF012 (TFDS's own interface)
+    # Another version of Python has other text.
+    BUILDER_CONFIGS = [  # noqa: RUF012 (the interface of TFDS)
         tfds.core.BuilderConfig(name=f"python-{platform.python_version()}")
     ]
 
@@ -35,27 +37,29 @@ class PythonSource(tfds.core.GeneratorBasedBuilder):
             features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
         )
 
-    def _split_generators(self, dl_manager):
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[Any]]:
         root = Path(sysconfig.get_paths()["stdlib"])
         paths = [
             path
             for path in sorted(root.rglob("*.py"))
             if not _LEFT_OUT.intersection(path.relative_to(root).parts)
         ]
-        test = [path for path in paths if _is_test(path.relative_to(root))]
+        test = [path for path in paths if _is_for_testing(path.relative_to(root))]
         train = [path for path in paths if path not in set(test)]
         return {
             "train": self._generate_examples(root, train),
             "test": self._generate_examples(root, test),
         }
 
-    def _generate_examples(self, root: Path, paths: list[Path]):
+    def _generate_examples(
+        self, root: Path, paths: list[Path]
+    ) -> Iterator[tuple[str, dict[str, bytes]]]:
         for path in paths:
             text = path.read_bytes()
             if text:
                 yield str(path.relative_to(root)), {"text": text}
 
 
-def _is_test(path: Path) -> bool:
-    """One file in fifty, by its name, so that a split never moves a file to the other side."""
+def _is_for_testing(path: Path) -> bool:
+    """Returns whether a file is one in fifty, by its name, so that it never changes its split."""
     return hashlib.sha256(path.as_posix().encode()).digest()[0] * 50 < 256

@@ -1,60 +1,61 @@
-"""Images with a class each, read, decoded and augmented while training."""
+"""Images with one class each, read, decoded and augmented while training."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.augment import image_ops, mix
-from tftpu.input_pipelines.datasets import tfds
-from tftpu.input_pipelines.datasets.indexed import Indexed
 from tftpu.input_pipelines.formats import example_proto, manifest
 from tftpu.input_pipelines.formats.manifest import Feature
-from tftpu.input_pipelines.pipeline import Pipeline, Source, options_of
-from tftpu.input_pipelines.reading import cache, shards
-from tftpu.input_pipelines.sources import StreamedImages
+from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
+from tftpu.input_pipelines.reading import cache, image_files, shards
+from tftpu.input_pipelines.reading.image_files import ImageFiles
+from tftpu.input_pipelines.reading.indexed import Indexed
+from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
 from tftpu.storage import files
 
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.sources import StreamedImages
 
-def training(data: StreamedImages, seed: int) -> Pipeline:
-    """Shuffled, augmented training images; see `pipeline` for what is kept exact."""
+
+def training(data: "StreamedImages", seed: int) -> Pipeline:
+    """Returns shuffled, augmented training images; see `pipeline` for what is exact."""
     source, parse = _source(data, data.train_split)
     prepare = image_ops.training(data.augment, data.image_size, data.channels)
     return Pipeline(
         source,
-        data.global_batch_size,
+        data,
         parse,
         _finish(data, mix.batches(data.augment, data.num_classes, data.space_to_depth)),
         example=lambda example, seed: _chosen(prepare(_read(example), seed)),
         seed=seed,
         pairs=mixes(data),
-        **options_of(data),
     )
 
 
-def evaluation(data: StreamedImages) -> tf.data.Dataset:
-    """Every evaluation image once."""
+def evaluation(data: "StreamedImages") -> tf.data.Dataset:
+    """Returns every evaluation image once."""
     source, parse = _source(data, data.eval_split)
     prepare = image_ops.evaluation(data.augment, data.image_size, data.channels)
 
-    def finish(batch: dict, seeds: tf.Tensor) -> dict:
+    def finish(batch: Batch, seeds: Tensor) -> Batch:
         image = mix.to_depth(batch["image"]) if data.space_to_depth else batch["image"]
         label = tf.one_hot(batch["label"], data.num_classes) if mixes(data) else batch["label"]
         return {"image": image, "label": label}
 
     return Pipeline(
         source,
-        data.global_batch_size,
+        data,
         parse,
         _finish(data, finish),
         example=lambda example, _: _chosen(prepare(_read(example))),
-        **options_of(data),
     ).once()
 
 
-def batch_spec(data: StreamedImages, examples: int) -> Any:
-    """(images, labels) of a batch."""
+def batch_spec(data: "StreamedImages", examples: int) -> Spec:
+    """Returns the spec of a batch: (images, labels)."""
     size, channels = data.image_size, data.channels
     shape = (size // 2, size // 2, 4 * channels) if data.space_to_depth else (size, size, channels)
     images = tf.TensorSpec((examples, *shape), tf.as_dtype(data.image_dtype))
@@ -63,38 +64,42 @@ def batch_spec(data: StreamedImages, examples: int) -> Any:
     return images, tf.TensorSpec((examples,), tf.int32)
 
 
-def class_names(data: StreamedImages) -> list[str] | None:
-    """The names of the classes by their numbers; None where the data has none."""
+def class_names(data: "StreamedImages") -> list[str] | None:
+    """Returns the names of the classes by class id, or None if the data have none."""
     if data.format in ("folder", "index"):
-        return _listed(data, data.train_split)[1]
+        return _listed(data, data.train_split).class_names
     if data.format == "tfrecord":
-        return manifest.read(data.data_dir).about.get("classes")
+        return manifest.read(data.data_dir or "").about.get("classes")
+    from tftpu.input_pipelines.datasets import tfds  # slow to import
+
     builder = tfds.prepared(data.name, data.data_dir, data.download)
     return builder.info.features[tfds.image_and_label(builder)[1]].names
 
 
-def mixes(data: StreamedImages) -> bool:
-    """Whether labels are shares of the classes, (batch, classes), rather than class ids."""
+def mixes(data: "StreamedImages") -> bool:
+    """Returns whether labels are class weights, (batch, num_classes), rather than class ids."""
     return bool(data.augment.mixup or data.augment.cutmix)
 
 
-def _source(data: StreamedImages, split: str) -> tuple[Source, Callable]:
-    """The records of a split, and what makes {"image", "label"} of them.
+def _source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
+    """Returns the records of a split, and the function that makes {"image", "label"} of them.
 
     Raises:
-        UserError: no such split, or the classes are not as many as the config says.
+        UserError: no such split, or another number of classes than in the config.
     """
     if data.format in ("folder", "index"):
-        return _files(data, split)
+        return _of_files(data, split)
     if data.format == "tfds":
+        from tftpu.input_pipelines.datasets import tfds  # slow to import
+
         builder = tfds.prepared(data.name, data.data_dir, data.download)
-        source = tfds.shards(builder, split, shuffle=data.shuffle)
+        source = tfds.shards(builder, split, data.shuffle)
         image, label = tfds.image_and_label(builder)
         features = {image: Feature("string", (), "image")}
         features[label] = Feature("int32", (), "list", builder.info.features[label].num_classes)
     else:
-        found = manifest.read(data.data_dir)
-        source = shards.of_manifest(found, split, cache.of(data), shuffle=data.shuffle)
+        found = manifest.read(data.data_dir or "")
+        source = shards.of_manifest(found, split, cache.of(data), data.shuffle)
         image, label = "image", "label"
         features = {name: f for name, f in found.features.items() if name in (image, label)}
         if set(features) != {image, label} or features[image].encoding != "image":
@@ -105,75 +110,79 @@ def _source(data: StreamedImages, split: str) -> tuple[Source, Callable]:
     _check_classes(data, features[label].num_classes)
     parse = example_proto.parser(features)
 
-    def parsed(serialized: tf.Tensor) -> dict:
+    def parsed(serialized: Tensor) -> Batch:
         example = parse(serialized, tf.fill(tf.shape(serialized), ""))
         return {"image": example[image], "label": example[label]}
 
     return source, parsed
 
 
-def _files(data: StreamedImages, split: str) -> tuple[Indexed, Callable]:
-    found, names = _listed(data, split)
-    if split != data.train_split and names != _listed(data, data.train_split)[1]:
+def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
+    found = _listed(data, split)
+    if (
+        split != data.train_split
+        and found.class_names != _listed(data, data.train_split).class_names
+    ):
         raise UserError(
-            f"The splits {data.train_split!r} and {split!r} in {data.data_dir} have not the same "
-            "classes, so their numbers would differ: give every split a folder for each class, "
-            "or class numbers in the index."
+            f"The splits {data.train_split!r} and {split!r} in {data.data_dir} do not have the "
+            "same classes, so their class ids would differ: give every split a folder for each "
+            "class, or use class ids in the index."
         )
-    rows = [row for part in found.parts for row in part]
-    _check_classes(data, found.features["label"].num_classes)
-    paths = tf.constant([row[0] for row in rows])
-    labels = tf.constant([row[1] for row in rows], tf.int32)
+    _check_classes(data, found.num_classes)
+    paths = tf.constant([image.path for image in found.images])
+    labels = tf.constant([image.label for image in found.images], tf.int32)
 
-    def parse(numbers: tf.Tensor) -> dict:
+    def parse(numbers: Tensor) -> Batch:
         return {"path": tf.gather(paths, numbers), "label": tf.gather(labels, numbers)}
 
     return Indexed(paths), parse
 
 
-def _listed(data: StreamedImages, split: str) -> tuple[Any, Any]:
-    """The files of a split, and the names of their classes if they have any."""
-    from tftpu.input_pipelines.convert import parts
+def _listed(data: "StreamedImages", split: str) -> ImageFiles:
+    """Lists the image files of a split.
 
-    address = f"images:{files.join(data.data_dir, split)}"
-    if data.format == "index":
-        index = [files.join(data.data_dir, f"{split}.{end}") for end in ("csv", "jsonl")]
-        there = [path for path in index if files.exists(path)]
-        if len(there) != 1:
-            raise UserError(
-                f"{'Both' if there else 'Neither'} of {' and '.join(index)} "
-                f"{'are' if there else 'is'} there: one index of the split {split!r} is expected."
-            )
-        address = f"index:{there[0]}"
-    found = parts.source(address, parts.Options())
-    return found, found.about.get("classes")
+    Raises:
+        UserError: there is no folder or index of the split, or it is not valid.
+    """
+    folder = data.data_dir or ""
+    if data.format == "folder":
+        return image_files.in_folders(files.join(folder, split))
+    index = [files.join(folder, f"{split}.{end}") for end in ("csv", "jsonl")]
+    there = [path for path in index if files.exists(path)]
+    if len(there) != 1:
+        raise UserError(
+            f"{'Both' if there else 'Neither'} of {' and '.join(index)} "
+            f"{'exist' if there else 'exists'}: give one index for the split {split!r}."
+        )
+    return image_files.in_index(there[0])
 
 
-def _check_classes(data: StreamedImages, found: int) -> None:
+def _check_classes(data: "StreamedImages", found: int) -> None:
     if found and found != data.num_classes:
         raise UserError(
-            f"The data have {found} classes, and data.num_classes is {data.num_classes}: the model needs "
-            f"as many as the data; use --config.data.num_classes={found}."
+            f"The data have {found} classes, but data.num_classes is {data.num_classes}: the model "
+            f"needs as many as the data; set data.num_classes={found}."
         )
 
 
-def _read(example: dict) -> dict:
-    """With the image's bytes, where only its path is known."""
+def _read(example: Batch) -> Batch:
+    """Returns an example with the bytes of its image, read from its path if it has one."""
     if "path" not in example:
         return example
     return {"image": tf.io.read_file(example["path"]), "label": example["label"]}
 
 
-def _chosen(example: dict) -> dict:
+def _chosen(example: Batch) -> Batch:
     return {"image": example["image"], "label": example["label"]}
 
 
-def _finish(data: StreamedImages, mixed: Callable) -> Callable:
-    def finish(batch: dict, seeds: tf.Tensor) -> tuple:
+def _finish(data: "StreamedImages", mixed: Callable[[Batch, Tensor], Batch]) -> Finish:
+    def finish(batch: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
         batch = mixed(batch, seeds)
-        images = batch["image"]
+        images: Tensor = batch["image"]
         if data.image_dtype != "uint8":  # about zero mean and unit variance
-            images = tf.cast(tf.cast(images, tf.float32) / 64.0 - 1.2, data.image_dtype)
+            images = tf.cast(images, tf.float32) / 64.0 - 1.2
+            images = tf.cast(images, data.image_dtype)
         return images, batch["label"]
 
     return finish

@@ -1,8 +1,8 @@
 """TFDS data sets by name: the embedded ones of tftpu, and any that TFDS knows."""
 
+import contextlib
+import io
 import logging
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,29 +10,27 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.input_pipelines.reading.shards import Piece, Shards, checked
+from tftpu.input_pipelines.datasets.embedded import EMBEDDED
+from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.input_pipelines.reading.shards import SHUFFLE, Piece, Shards, checked
+from tftpu.input_pipelines.tensors import Batch
 
-EMBEDDED = ("digits", "python_source")
+Builder = Any  # a `tfds.core.DatasetBuilder`, whose published types leave out most of its methods
 
-# TFDS warns of a data set that is not prepared, where an error of ours says it.
+# TFDS warns of a data set that is not prepared; our own error explains it.
 logging.getLogger("absl").addFilter(lambda r: not r.getMessage().startswith("Variant folder"))
 
 
-def cache_folder() -> str:
-    """Where prepared data lie: $TFTPU_CACHE, or `tftpu/data` in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu" / "data")
+def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder:
+    """Returns the builder of a data set that is ready to be read.
 
-
-def prepared(name: str, data_dir: str | None, download: bool = False) -> tfds.core.DatasetBuilder:
-    """The builder of a data set that is ready to be read. Never touches the network unless told to.
-
-    An embedded data set is made on first use. Any other has to be prepared before, by TFDS.
+    An embedded data set is prepared on first use, without network access. Any other has to be
+    prepared by TFDS before, unless `download` is set.
 
     Args:
-        name: "digits", "python_source", or a name that TFDS knows, as "imagenet2012".
-        data_dir: where it lies, local or `gs://`; None: the cache folder.
-        download: whether TFDS may download and prepare what is not there.
+        name: "digits", "python_source", or a name that TFDS knows, such as "imagenet2012".
+        data_dir: folder of prepared data, local or `gs://`; None: the cache folder.
+        download: whether TFDS may download and prepare what is missing.
 
     Raises:
         UserError: an unknown data set, or one that is not prepared.
@@ -40,31 +38,28 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> tfds.co
     data_dir = data_dir or cache_folder()
     if name in EMBEDDED:
         builder = _embedded(name, data_dir)
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-        )
+        _prepare(builder, download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return builder
     try:
-        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+        builder: Builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except tfds.core.DatasetNotFoundError as error:
         known = [*EMBEDDED, *tfds.list_builders()]
         near = did_you_mean(name, known)
         near = near if "Did you mean" in near else " tfds.list_builders() lists what TFDS has."
         raise UserError(f"There is no data set {name!r}.{near}") from error
-    if not builder.is_prepared() and download:
-        builder.download_and_prepare()
+    if download:
+        _prepare(builder)
     if not builder.is_prepared():
         raise UserError(
             f"The data set {name!r} is not prepared in {data_dir}: run `tfds build {name} "
-            f"--data_dir={data_dir}` on a machine that can download it (it says which files it "
-            "cannot fetch by itself), or name the folder it lies in with "
-            "--config.data.data_dir=DIR."
+            f"--data_dir={data_dir}` on a machine that can download it (it names the files that "
+            "you have to fetch yourself), or set data.data_dir to the folder that holds it."
         )
     return builder
 
 
-def count(builder: tfds.core.DatasetBuilder, split: str) -> int:
-    """Examples in a split.
+def count(builder: Builder, split: str) -> int:
+    """Returns the number of examples in a split.
 
     Raises:
         UserError: there is no such split, or it is empty.
@@ -81,17 +76,17 @@ def count(builder: tfds.core.DatasetBuilder, split: str) -> int:
     return examples
 
 
-def shards(builder: tfds.core.DatasetBuilder, split: str, **options) -> Shards:
-    """The records of a split, as "train", "train[:90%]" or "train+test".
+def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
+    """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
 
     Raises:
-        UserError: no such split, an empty one, or files that are no TFRecord.
+        UserError: no such split, an empty one, or files that are not TFRecord.
     """
     count(builder, split)
     kind = builder.info.file_format.value
     if kind != "tfrecord":
         raise UserError(
-            f"The data set {builder.name!r} is prepared as {kind}, and read here as tfrecord: "
+            f"The data set {builder.name!r} is prepared as {kind}, but tftpu reads tfrecord: "
             f"prepare it again with `tfds build {builder.name} --file_format=tfrecord`."
         )
     pieces = [
@@ -100,34 +95,46 @@ def shards(builder: tfds.core.DatasetBuilder, split: str, **options) -> Shards:
         else Piece(str(part.filename), part.take, part.skip)
         for part in builder.info.splits[split].file_instructions
     ]
-    return Shards(checked(pieces), **options)
+    return Shards(checked(pieces), shuffle=shuffle)
 
 
-def image_and_label(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
-    """The names of the image and of the class of an example.
+def image_and_label(builder: Builder) -> tuple[str, str]:
+    """Returns the names of the image and of the class label of an example.
 
     Raises:
-        UserError: it has not one of each.
+        UserError: the data set does not have one of each.
     """
-    named = {
-        kind: [name for name, feature in builder.info.features.items() if isinstance(feature, kind)]
+    images, labels = (
+        [name for name, feature in builder.info.features.items() if isinstance(feature, kind)]
         for kind in (tfds.features.Image, tfds.features.ClassLabel)
-    }
-    if any(len(names) != 1 for names in named.values()):
+    )
+    if len(images) != 1 or len(labels) != 1:
         raise UserError(
             f"The data set {builder.name!r} has the features {sorted(builder.info.features)}: one "
             "image and one class label are expected."
         )
-    return tuple(names[0] for names in named.values())
+    return images[0], labels[0]
 
 
-def in_memory(dataset: tf.data.Dataset) -> Any:
-    """All examples of a dataset as NumPy arrays, nested as they are; for small data sets."""
+def in_memory(builder: Builder, split: str) -> Batch:
+    """Returns all examples of a split in order, as nested NumPy arrays; for small data sets."""
+    count(builder, split)
+    dataset = builder.as_dataset(split=split, shuffle_files=False)
     examples = list(dataset.as_numpy_iterator())
     return tf.nest.map_structure(lambda *parts: np.stack(parts), *examples)
 
 
-def _embedded(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
+def _prepare(builder: Builder, **options: Any) -> None:
+    """Prepares a data set, with one line instead of the messages and progress bars of TFDS."""
+    if builder.is_prepared():
+        return
+    print(f"Preparing the data set {builder.name!r} in {builder.data_dir}", flush=True)
+    tfds.disable_progress_bar()
+    with contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare(**options)
+
+
+def _embedded(name: str, data_dir: str) -> Builder:
     if name == "digits":
         from tftpu.input_pipelines.datasets.digits import Digits
 

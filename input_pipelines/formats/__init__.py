@@ -1,1 +1,1 @@
-"""File formats: TFRecord, `tf.train.Example` and the manifest of a data set."""
+"""File formats: TFRecord files, `tf.train.Example` records and the manifest of a data set."""

@@ -1,4 +1,4 @@
-"""Examples to records and back: `tf.train.Example`, by the features of a manifest."""
+"""Conversion between examples and records: `tf.train.Example`, by a manifest's features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,24 +8,27 @@ import tensorflow as tf
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.tensors import Tensor
+
+Parser = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
 def encode(example: dict[str, Any], features: dict[str, Feature]) -> bytes:
-    """An example as a record; the same bytes for the same values.
+    """Returns an example as a record; equal values give equal bytes.
 
     Args:
-        example: by name, what `numpy.asarray` takes; an image or a string as bytes (or str).
-        features: what it is made of; every one has to be there, and no other.
+        example: array-likes by feature name; images and strings as bytes (or str).
+        features: of the data set; the example must have exactly these.
 
     Raises:
-        UserError: a feature is missing or unknown, of another shape or dtype, or a class id out
-            of range.
+        UserError: a feature is missing or unknown, has another shape or dtype, or is a class id
+            out of range.
     """
     for name in set(example) ^ set(features):
         if name in features:
             raise UserError(f"The example has no feature {name!r}; it has {sorted(example)}.")
         raise UserError(
-            f"The example has a feature {name!r}, which the data set has not."
+            f"The example has a feature {name!r}, which the data set does not have."
             f"{did_you_mean(name, features)}"
         )
     encoded = {name: _encoded(name, example[name], features[name]) for name in sorted(features)}
@@ -33,13 +36,13 @@ def encode(example: dict[str, Any], features: dict[str, Feature]) -> bytes:
     return record.SerializeToString(deterministic=True)
 
 
-def parser(features: dict[str, Feature]) -> Callable[..., dict[str, tf.Tensor]]:
-    """A function from a vector of records to examples, to be used in `Dataset.map`.
+def parser(features: dict[str, Feature]) -> Parser:
+    """Returns a function from a vector of records to examples, for use in `Dataset.map`.
 
-    Its arguments are records (batch,) and, for its errors, their names (batch,), both strings; it
-    returns tensors (batch, *shape) by name, an image still encoded. It raises
-    `tf.errors.InvalidArgumentError`, with the name of the record, where a feature is missing or of
-    another shape or dtype, and for a class id out of range.
+    The function takes records (batch,) and the names (batch,) to give them in errors, both string
+    tensors. It returns tensors (batch, *shape) by feature name; images stay encoded. It raises
+    `tf.errors.InvalidArgumentError`, with the name of the record, if a feature is missing, has
+    another shape or dtype, or is a class id out of range.
     """
     parsed = {
         name: tf.io.FixedLenFeature(
@@ -48,8 +51,8 @@ def parser(features: dict[str, Feature]) -> Callable[..., dict[str, tf.Tensor]]:
         for name, feature in features.items()
     }
 
-    def parse(records: tf.Tensor, names: tf.Tensor) -> dict[str, tf.Tensor]:
-        values = tf.io.parse_example(records, parsed, example_names=names)
+    def parse(records: Tensor, names: Tensor) -> dict[str, Tensor]:
+        values: dict[str, Any] = tf.io.parse_example(records, parsed, example_names=names)
         return {
             name: _decoded(name, values[name], feature, names) for name, feature in features.items()
         }
@@ -72,7 +75,8 @@ def _encoded(name: str, value: Any, feature: Feature) -> tf.train.Feature:
         0 <= array.min(initial=0) <= array.max(initial=0) < feature.num_classes
     ):
         raise UserError(
-            f"The feature {name!r} holds the class {array}: there are {feature.num_classes}, from 0."
+            f"The feature {name!r} holds the class {array}: it must be at least 0 and below "
+            f"{feature.num_classes}."
         )
     if feature.encoding == "raw":
         raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
@@ -83,19 +87,19 @@ def _encoded(name: str, value: Any, feature: Feature) -> tf.train.Feature:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=flat))
 
 
-def _check_shape(name: str, shape: tuple, feature: Feature) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], feature: Feature) -> None:
     if tuple(shape) != tuple(feature.shape):
         raise UserError(f"The feature {name!r} has the shape {shape}: it must be {feature.shape}.")
 
 
 def _stored(feature: Feature) -> tf.DType:
-    """The dtype that a record holds a feature in."""
+    """Returns the dtype in which a record holds a feature."""
     if feature.encoding != "list" or feature.dtype == "string":
         return tf.string
     return tf.float32 if feature.dtype == "float32" else tf.int64
 
 
-def _decoded(name: str, value: tf.Tensor, feature: Feature, names: tf.Tensor) -> tf.Tensor:
+def _decoded(name: str, value: Tensor, feature: Feature, names: Tensor) -> Tensor:
     if feature.dtype == "string":
         return value
     dtype = tf.as_dtype(feature.dtype)
@@ -111,7 +115,7 @@ def _decoded(name: str, value: tf.Tensor, feature: Feature, names: tf.Tensor) ->
     return tf.cast(value, dtype)
 
 
-def _check(fine: tf.Tensor, what: str, names: tf.Tensor) -> None:
-    """Raises with the name of the first record that is not fine, (batch,)."""
+def _check(fine: Tensor, what: str, names: Tensor) -> None:
+    """Raises an error with the name of the first record that is not fine, (batch,)."""
     bad = tf.boolean_mask(names, ~fine)[:1]
     tf.debugging.Assert(tf.reduce_all(fine), [bad, what])

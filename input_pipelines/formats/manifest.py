@@ -1,32 +1,19 @@
-"""The manifest of a data set of TFRecord shards: `dataset.json`, written last, beside them.
+"""The manifest of a data set of TFRecord shards: `dataset.json`, beside the shards.
 
     FOLDER/dataset.json
     FOLDER/train-00000-of-01024.tfrecord ...
 
-A folder, local or `gs://`, holds one data set: its splits, the shards of each in their order with
-size, checksum and number of examples, and what an example is made of. A record is a serialised
-`tf.train.Example`; `Feature` says how its values become tensors (`records.py` reads and writes
-them, `tfrecord.py` the files). Nothing here imports TensorFlow, but to reach a bucket.
-
-Where an augmentation plugs in: an image source hands to a function
-
-    (example, seed) -> example      for training; seed (2,), int32, random, a function of the run's
-                                    seed, the epoch and the example alone
-    example -> example              for evaluation
-
-an example as `{"image": ..., "label": int32 ()}`, the image encoded (a scalar string: JPEG, PNG)
-or decoded (height, width, channels), uint8; it returns the same keys with an image of static shape
-and a device dtype. A function of a whole batch (MixUp, CutMix) follows the batching:
-
-    (batch, seeds) -> batch         seeds (batch, 2), int32, those of its examples
-
-Hosts hold consecutive parts of a global batch, of any even size. So that their number changes
-nothing, such a function mixes example j with its neighbour j XOR 1 alone, and takes what the pair
-has in common (as the box of CutMix) from the seed of the even one.
+A folder, local or `gs://`, holds one data set: its splits, the shards of each split in order with
+size, checksum and number of examples, and the features of an example. A record is a serialised
+`tf.train.Example`; `Feature` says how its values become tensors (`example_proto` encodes and
+parses records, `tfrecord` reads and writes files). The manifest is written last, so a folder with
+a manifest is complete. Imports no TensorFlow, except to reach a bucket.
 """
 
 import dataclasses
 import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
@@ -42,16 +29,16 @@ COMPRESSIONS = ("", "GZIP")
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """One feature of an example: the tensor that it becomes, and how a record holds it.
+    """One feature of an example: its tensor, and how a record stores it.
 
     Args:
-        dtype: of the tensor, one of `DTYPES`. On the way to a device int64 becomes int32 and
-            uint16 becomes int32.
+        dtype: of the tensor, one of `DTYPES`. Pipelines convert int64 and uint16 to int32 before
+            they hand a batch to a device.
         shape: of one example's tensor; () is a scalar.
         encoding: "list": the elements in an int64, float or bytes list; "raw": one bytes value,
             the elements in C order, little-endian (fast: for tokens and arrays); "image": one
             bytes value, a JPEG or PNG, which the pipeline decodes (dtype "string", shape ()).
-        classes: of a class id: it must lie in [0, classes). 0: not a class id.
+        num_classes: for a class id, which must be in [0, num_classes); 0: not a class id.
     """
 
     dtype: str
@@ -60,7 +47,7 @@ class Feature:
     num_classes: int = 0
 
     def validate(self, name: str) -> None:
-        """Raises `UserError` for what no record can hold."""
+        """Raises `UserError` for a feature that no record can hold."""
         for field, allowed in (("dtype", DTYPES), ("encoding", ENCODINGS)):
             value = getattr(self, field)
             if value not in allowed:
@@ -72,7 +59,7 @@ class Feature:
         if self.encoding == "image" and (self.dtype, self.shape) != ("string", ()):
             raise UserError(f"The feature {name!r} is an image: its dtype is string, its shape ().")
         if self.encoding == "raw" and self.dtype == "string":
-            raise UserError(f"The feature {name!r} is a string, which has no raw form: use 'list'.")
+            raise UserError(f"The feature {name!r} is a string, which cannot be raw: use 'list'.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +68,11 @@ class Shard:
 
     Args:
         name: of the file, relative to the manifest's folder; or a whole path.
-        examples: records that it holds.
+        examples: number of its records.
         bytes: its size.
-        crc32c: of the whole file, eight hexadecimal digits; "" where it is not known.
-        offsets: where records 0, n, 2n, ... begin, n being `INDEX_EVERY`, so that a run goes on
-            inside a shard without reading what lies before; empty for a compressed one.
+        crc32c: of the whole file, eight hexadecimal digits; "" if unknown.
+        offsets: positions of records 0, n, 2n, ... in the file, with n = `INDEX_EVERY`, so that a
+            run can resume inside a shard without reading it from the start; empty if compressed.
     """
 
     name: str
@@ -97,14 +84,14 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A data set: `splits` by name, each its shards in order, and the features of an example.
+    """A data set: the features of an example, and the shards of each split in order.
 
     Args:
-        folder: where it lies; not written.
+        folder: of the data set; not part of the file.
         features: by name.
-        splits: by name, the shards in their order.
+        splits: by name, the shards in order.
         compression: "" or "GZIP", of every shard.
-        about: what else a reader wants to know, as {"classes": [...], "tokenizer": ...}; JSON.
+        about: more for readers, such as {"classes": [...], "tokenizer": ...}; JSON values.
     """
 
     folder: str
@@ -114,14 +101,14 @@ class Manifest:
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def path(self, shard: Shard) -> str:
-        """Where a shard lies."""
+        """Returns the path of a shard."""
         return files.join(self.folder, shard.name)
 
     def shards(self, split: str) -> tuple[Shard, ...]:
-        """The shards of a split.
+        """Returns the shards of a split.
 
         Raises:
-            UserError: there is no such split, or it holds no example.
+            UserError: there is no such split, or it has no examples.
         """
         if split not in self.splits:
             raise UserError(
@@ -133,34 +120,68 @@ class Manifest:
         return self.splits[split]
 
     def examples(self, split: str) -> int:
-        """Examples of a split."""
+        """Returns the number of examples in a split."""
         return sum(shard.examples for shard in self.splits[split])
 
 
+_FEATURE = re.compile(
+    r"(\w+)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:num_classes=(\d+))?"
+)
+
+
+def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
+    """Returns the features that lines such as "x: float32[28,28]" describe.
+
+    Args:
+        spec: a line per feature: NAME: DTYPE[SIZE,SIZE], then `raw` or `num_classes=N`. The dtype
+            may be `image`.
+
+    Raises:
+        UserError: a line that does not follow this syntax.
+    """
+    features = {}
+    for line in spec:
+        match = _FEATURE.fullmatch(line.strip())
+        if not match:
+            raise UserError(
+                f"The feature {line!r} cannot be read: write NAME: DTYPE[SIZE,SIZE], and after it "
+                "raw or num_classes=N where they apply, as 'y: int64 num_classes=10'."
+            )
+        name, dtype, shape, more, classes = match.groups()
+        features[name] = Feature(
+            "string" if dtype == "image" else dtype,
+            tuple(int(size) for size in shape.split(",") if size.strip()) if shape else (),
+            "image" if dtype == "image" else more or "list",
+            int(classes or 0),
+        )
+        features[name].validate(name)
+    return features
+
+
 def write(manifest: Manifest) -> None:
-    """Writes `dataset.json` into the manifest's folder, whole or not at all: do it last."""
+    """Writes `dataset.json` into the manifest's folder, atomically; call it after the shards."""
     files.write_whole(files.join(manifest.folder, NAME), to_json(manifest).encode())
 
 
 def read(folder: str) -> Manifest:
-    """The manifest of a folder.
+    """Reads the manifest of a folder.
 
     Raises:
-        UserError: there is none, or it cannot be understood.
+        UserError: there is no manifest, or it is not valid.
     """
     path = files.join(folder, NAME)
     try:
         text = files.read(path).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
-            f"There is no data set in {folder}: {path} is missing. It is written last, when every "
-            "shard is there. For TFRecord files without one give their pattern and features."
+            f"There is no data set in {folder}: {path} is missing. It is written last, after all "
+            "shards. For TFRecord files without a manifest, describe their features in data.spec."
         ) from error
     return from_json(text, folder)
 
 
 def to_json(manifest: Manifest) -> str:
-    """The text of `dataset.json`: a shard a line, equal for equal data sets."""
+    """Returns the text of `dataset.json`, one shard per line; equal data sets give equal text."""
     head = {
         "format": FORMAT,
         "compression": manifest.compression,
@@ -177,16 +198,16 @@ def to_json(manifest: Manifest) -> str:
 
 
 def from_json(text: str, folder: str) -> Manifest:
-    """The manifest that `to_json` wrote.
+    """Parses the text that `to_json` writes.
 
     Raises:
-        UserError: not a manifest, one of another version, or one that contradicts itself.
+        UserError: the text is not a manifest, has another version, or contradicts itself.
     """
     path = files.join(folder, NAME)
     try:
         value = json.loads(text)
         if value["format"] != FORMAT:
-            raise UserError(f"{path} is of the format {value['format']!r}: this is {FORMAT!r}.")
+            raise UserError(f"{path} has the format {value['format']!r}: expected {FORMAT!r}.")
         features = {
             name: Feature(**{**feature, "shape": tuple(feature["shape"])})
             for name, feature in value["features"].items()
@@ -209,7 +230,7 @@ def _validate(manifest: Manifest, path: str) -> None:
         feature.validate(name)
     if manifest.compression not in COMPRESSIONS:
         raise UserError(
-            f"{path}: the compression {manifest.compression!r} is not known."
+            f"{path}: the compression {manifest.compression!r} is unknown."
             f"{did_you_mean(manifest.compression, COMPRESSIONS)}"
         )
     for shard in (shard for shards in manifest.splits.values() for shard in shards):

@@ -1,1 +1,1 @@
-"""Order, shards and caches: which examples a step reads, and from where."""
+"""Order, shards and caches: the examples of a step, and the files they are read from."""

@@ -1,12 +1,12 @@
 """A read-through cache of a bucket's files on local disk, shared by the processes of a host.
 
-    FOLDER/<key>-<bytes>         a file, whole and checked; its time is that of its last use
-           <key>-<bytes>.part    one on its way; it counts as if it were there already
-           <key>.lock            held, shared, by who reads it; alone, by who fetches or removes it
-           lock                  held while room is made
+    FOLDER/<key>-<bytes>         a complete, checked file; its mtime is the time of its last use
+           <key>-<bytes>.part    a download in progress; it counts with its final size
+           <key>.lock            held shared by readers, exclusively to download or remove the file
+           lock                  held while making room
 
-The locks are the operating system's: they end with their process, however that ends, and what a
-killed one left behind is removed by the next that needs the room.
+The locks are the operating system's and end with their process, however it ends. The next process
+that needs the room removes what a killed one left behind.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.sources import Streamed
+from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.storage import buckets, files
 from tftpu.storage.buckets import Stored
 
-PATIENCE = 60.0  # seconds to wait for files to be let go
+PATIENCE = 60.0  # seconds to wait for other readers to release files
 
 
 def of(data: Streamed) -> "Cache | None":
-    """The cache that a data set asks for with `cache_dir`.
+    """Returns the cache that a data set asks for with `cache_dir`, or None.
 
     Raises:
         UserError: its shards are not in a bucket.
@@ -36,41 +36,41 @@ def of(data: Streamed) -> "Cache | None":
         return None
     if not files.is_remote(data.data_dir or ""):
         raise UserError(
-            f"data.cache_dir is for shards in a bucket, and data.data_dir is {data.data_dir!r}: "
+            f"data.cache_dir is for shards in a bucket, but data.data_dir is {data.data_dir!r}: "
             "leave it out."
         )
     return Cache(data.cache_dir, int(data.cache_gb * 2**30))
 
 
 class Cache:
-    """Files of buckets, kept on local disk up to a size; the least recently used go first.
+    """Local copies of bucket files up to a total size; the least recently used go first.
 
     Args:
-        folder: local; made if it is not there.
-        limit: bytes of all files together.
+        folder: local; created if it does not exist.
+        limit: total size in bytes.
     """
 
-    def __init__(self, folder: str | os.PathLike, limit: int):
+    def __init__(self, folder: str | os.PathLike[str], limit: int):
         self.folder = Path(folder)
         self.limit = limit
-        self._checked = set()  # keys whose bytes this process has compared with their checksum
-        self._held = {}  # how to let go what `hold` gave out, by its reader
+        self._checked: set[str] = set()  # keys of files whose checksum this process has verified
+        self._held: dict[int, contextlib.ExitStack] = {}  # by reader, the file `hold` gave it
         self._holding = threading.Lock()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def file(self, uri: str, expected: Stored) -> Iterator[Path]:
-        """A local copy of a file of a bucket, which stays while the block runs.
+        """Yields a local copy of a bucket file, which stays while the block runs.
 
         Another process that wants the same file meanwhile waits for this one's download.
 
         Args:
             uri: `gs://BUCKET/NAME`.
-            expected: size and checksum by the manifest; a file that changed is fetched anew.
+            expected: size and checksum by the manifest; a file that changed is fetched again.
 
         Raises:
-            UserError: the limit is too small for what is in use at once; or the file is not what
-                was expected, or cannot be downloaded.
+            UserError: the limit is too small for the files in use at once, or the file cannot be
+                downloaded or differs from what is expected.
         """
         key = hashlib.sha256(f"{uri} {expected.crc32c}".encode()).hexdigest()[:32]
         path = self.folder / f"{key}-{expected.bytes}"
@@ -81,23 +81,23 @@ class Cache:
                 if not self._is_whole(key, path, expected):
                     self._fetch(uri, path, expected)
                     self._checked.add(key)
-                # Between one lock and the other the file may be removed: hence the loop.
+                # The file may be removed between one lock and the other: hence the loop.
                 fcntl.flock(lock, fcntl.LOCK_SH)
             os.utime(path)
             yield path
 
     def hold(self, uri: str, expected: Stored, reader: int) -> Path:
-        """A local copy of a file, as by `file`, until the same reader asks for another.
+        """Returns a local copy of a file, held until the same reader asks for another.
 
         Args:
-            uri, expected: as of `file`.
-            reader: the number of one who reads a file at a time; those of other numbers may read
-                at the same time.
+            uri, expected: as for `file`.
+            reader: number of the reader. A reader uses one file at a time; different readers may
+                use files at the same time.
         """
         with self._holding:
             before = self._held.pop(reader, None)
         if before:
-            before.close()  # before the next is waited for: readers never wait for one another
+            before.close()  # before waiting for the next, so that readers never wait in a circle
         held = contextlib.ExitStack()
         path = held.enter_context(self.file(uri, expected))
         with self._holding:
@@ -105,7 +105,7 @@ class Cache:
         return path
 
     def size(self) -> int:
-        """Bytes of all files that are there or on their way."""
+        """Returns the bytes of all files, including downloads in progress."""
         return sum(_bytes(path) for path in self._files())
 
     def _is_whole(self, key: str, path: Path, expected: Stored) -> bool:
@@ -136,7 +136,7 @@ class Cache:
             part.unlink(missing_ok=True)
 
     def _reserve(self, part: Path, needed: int) -> bool:
-        """Removes files that nobody uses until so many bytes are free, and takes these."""
+        """Reserves room for a download, removing files that nobody uses; returns success."""
         with open(self.folder / "lock", "a") as whole:
             fcntl.flock(whole, fcntl.LOCK_EX)
             part.unlink(missing_ok=True)

@@ -1,24 +1,24 @@
-"""Training examples that lie in memory: drawn by position (see `order`), gathered a batch at once.
+"""Training examples in memory: drawn by position (see `order`), gathered one batch at a time.
 
-Nothing has to be read to get to a step.
+Starting at a step reads nothing that comes before it.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.datasets import indexed
+from tftpu.input_pipelines.reading import indexed
+from tftpu.input_pipelines.tensors import Batch, Tensor
 
 
 def share_of_host(global_batch_size: int, hosts: int) -> int:
-    """The examples of a global batch that each host holds.
+    """Returns the number of examples of a global batch that each host holds.
 
     Raises:
-        UserError: the hosts do not divide the global batch.
+        UserError: the number of hosts does not divide the global batch size.
     """
     if global_batch_size % hosts:
         raise UserError(f"A global batch of {global_batch_size} cannot be shared by {hosts} hosts.")
@@ -30,41 +30,40 @@ class Training:
     """An endless, shuffled, batched dataset that can start at any step.
 
     Args:
-        examples: NumPy arrays, nested at will, whose first dimension counts the examples. They
-            lie in host memory: one gather makes a batch.
-        global_batch_size: examples a step.
-        seed: of the order and of the augmentation.
-        prepare: (a batch of examples, seeds (batch, 2), int32) -> a batch as the model takes it.
-            The seeds are random numbers that depend on the run's seed, the epoch and the example
-            alone.
+        examples: nested NumPy arrays whose first dimension counts the examples. They are kept in
+            host memory, and one gather makes a batch.
+        global_batch_size: examples per step.
+        seed: of the order and the augmentation.
+        prepare: (batch of examples, seeds (batch, 2), int32) -> batch for the model. The seeds are
+            random numbers that depend on the run's seed, the epoch and the example alone.
     """
 
-    examples: Any
+    examples: Batch
     global_batch_size: int
     seed: int
-    prepare: Callable
+    prepare: Callable[[Batch, Tensor], Batch]
 
     @property
     def count(self) -> int:
-        """Examples of an epoch."""
+        """The number of examples of an epoch."""
         return len(tf.nest.flatten(self.examples)[0])
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
-        """The global batches from a step on, or one host's part of each.
+        """Returns the global batches from a step on, or one host's part of each.
 
         Args:
             step: the first batch.
-            host, hosts: which of how many equal, consecutive parts; the parts together are the
-                whole batch, in its order.
+            host, hosts: index of this host, and number of hosts. Hosts get equal, consecutive
+                parts, which together are the whole batch, in order.
 
         Raises:
-            UserError: the hosts do not divide the global batch.
+            UserError: the number of hosts does not divide the global batch size.
         """
         share = share_of_host(self.global_batch_size, hosts)
         examples = tf.nest.map_structure(tf.constant, self.examples)
         places = tf.constant(np.arange(share) + host * share, tf.int64)
 
-        def batch(step: tf.Tensor) -> Any:
+        def batch(step: Tensor) -> Batch:
             index, seeds = indexed.draw(
                 self.count, self.seed, step * self.global_batch_size + places
             )

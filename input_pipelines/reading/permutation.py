@@ -1,8 +1,8 @@
-"""A permutation of 0 .. count - 1 by a seed, forward and back, without making all of it.
+"""A seeded permutation of 0 .. count - 1 and its inverse, without computing all of it.
 
-A Feistel network over the next power of four, walked until it lands below `count` (Black and
-Rogaway 2002, "Ciphers with arbitrary finite domains"). In NumPy alone, so that what is shuffled by
-it is the same on every machine and with every version of a library.
+A Feistel network over the next power of four, applied until the result is below `count` (Black and
+Rogaway 2002, "Ciphers with arbitrary finite domains"). NumPy only, so that the permutation is the
+same on every machine and with every version of TensorFlow.
 """
 
 import numpy as np
@@ -11,9 +11,11 @@ _ROUNDS = 8
 
 
 class Permutation:
-    """Args:
-    count: how many numbers are permuted, at least 1.
-    seed: which permutation.
+    """A permutation of 0 .. count - 1.
+
+    Args:
+        count: of the numbers, at least 1.
+        seed: selects the permutation.
     """
 
     def __init__(self, count: int, seed: int):
@@ -25,11 +27,11 @@ class Permutation:
             self._keys = _mixed(_mixed(np.uint64(seed % 2**64) + rounds) + rounds)
 
     def forward(self, places: np.ndarray) -> np.ndarray:
-        """What stands at each of the places, int64."""
+        """Returns the number at each of the places, int64."""
         return self._walk(places, self._keys, swap=False)
 
     def back(self, values: np.ndarray) -> np.ndarray:
-        """The place of each of the values, int64: `back(forward(p)) == p`."""
+        """Returns the place of each of the numbers, int64: `back(forward(p)) == p`."""
         return self._walk(values, self._keys[::-1], swap=True)
 
     def _walk(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:
@@ -52,7 +54,7 @@ class Permutation:
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64: 64 bits, each depending on all."""
+    """Applies the finaliser of SplitMix64: each of the 64 bits depends on all."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,9 @@
-"""TFRecord shards as a source of training examples: read in parallel, entered anywhere."""
+"""TFRecord shards as a source of training examples: read in parallel, from any step on."""
 
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,27 +12,31 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Manifest
 from tftpu.input_pipelines.reading import order
 from tftpu.input_pipelines.reading.cache import Cache
+from tftpu.input_pipelines.reading.order import Tracks
+from tftpu.input_pipelines.tensors import Tensor
 from tftpu.storage import files
 from tftpu.storage.buckets import Stored
 
-AT_MOST = 64  # lanes: as many hosts as this read nothing that another reads
-SHUFFLE = 16_384  # examples in the windows of all lanes together
-# Shards of one pass. tf.data opens at most three times as many before the first is done with, so
-# that those at once have different numbers modulo AT_MOST.
+AT_MOST = 64  # tracks: with up to as many hosts, no two hosts read the same records
+SHUFFLE = 16_384  # examples in the windows of all tracks together
+# Shards of one pass. tf.data opens at most three times as many before it finishes the first, so
+# that those open at once have different numbers modulo AT_MOST.
 AT_ONCE = 16
 READ_AHEAD = 1 << 20  # bytes of a file
+
+Local = Callable[[bytes, int], bytes]
 
 
 @dataclasses.dataclass
 class Piece:
-    """Consecutive records of one file: (path, all its records or a part of them).
+    """Consecutive records of one file: all of them or a part.
 
     Args:
         path: of the file, local or `gs://`.
-        examples: records that are meant.
-        first: record of the file that they begin with.
-        offsets: as of `manifest.Shard`; empty: the file is read from its beginning.
-        bytes: size of the file; None: not known.
+        examples: number of records in the piece.
+        first: number of its first record in the file.
+        offsets: as in `manifest.Shard`; empty: the file is read from its beginning.
+        bytes: size of the file; None: unknown.
     """
 
     path: str
@@ -45,16 +49,16 @@ class Piece:
 class Shards:
     """The records of TFRecord shards, in an order that depends on seed, epoch and place alone.
 
-    `order` says how. A record that cannot be read (missing file, bad checksum, cut off) comes as an
-    empty string in its place.
+    `order` explains how. A record that cannot be read (missing file, bad checksum, truncated) is
+    replaced by an empty string.
 
     Args:
-        pieces: the files, in their order.
-        compression: "" or "GZIP". A compressed file is read through to get to a place in it.
-        shuffle: examples that the windows of all lanes hold together; 1 keeps each file's order.
-        lanes: at most so many files are read side by side.
-        local: from a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
-            path to read until the reader asks for another; None: the same.
+        pieces: of the files, in order.
+        compression: "" or "GZIP". A compressed file is read from its beginning to reach a place.
+        shuffle: examples that the windows of all tracks hold together; 1 keeps each file's order.
+        tracks: largest number of files read side by side.
+        local: maps a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
+            path to read until this reader asks for another; None: the same path.
     """
 
     def __init__(
@@ -62,17 +66,17 @@ class Shards:
         pieces: list[Piece],
         compression: str = "",
         shuffle: int = SHUFFLE,
-        lanes: int = AT_MOST,
-        local: Callable[[bytes, int], bytes] | None = None,
+        tracks: int = AT_MOST,
+        local: Local | None = None,
     ):
         self.pieces = [piece for piece in pieces if piece.examples]
         self.compression = compression
         self.shuffle = shuffle
-        self.at_most = lanes
+        self.at_most = tracks
         self.local = local
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
-            raise UserError("The shards hold no example.")
+            raise UserError("The shards have no examples.")
         counts = np.array([piece.examples for piece in self.pieces])
         index = np.cumsum([0, *(len(piece.offsets) for piece in self.pieces)])
         # Tensors that the graphs below share: a graph's own constants are copied with it.
@@ -85,66 +89,70 @@ class Shards:
             offsets=tf.constant([o for p in self.pieces for o in p.offsets] or [0], tf.int64),
         )
 
-    def names(self, numbers: tf.Tensor) -> tf.Tensor:
-        """What to call records in an error: their place in their file, and the file."""
+    def names(self, numbers: Tensor) -> Tensor:
+        """Returns the names of records for errors: their number in their file, and the file."""
         tables = self._tables
         shard = tf.searchsorted(tables.firsts, numbers, side="right") - 1
         place = numbers - tf.gather(tables.firsts - tables.skips, shard)
         path = tf.gather(tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
 
-    def lanes(self, global_batch_size: int) -> order.Lanes:
-        """How an epoch is cut for batches of this size."""
-        number = order.lanes_of(global_batch_size, len(self.pieces), self.at_most)
-        return order.Lanes(self.count, global_batch_size, number)
+    def tracks(self, global_batch_size: int) -> Tracks:
+        """Returns the partition of an epoch for batches of this size."""
+        number = order.tracks_of(global_batch_size, len(self.pieces), self.at_most)
+        return Tracks(self.count, global_batch_size, number)
 
     def window(self, global_batch_size: int) -> int:
-        """Examples that one lane shuffles at a time."""
-        return max(1, self.shuffle // self.lanes(global_batch_size).lanes)
+        """Returns the number of examples that one track shuffles at a time."""
+        return max(1, self.shuffle // self.tracks(global_batch_size).number)
 
     def memory(self, global_batch_size: int, hosts: int = 1) -> int:
-        """Bytes of records that a host holds, about: two windows of a lane, and what it reads."""
-        lanes = self.lanes(global_batch_size)
-        own = -(-lanes.lanes // hosts)
+        """Returns about how many bytes of records a host holds.
+
+        Each of its tracks holds two windows, and what it has read ahead.
+        """
+        tracks = self.tracks(global_batch_size)
+        own = -(-tracks.number // hosts)
         record = sum(piece.bytes or 0 for piece in self.pieces) / self.count
         return int(own * (2 * self.window(global_batch_size) * record + READ_AHEAD))
 
     def drawn(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
-        """One host's part of each global batch from a step on.
+        """Returns one host's part of each global batch from a step on.
 
         Returns:
-            Endless: records (share,), string, their numbers in the data set (share,), int64, and
-            seeds (share, 2), int32.
+            An endless dataset of records (share,), string, their numbers in the data set (share,),
+            int64, and seeds (share, 2), int32.
         """
-        lanes = self.lanes(global_batch_size)
+        tracks = self.tracks(global_batch_size)
         share = global_batch_size // hosts
-        first = host * share // lanes.width
-        last = -(-(host + 1) * share // lanes.width)
-        skipped = host * share - first * lanes.width  # where hosts share a lane
+        first = host * share // tracks.width
+        last = -(-(host + 1) * share // tracks.width)
+        skipped = host * share - first * tracks.width  # if hosts share a track
 
-        def lane(number: tf.Tensor) -> tf.data.Dataset:
-            return self._lane(lanes, number, seed, step)
+        def track(number: Tensor) -> tf.data.Dataset:
+            return self._track(tracks, number, seed, step)
 
         examples = tf.data.Dataset.range(first, last).interleave(
-            lane,
+            track,
             cycle_length=last - first,
-            block_length=lanes.width,
+            block_length=tracks.width,
             num_parallel_calls=last - first,
             deterministic=True,
         )
-        whole = examples.batch((last - first) * lanes.width, drop_remainder=True)
-        if whole.element_spec[0].shape[0] == share:
+        read = (last - first) * tracks.width
+        whole = examples.batch(read, drop_remainder=True)
+        if read == share:
             return whole
         return whole.map(lambda *parts: tuple(part[skipped : skipped + share] for part in parts))
 
     def once(self) -> tf.data.Dataset:
-        """Every record once, in an order of its own, with its number; several files at a time."""
+        """Returns every record once, with its number, in a fixed order; reads files in parallel."""
         firsts = self._tables.firsts
         ends = firsts + self._tables.counts
 
-        def read(shard: tf.Tensor) -> tf.data.Dataset:
+        def read(shard: Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(firsts[shard], ends[shard])
             records = self._read(shard, 0, ends[shard] - firsts[shard], shard % AT_MOST)
             return tf.data.Dataset.zip(records, numbers).map(lambda read, number: (read[0], number))
@@ -153,45 +161,52 @@ class Shards:
         width = min(len(self.pieces), AT_ONCE)
         return shards.interleave(read, width, 16, num_parallel_calls=width, deterministic=True)
 
-    def _lane(self, lanes: order.Lanes, lane: tf.Tensor, seed: int, step: int) -> tf.data.Dataset:
-        """A lane from a step on, without end."""
-        window = self.window(lanes.global_batch_size)
-        start, behind = lanes.at(lane, tf.convert_to_tensor(step, tf.int64))
+    def _track(self, tracks: Tracks, track: Tensor, seed: int, step: int) -> tf.data.Dataset:
+        """Returns the endless examples of a track from a step on."""
+        window = self.window(tracks.global_batch_size)
+        start, behind = tracks.at(track, tf.convert_to_tensor(step, tf.int64))
 
-        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+        def of_epoch(epoch: Tensor) -> tf.data.Dataset:
             skipped = tf.where(epoch == start, behind, tf.constant(0, tf.int64))
-            return self._run(lanes, lane, epoch, skipped, window, seed)
+            return self._of_epoch(tracks, track, epoch, skipped, window, seed)
 
         # start, start + 1, ...: a range that begins at a tensor.
         return tf.data.Dataset.range(start, tf.int64.max).flat_map(of_epoch)
 
-    def _run(self, lanes, lane, epoch, skipped, window: int, seed: int) -> tf.data.Dataset:
-        """What a lane reads in an epoch, but for the first `skipped` examples."""
+    def _of_epoch(
+        self, tracks: Tracks, track: Tensor, epoch: Tensor, skipped: Tensor, window: int, seed: int
+    ) -> tf.data.Dataset:
+        """Returns a track's examples of an epoch, except the first `skipped`."""
         run = tf.constant(seed, tf.int64)
         shards = tf.range(len(self.pieces), dtype=tf.int64)
-        # The second word tells the order of the shards from that of any window.
+        # The second word keeps the order of the shards apart from that of any window.
         row = order.shuffled(shards, len(self.pieces), _key(run, epoch, tf.constant(-1, tf.int64)))
-        counts = tf.gather(self._tables.counts, row)
-        ends = tf.cumsum(counts)
+        counts: Tensor = tf.gather(self._tables.counts, row)
+        ends: Tensor = tf.cumsum(counts)
         begins = ends - counts
-        borders = lanes.runs(epoch)
-        begin, end = borders[lane], borders[lane + 1]
+        borders = tracks.borders(epoch)
+        begin, end = borders[track], borders[track + 1]
         first = skipped // window
         start = tf.minimum(begin + first * window, end)
-        low = tf.searchsorted(ends, start[None], side="right")[0]
-        high = tf.searchsorted(begins, end[None], side="left")[0]
+        low: Tensor = tf.searchsorted(ends, start[None], side="right")[0]
+        high: Tensor = tf.searchsorted(begins, end[None], side="left")[0]
         here = slice(low, tf.maximum(low, high))
         skips = tf.maximum(start - begins[here], 0)
         takes = tf.maximum(tf.minimum(end, ends[here]) - begins[here] - skips, 0)
         parts = tf.data.Dataset.from_tensor_slices((row[here], skips, takes))
-        windows = parts.flat_map(lambda *part: self._read(*part, lane)).batch(window)
+
+        def read(*part: Tensor) -> tf.data.Dataset:
+            shard, skip, take = part
+            return self._read(shard, skip, take, track)
+
+        windows = parts.flat_map(read).batch(window)
         firsts = tf.gather(self._tables.firsts, row)
 
-        def shuffle(number: tf.Tensor, read: tuple) -> tuple:
-            records, _ = read
+        def shuffle(number: Tensor, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            records, _ = found
             size = tf.size(records, tf.int64)
             place = order.shuffled(
-                tf.range(size), size, _key(run, epoch, number * lanes.lanes + lane)
+                tf.range(size), size, _key(run, epoch, number * tracks.number + track)
             )
             in_row = begin + number * window + place
             shard = tf.searchsorted(ends, in_row, side="right")
@@ -204,15 +219,18 @@ class Shards:
         return examples.skip(skipped - first * window)
 
     def _read(
-        self, shard: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, reader: tf.Tensor
+        self, shard: Tensor, skip: Tensor | int, take: Tensor, reader: Tensor
     ) -> tf.data.Dataset:
-        """So many records of a shard, "" for each that cannot be read, as of `_whatever_fails`."""
+        """Returns `take` records of a shard, "" for each that cannot be read.
+
+        Elements are as in `_whatever_fails`.
+        """
         tables = self._tables
         place = tables.skips[shard] + skip
         indexed = tables.index[shard + 1] > tables.index[shard]
         entry = tf.where(indexed, place // INDEX_EVERY, 0)
         found = tables.offsets[tf.where(indexed, tables.index[shard] + entry, 0)]
-        offset = tf.where(indexed, found, 0)
+        offset: Tensor = tf.where(indexed, found, 0)
         path = tables.paths[shard]
         if self.local:
             path = tf.ensure_shape(tf.numpy_function(self.local, [path, reader], tf.string), ())
@@ -230,75 +248,88 @@ class Shards:
 
 
 class _Tables(NamedTuple):
-    """What is known of the shards, each (shards,) but for index (shards + 1,) and offsets."""
+    """Facts about the shards, each (shards,) except index (shards + 1,) and offsets."""
 
-    paths: tf.Tensor
-    counts: tf.Tensor
-    firsts: tf.Tensor  # number of the first record in the data set
-    skips: tf.Tensor  # records of the file before it
-    index: tf.Tensor  # where the offsets of a shard begin
-    offsets: tf.Tensor
+    paths: Tensor
+    counts: Tensor
+    firsts: Tensor  # number of the first record in the data set
+    skips: Tensor  # records of the file before the piece
+    index: Tensor  # begin of a shard's entries in `offsets`
+    offsets: Tensor
 
 
-def of_manifest(data: Manifest, split: str, cache: Cache | None = None, **options) -> Shards:
-    """The shards of a split.
+def of_manifest(
+    data: Manifest, split: str, cache: Cache | None = None, shuffle: int = SHUFFLE
+) -> Shards:
+    """Returns the shards of a split.
 
     Args:
-        cache: where shards of a bucket are kept once they were read; None: nowhere.
+        data: the data set.
+        split: name of the split.
+        cache: keeps shards of a bucket on local disk after their first use; None: no cache.
+        shuffle: as in `Shards`.
 
     Raises:
-        UserError: no such split, an empty one, or a shard that is missing or of another size than
-            the manifest says.
+        UserError: no such split, an empty one, or a shard that is missing or does not have the
+            size that the manifest states.
     """
     pieces = [
         Piece(data.path(shard), shard.examples, 0, shard.offsets, shard.bytes)
         for shard in data.shards(split)
     ]
     pieces = checked(pieces)
-    if not cache:
-        return Shards(pieces, data.compression, **options)
+    local = _through(cache, data, split) if cache else None
+    return Shards(pieces, data.compression, shuffle, local=local)
+
+
+def _through(cache: Cache, data: Manifest, split: str) -> Local:
+    """Returns the function that reads a split's shards through a cache.
+
+    Raises:
+        UserError: the manifest has no checksums, or the cache is too small.
+    """
     expected = {data.path(s): Stored(s.bytes, s.crc32c) for s in data.shards(split)}
     if not all(stored.crc32c for stored in expected.values()):
         raise UserError(
             f"The manifest in {data.folder} has no checksums, which data.cache_dir needs."
         )
-
-    needed = sum(sorted(stored.bytes for stored in expected.values())[-AT_MOST:])
-    if cache.limit < needed:
+    at_once = sorted(stored.bytes for stored in expected.values())[-AT_MOST:]
+    if cache.limit < sum(at_once):
         raise UserError(
-            f"data.cache_gb is {cache.limit / 2**30:g}, and the {min(AT_MOST, len(pieces))} shards "
-            f"that may be read at once have {needed / 2**30:.3g} GiB: give the cache that much, "
-            "or leave data.cache_dir out."
+            f"data.cache_gb is {cache.limit / 2**30:g}, but the {len(at_once)} shards that may be "
+            f"read at once have {sum(at_once) / 2**30:.3g} GiB: give the cache that much, or leave "
+            "data.cache_dir out."
         )
 
     def local(path: bytes, reader: int) -> bytes:
         return str(cache.hold(path.decode(), expected[path.decode()], int(reader))).encode()
 
-    return Shards(pieces, data.compression, local=local, **options)
+    return local
 
 
-def _whatever_fails(records: tf.data.Dataset, count: tf.Tensor) -> tf.data.Dataset:
-    """So many records, "" for those that are missing, each with a number that means nothing.
+def _whatever_fails(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
+    """Returns `count` elements (record, meaningless number), with "" for missing records.
 
-    An attempt that fails takes a number, too, and none is left after one more than there are
-    records: `ignore_errors` alone tries a file that cannot be opened again without end.
+    An attempt that fails uses up a number, too, and the numbers end after one more than there are
+    records: `ignore_errors` alone would retry a file that cannot be opened forever.
     """
     attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
-    lost = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
+    lost: Any = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
     return attempts.ignore_errors(log_warning=False).concatenate(lost).take(count)
 
 
-def _readable(path: tf.Tensor) -> tf.data.Dataset:
-    """One element, or the error of a file that cannot be opened: so it is known by its name."""
+def _readable(path: Tensor) -> tf.data.Dataset:
+    """Returns one element, or the error that opening the file gives, which names the file."""
     first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
-    return first.concatenate(tf.data.Dataset.from_tensors("")).take(1)
+    end: Any = tf.data.Dataset.from_tensors("")
+    return first.concatenate(end).take(1)
 
 
 def checked(pieces: list[Piece]) -> list[Piece]:
-    """The pieces with the sizes of their files.
+    """Returns the pieces with the sizes of their files.
 
     Raises:
-        UserError: a file is missing or of another size than expected.
+        UserError: a file is missing or does not have the expected size.
     """
     with ThreadPoolExecutor(32) as pool:
         sizes = list(pool.map(lambda piece: files.size(piece.path), pieces))
@@ -313,7 +344,7 @@ def checked(pieces: list[Piece]) -> list[Piece]:
     return [dataclasses.replace(piece, bytes=size) for piece, size in zip(pieces, sizes)]
 
 
-def _key(run: tf.Tensor, epoch: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
-    """(3,), int32: the key of one permutation of a run."""
+def _key(run: Tensor, epoch: Tensor, which: Tensor) -> Tensor:
+    """Returns the key of one permutation of a run, (3,), int32."""
     words = order.seeds(run[None], epoch[None], which[None])[0]
     return tf.concat([words, tf.cast(epoch % (1 << 30), tf.int32)[None]], 0)

@@ -3,17 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.token_model import TokenModel, token_inputs
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import BERT
-
-
-Tensor = Any  # a tensor of Keras's backend
 
 
 def build(config: "BERT") -> keras.Model:
@@ -89,7 +87,10 @@ class PositionsAndTypes(layers.Layer):
         self.context = context
         self.types = types
 
-    def build(self, x_shape: Any, positions_shape: Any = None, types_shape: Any = None) -> None:
+    # Keras names the shapes after the arguments of `call`.
+    def build(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x_shape: Any, positions_shape: Any = None, types_shape: Any = None
+    ) -> None:
         width = x_shape[-1]
         self.position_vectors = self.add_weight(
             shape=(self.context, width), initializer=_init(), name="positions"
@@ -162,5 +163,5 @@ def _norm(x: Tensor, name: str) -> Tensor:
     return layers.LayerNormalization(epsilon=1e-12, name=name)(x)
 
 
-def _init() -> keras.initializers.Initializer:
+def _init() -> Initializer:
     return keras.initializers.TruncatedNormal(stddev=0.02)

@@ -8,12 +8,10 @@ from keras import layers
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.models.tensors import Initializer, Tensor
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import ConvNeXt
-
-
-Tensor = Any  # a tensor of Keras's backend
 
 
 def build(config: "ConvNeXt") -> keras.Model:
@@ -107,5 +105,5 @@ def _norm(x: Tensor, name: str) -> Tensor:
     return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
 
 
-def _init() -> keras.initializers.Initializer:
+def _init() -> Initializer:
     return keras.initializers.TruncatedNormal(stddev=0.02)

@@ -1,20 +1,20 @@
 """EfficientNetV2: Tan & Le 2021 (https://arxiv.org/abs/2104.00298)."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import keras
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import EfficientNetV2
 
 
-Tensor = Any  # a tensor of Keras's backend
 Block = Callable[..., Tensor]  # `_fused` or `_inverted`
 
 
@@ -50,7 +50,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
     # float32 logits: a softmax in bfloat16 loses too much.
     head = layers.Dense(
         config.num_classes,
-        kernel_initializer=keras.initializers.VarianceScaling(1 / 3, "fan_out", "uniform"),
+        kernel_initializer=_head_init(),
         dtype="float32",
         name="head",
     )
@@ -158,5 +158,9 @@ def _norm_silu(
     return layers.Activation(activation, name=f"{name}_silu")(x) if activation else x
 
 
-def _init() -> keras.initializers.Initializer:
+def _head_init() -> Initializer:
+    return keras.initializers.VarianceScaling(1 / 3, "fan_out", "uniform")
+
+
+def _init() -> Initializer:
     return keras.initializers.VarianceScaling(2.0, "fan_out", "truncated_normal")

@@ -6,17 +6,15 @@ Decoder-only, pre-norm, learned positions, tied head.
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import GPT
-
-
-Tensor = Any  # a tensor of Keras's backend
 
 
 def build(config: "GPT") -> keras.Model:
@@ -25,9 +23,8 @@ def build(config: "GPT") -> keras.Model:
     It maps token ids, (batch, time) int32, to logits, (batch, time, vocabulary) float32.
     """
     inputs = token_inputs()
-    normal = keras.initializers.RandomNormal(stddev=0.02)
     embed = layers.Embedding(
-        config.vocabulary, config.width, embeddings_initializer=normal, name="tokens_embed"
+        config.vocabulary, config.width, embeddings_initializer=_normal(), name="tokens_embed"
     )
     x = embed(inputs["tokens"])  # (batch, time, width)
     x = Positions(config.context, name="positions_embed")(x, inputs["positions"])
@@ -84,7 +81,10 @@ class Positions(layers.Layer):
         super().__init__(**kwargs)
         self.context = context
 
-    def build(self, x_shape: Any, positions_shape: Any = None) -> None:
+    # Keras names the shapes after the arguments of `call`.
+    def build(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x_shape: Any, positions_shape: Any = None
+    ) -> None:
         self.vectors = self.add_weight(
             shape=(self.context, x_shape[-1]), initializer=_normal(), name="positions"
         )
@@ -122,7 +122,10 @@ class CausalSelfAttention(layers.Layer):
         self.depth = depth
         self.implementation = implementation
 
-    def build(self, x_shape: Any, segments_shape: Any = None) -> None:
+    # Keras names the shapes after the arguments of `call`.
+    def build(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x_shape: Any, segments_shape: Any = None
+    ) -> None:
         width = x_shape[-1]
         self.qkv = layers.Dense(
             3 * width, kernel_initializer=_normal(), dtype=self.dtype_policy, name="qkv"
@@ -167,10 +170,10 @@ def _gelu(x: Tensor) -> Tensor:
     return keras.activations.gelu(x, approximate=True)
 
 
-def _normal() -> keras.initializers.Initializer:
+def _normal() -> Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
-def _residual_init(depth: int) -> keras.initializers.Initializer:
+def _residual_init(depth: int) -> Initializer:
     """Returns smaller weights for writes to the residual stream: 2 * depth of them add up."""
     return keras.initializers.RandomNormal(stddev=0.02 / (2 * depth) ** 0.5)

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, TokenModel, token_inputs
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import Llama
-
-
-Tensor = Any  # a tensor of Keras's backend
 
 
 def build(config: "Llama") -> keras.Model:
@@ -101,7 +99,10 @@ class RotaryAttention(layers.Layer):
         self.scaling = scaling
         self.implementation = implementation
 
-    def build(self, x_shape: Any, segments_shape: Any = None, positions_shape: Any = None) -> None:
+    # Keras names the shapes after the arguments of `call`.
+    def build(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x_shape: Any, segments_shape: Any = None, positions_shape: Any = None
+    ) -> None:
         width = x_shape[-1]
         head_dim = width // self.heads
 
@@ -196,5 +197,5 @@ def _norm(x: Tensor, config: "Llama", name: str) -> Tensor:
     return layers.RMSNormalization(epsilon=config.epsilon, name=name)(x)
 
 
-def _normal() -> keras.initializers.Initializer:
+def _normal() -> Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)

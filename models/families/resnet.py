@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import ResNet
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 # model is the same on any number of replicas.
 LARGE_GROUP = 64
 MOST_CHANNELS = 512  # of its input: 1,024 cost more than reading the product
-Tensor = Any  # a tensor of Keras's backend
 
 
 def build(config: "ResNet") -> keras.Model:
@@ -129,7 +129,7 @@ def _conv_norm(
     return x if ends else layers.ReLU(name=f"{name}_act")(x)
 
 
-def _he_normal() -> keras.initializers.Initializer:
+def _he_normal() -> Initializer:
     return keras.initializers.VarianceScaling(2.0, "fan_out")
 
 

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import ViT
-
-
-Tensor = Any  # a tensor of Keras's backend
 
 
 def build(config: "ViT") -> keras.Model:
@@ -34,7 +32,7 @@ def build(config: "ViT") -> keras.Model:
         config.width,
         config.patch,
         strides=config.patch,
-        kernel_initializer=keras.initializers.LecunNormal(),
+        kernel_initializer=_lecun_normal(),
         name="patches",
     )(images)
     side = config.image_size // config.patch
@@ -87,6 +85,10 @@ def _add(x: Tensor, y: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     if drop:
         y = StochasticDepth(drop, name=f"{name}_drop")(y)
     return layers.Add(name=name)([x, y])
+
+
+def _lecun_normal() -> Initializer:
+    return keras.initializers.LecunNormal()
 
 
 class ClassToken(layers.Layer):

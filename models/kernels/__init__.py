@@ -1,1 +1,1 @@
-"""TPU kernels in Pallas, put inside the TensorFlow step: the one place where models see it."""
+"""Pallas kernels, and what models need of TensorFlow: nothing else here imports either."""

@@ -1,20 +1,22 @@
-"""Flash attention on a TPU: Dao et al. 2022, https://arxiv.org/abs/2205.14135, in Pallas.
+"""Flash attention on a TPU, in Pallas (Dao et al. 2022, https://arxiv.org/abs/2205.14135).
 
-No matrix of scores ever lies in HBM: a block of queries meets one block of keys after the other in
-the core's own memory, and the backward pass computes the scores again from the softmax's
-denominators. Where keys come later than all queries of a block, nothing is computed.
+The matrix of scores is never in HBM: a block of queries meets one block of keys after the other in
+the core's own memory, and the backward pass recomputes the scores from the softmax's denominators.
+Blocks of keys that come after all queries of a block are skipped.
 
-Layout: (batch, time, heads x head_dim) as the projections write it, cut into columns of 128, the
+Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
 lanes of a TPU. With head_dim 64 two heads share a column; each is masked in one factor of a
-product, which costs the matrix unit nothing, for it works on 128 lanes anyway. Scores are held
-transposed, (keys, queries), so that the maxima and sums of a query lie along the lanes.
+product, which costs the matrix unit nothing, since it works on 128 lanes anyway. Scores are
+transposed, (keys, queries), so that the maxima and sums of queries lie along the lanes.
 
-All is float32 between reading and writing, and the matrix unit rounds its factors to bfloat16
-itself: v2 and v3 take no bfloat16 product in a kernel.
+Everything is float32 between reading and writing, and the matrix unit rounds its factors to
+bfloat16 itself: v2 and v3 support no bfloat16 product in a kernel.
 """
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,29 +24,40 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
-BLOCK = 256  # queries, and keys, that meet at a time
-LONGEST = 8192  # tokens: the keys and values of a column lie in VMEM whole
-_HIDDEN = -1e9
-_MEMORY = 64 * 2**20  # bytes of VMEM that the kernels may use
+BLOCK = 256  # queries, and keys, processed at a time
+LONGEST = 8192  # tokens: all keys and values of a column are in VMEM
+HIDDEN = -1e9
+VMEM = 64 * 2**20  # bytes that the kernels may use
+Segments = tuple[jax.Array, jax.Array]  # of queries and of keys, each (batch, time) int32
 # Renamed in jax 0.7.
-_Parameters = getattr(pltpu, "CompilerParams", None) or pltpu.TPUCompilerParams
+Parameters = getattr(pltpu, "CompilerParams", None) or pltpu.TPUCompilerParams  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def forward(query, key, value, segments, *, head_dim, causal, interpret=False):
-    """Attention, and the logarithm of the softmax's denominator of each query and head.
+def forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: Segments | None,
+    *,
+    head_dim: int,
+    causal: bool,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes attention, and the logarithm of the softmax's denominator of each query and head.
 
     Args:
-        query, key, value: (batch, time, columns x 128); time is a multiple of `BLOCK`. The query
-            is scaled.
-        segments: those of the queries and those of the keys, each (batch, time), int32: a query
-            sees the keys of its own segment; None: all.
-        head_dim: a divisor of 128, or a multiple.
-        causal: a query sees the keys up to its own position.
-        interpret: run it on a CPU, by Pallas's interpreter.
+        query: (batch, time, columns x 128), scaled; time is a multiple of `BLOCK`.
+        key: of query's shape.
+        value: of query's shape.
+        segments: those of the queries and those of the keys, each (batch, time) int32: a query
+            sees only keys of its own segment. None: all keys.
+        head_dim: a divisor or a multiple of 128.
+        causal: whether a query sees only keys up to its own position.
+        interpret: whether to run on a CPU, by Pallas's interpreter.
 
     Returns:
-        output: as `query`.
-        log_sum: (batch, columns, heads a column, time), float32.
+        output: of query's shape and dtype.
+        log_sum: (batch, columns, heads per column, time), float32.
     """
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
@@ -64,8 +77,8 @@ def forward(query, key, value, segments, *, head_dim, causal, interpret=False):
             jax.ShapeDtypeStruct(query.shape, query.dtype),
             jax.ShapeDtypeStruct((batch, columns, heads, time), jnp.float32),
         ],
-        compiler_params=_Parameters(
-            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=_MEMORY
+        compiler_params=Parameters(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
         cost_estimate=_cost(query, heads, columns, lanes, causal, products=2, arrays=4),
         interpret=interpret,
@@ -73,19 +86,31 @@ def forward(query, key, value, segments, *, head_dim, causal, interpret=False):
 
 
 def backward(
-    query, key, value, segments, log_sum, shift, upstream, *, head_dim, causal, interpret=False
-):
-    """The gradients of query, key and value.
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: Segments | None,
+    log_sum: jax.Array,
+    shift: jax.Array,
+    upstream: jax.Array,
+    *,
+    head_dim: int,
+    causal: bool,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes the gradients with respect to query, key and value.
 
     Args:
-        log_sum: as `forward` gave it.
-        shift: (batch, columns, heads a column, time), float32: the sum over head_dim of the
+        query: as for `forward`, and so key, value, segments, head_dim, causal and interpret.
+        log_sum: the second result of `forward`.
+        shift: (batch, columns, heads per column, time), float32: the sum over head_dim of the
             output times its gradient.
-        upstream: the gradient of the output, as `query`.
-        The others are as for `forward`.
+        upstream: the gradient of the output, of query's shape.
 
     Returns:
-        Three arrays as `query`, of which the first is float32.
+        d_query: of query's shape, float32.
+        d_key: of key's shape and dtype.
+        d_value: of value's shape and dtype.
     """
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
@@ -107,8 +132,8 @@ def backward(
             jax.ShapeDtypeStruct(key.shape, key.dtype),
             jax.ShapeDtypeStruct(value.shape, value.dtype),
         ],
-        compiler_params=_Parameters(
-            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=_MEMORY
+        compiler_params=Parameters(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
         cost_estimate=_cost(query, heads, columns, lanes, causal, products=5, arrays=8),
         interpret=interpret,
@@ -117,7 +142,7 @@ def backward(
 
 def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
     segments, (out_ref, log_sum_ref) = refs[:-2], refs[-2:]
-    block, product = pl.program_id(2), _product(q_ref.dtype)
+    block, product = pl.program_id(2), product_of(q_ref.dtype)
     query = q_ref[0].astype(jnp.float32)  # (BLOCK, lanes)
     output = jnp.zeros(query.shape, jnp.float32)
     for head in range(heads):
@@ -129,7 +154,7 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             scores = product(k_ref[0, at, :].astype(jnp.float32), own, 1, 1)  # (keys, queries)
             visible = _visible(segments, at, slice(None), segmented, diagonal)
-            scores = scores if visible is None else jnp.where(visible, scores, _HIDDEN)
+            scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             new = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weight = jnp.exp(scores - new)
             kept = jnp.exp(largest - new)  # (1, queries)
@@ -156,7 +181,7 @@ def _backward_body(
     q_ref, k_ref, v_ref, up_ref, log_sum_ref, shift_ref, *refs, heads, head_dim, causal, segmented
 ):
     segments, (dq_ref, dk_ref, dv_ref) = refs[:-3], refs[-3:]
-    block, product = pl.program_id(2), _product(q_ref.dtype)
+    block, product = pl.program_id(2), product_of(q_ref.dtype)
 
     @pl.when(block == 0)
     def _():
@@ -164,7 +189,7 @@ def _backward_body(
 
     key, value = (ref[0].astype(jnp.float32) for ref in (k_ref, v_ref))  # (BLOCK, lanes)
     zeros = jnp.zeros(key.shape, jnp.float32)
-    of_key, of_value = zeros, zeros
+    d_key, d_value = zeros, zeros
     for head in range(heads):
         mine = _lanes_of(head, head_dim, key.shape)
         own_key, own_value = (jnp.where(mine, x, 0) if heads > 1 else x for x in (key, value))
@@ -172,33 +197,33 @@ def _backward_body(
         def step(
             index, state, own_key=own_key, own_value=own_value, head=head, mine=mine, diagonal=False
         ):
-            of_key, of_value = state
+            d_key, d_value = state
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             query, up = (ref[0, at, :].astype(jnp.float32) for ref in (q_ref, up_ref))
             scores = product(own_key, query, 1, 1)  # (keys, queries)
             visible = _visible(segments, slice(None), at, segmented, diagonal)
-            scores = scores if visible is None else jnp.where(visible, scores, _HIDDEN)
+            scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
-            of_value += product(weight, up, 1, 0)
-            of_score = product(own_value, up, 1, 1)
-            of_score = weight * (of_score - shift_ref[0, 0, pl.ds(head, 1), at])
-            of_key += product(of_score, query, 1, 0)
-            dq_ref[0, at, :] += product(of_score, own_key, 0, 0)
-            return of_key, of_value
+            d_value += product(weight, up, 1, 0)
+            d_score = product(own_value, up, 1, 1)
+            d_score = weight * (d_score - shift_ref[0, 0, pl.ds(head, 1), at])
+            d_key += product(d_score, query, 1, 0)
+            dq_ref[0, at, :] += product(d_score, own_key, 0, 0)
+            return d_key, d_value
 
         state, first = (zeros, zeros), 0
         if causal:
             state, first = step(block, state, diagonal=True), block + 1
         found = jax.lax.fori_loop(first, q_ref.shape[1] // BLOCK, step, state)
-        of_key = jnp.where(mine, found[0], of_key)
-        of_value = jnp.where(mine, found[1], of_value)
-    dk_ref[0] = of_key.astype(dk_ref.dtype)
-    dv_ref[0] = of_value.astype(dv_ref.dtype)
+        d_key = jnp.where(mine, found[0], d_key)
+        d_value = jnp.where(mine, found[1], d_value)
+    dk_ref[0] = d_key.astype(dk_ref.dtype)
+    dv_ref[0] = d_value.astype(dv_ref.dtype)
 
 
-def _product(dtype):
-    """A matrix product of float32 arrays over one axis of each, exact to what `dtype` holds."""
-    # One pass of the matrix unit, which rounds to bfloat16; as many as it takes for float32.
+def product_of(dtype: Any) -> Callable[..., jax.Array]:
+    """Returns a matrix product of float32 arrays over one axis of each, to `dtype`'s digits."""
+    # One pass of the matrix unit rounds to bfloat16; float32 takes several.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
     def product(left, right, left_axis: int, right_axis: int):
@@ -213,28 +238,28 @@ def _product(dtype):
     return product
 
 
-def _lanes_of(head: int, head_dim: int, shape: tuple):
+def _lanes_of(head: int, head_dim: int, shape: tuple[int, ...]) -> jax.Array:
     lane = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     return (lane >= head * head_dim) & (lane < (head + 1) * head_dim)
 
 
-def _visible(segments, keys, queries, segmented: bool, diagonal: bool):
-    """Which keys are seen: (keys, queries), bool; None: all. On the diagonal no later ones."""
+def _visible(segments, keys, queries, segmented: bool, diagonal: bool) -> jax.Array | None:
+    """Returns which keys are seen, (keys, queries) bool; None if all are."""
     visible = None
     if diagonal:
         key, query = (jax.lax.broadcasted_iota(jnp.int32, (BLOCK, BLOCK), a) for a in (0, 1))
         visible = key <= query
     if segmented:
-        of_queries, of_keys = segments
-        same = of_keys[0, keys, :] == of_queries[0, :, queries]
+        query_segments, key_segments = segments
+        same = key_segments[0, keys, :] == query_segments[0, :, queries]
         visible = same if visible is None else visible & same
     return visible
 
 
-def _segment_specs(segmented: bool, queries: int, keys: int) -> list:
-    """Of the segments along the lanes, for queries, and along the sublanes, for keys."""
+def _segment_specs(segmented: bool, queries: int, keys: int) -> list[pl.BlockSpec]:
+    """Returns the specs of the queries' segments, along lanes, and the keys', along sublanes."""
 
-    def index(size, axis):
+    def index(size: int, axis: int) -> Callable[..., tuple]:
         def at(b, c, i):
             block = i if size == BLOCK else 0
             return (b, 0, block) if axis == 2 else (b, block, 0)
@@ -249,12 +274,20 @@ def _segment_specs(segmented: bool, queries: int, keys: int) -> list:
     ]
 
 
-def _segment_arguments(segments) -> list:
+def _segment_arguments(segments: Segments | None) -> list[jax.Array]:
     return [] if segments is None else [segments[0][:, None, :], segments[1][:, :, None]]
 
 
-def _cost(query, heads, columns, lanes, causal, products, arrays) -> pl.CostEstimate:
-    """What is really done: whole blocks, and all lanes of each product."""
+def _cost(
+    query: jax.Array,
+    heads: int,
+    columns: int,
+    lanes: int,
+    causal: bool,
+    products: int,
+    arrays: int,
+) -> pl.CostEstimate:
+    """Returns the cost of the work really done: whole blocks, and all lanes of each product."""
     batch, time, _ = query.shape
     blocks = time // BLOCK
     pairs = blocks * (blocks + 1) // 2 if causal else blocks**2

@@ -1,16 +1,20 @@
-"""Private interfaces of TensorFlow that the kernels need: a function each, and nowhere else.
+"""The private interfaces of TensorFlow that the kernels use, one function for each.
 
-Tried with TensorFlow 2.19.1, 2.20.0 and 2.21.0. The tests of flash attention and of recomputed
-blocks go through them.
+Tested with TensorFlow 2.19.1, 2.20.0 and 2.21.0, by the tests of flash attention and of recomputed
+blocks.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 
 def reads_what_jax_writes() -> bool:
-    """Whether this TensorFlow takes functions of this jax into its graphs.
+    """Returns whether this TensorFlow can embed functions of this jax in its graphs.
 
-    TensorFlow 2.19.1 takes those of jax 0.6.0, not of 0.10.2; 2.20.0 and 2.21.0 take both.
+    TensorFlow 2.19.1 can embed those of jax 0.6.0, but not of 0.10.2; 2.20.0 and 2.21.0 can embed
+    both.
     """
     from jax import export
     from tensorflow.compiler.tf2xla.python import xla
@@ -20,7 +24,8 @@ def reads_what_jax_writes() -> bool:
 
 
 def optimization_barrier(*tensors: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors as they are, none of which XLA takes to be there before all are."""
+    """Returns the tensors unchanged; XLA computes all of them before it uses any."""
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-    return gen_xla_ops.xla_optimization_barrier(tensors)
+    barrier: Callable[..., Any] = gen_xla_ops.xla_optimization_barrier
+    return barrier(tensors)

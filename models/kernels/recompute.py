@@ -1,7 +1,6 @@
-"""A part of a model that is computed again in the backward pass, instead of being kept."""
+"""Recomputes parts of a model in the backward pass instead of keeping their activations."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,20 +9,22 @@ from tftpu.models.kernels import internals
 from tftpu.tpu import target
 
 
-def recomputed(part: Callable, variables: list[keras.Variable], x: Any) -> Any:
-    """`part(x)`, of which the backward pass keeps x alone (Chen et al. 2016).
+def recomputed(
+    part: Callable[[tf.Tensor], tf.Tensor], variables: list[keras.Variable], x: tf.Tensor
+) -> tf.Tensor:
+    """Returns `part(x)`, of which only x is kept for the backward pass (Chen et al. 2016).
 
-    Follows https://arxiv.org/abs/1604.06174. Numbers are the same: random layers draw again what
-    they drew, and batch statistics move once.
+    Follows https://arxiv.org/abs/1604.06174. Numbers do not change: random layers draw the same
+    numbers again, and batch statistics move once.
 
     Args:
-        part: calls layers on one tensor, and gives one.
-        variables: of these layers, all of them.
-        x: a tensor of floats.
+        part: applies layers to one float tensor and returns one.
+        variables: all variables of these layers.
+        x: the input of `part`.
     """
     trained = [v for v in variables if v.trainable]
     others = [v for v in variables if not v.trainable]
-    # A scope of variables hides the scope around it: their values are handed in.
+    # The scope below hides the enclosing one, so current values are passed in.
     states = [tf.convert_to_tensor(v) for v in others]
     changed = []
 
@@ -43,7 +44,7 @@ def recomputed(part: Callable, variables: list[keras.Variable], x: Any) -> Any:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([again, *weights])
                 y = forward(again, weights)[0]
-            return tape.gradient(y, [again, *weights], upstream)
+            return tape.gradient([y], [again, *weights], [upstream])
 
         return forward(x, weights), gradient
 
@@ -54,9 +55,9 @@ def recomputed(part: Callable, variables: list[keras.Variable], x: Any) -> Any:
 
 
 def _after(x: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
-    """Both as they are, but nothing computed from them can be found before `upstream` is known.
+    """Returns both unchanged, but makes whatever uses them wait for `upstream`.
 
-    Else a compiler would see that the same is computed twice, and keep the first.
+    Otherwise a compiler would notice that the same is computed twice, and keep the first result.
     """
     if target.platform() == "tpu":
         return internals.optimization_barrier(x, upstream)

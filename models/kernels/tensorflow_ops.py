@@ -1,14 +1,15 @@
-"""The kernels inside a TensorFlow step: a JAX function becomes an op of the graph (jax2tf)."""
+"""The kernels as TensorFlow functions: jax2tf makes a JAX function an op of the graph."""
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras import ops
 
 from tftpu.errors import UserError
 from tftpu.models.kernels import internals
+from tftpu.models.tensors import ops
 from tftpu.tpu import target
 
 _INSTALL = (
@@ -17,14 +18,24 @@ _INSTALL = (
     "needs), `pip install 'tftpu[preflight]'` elsewhere, or use model.attention='plain'."
 )
 
+# Its annotation says that functions return what they return before they are decorated.
+_custom_gradient: Any = tf.custom_gradient
+
 
 def flash_attention(
-    query: Any, key: Any, value: Any, causal: bool, segment_ids: Any, mask: Any
-) -> Any:
-    """`tftpu.models.layers.attention.attention` by the kernel; the query is scaled, shapes are static.
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    causal: bool,
+    segment_ids: tf.Tensor | None,
+    mask: tf.Tensor | None,
+) -> tf.Tensor:
+    """Computes `tftpu.models.layers.attention.attention` by the kernel `flash`.
+
+    Args: as for `attention`, with a scaled query and static shapes.
 
     Raises:
-        UserError: jax is missing, or the kernel does not take these shapes.
+        UserError: jax is missing, or the kernel does not support these shapes.
     """
     flash = _kernel()
     batch, time, heads, head_dim = query.shape
@@ -38,7 +49,7 @@ def flash_attention(
             f"model.attention='flash' takes up to {flash.LONGEST} tokens and heads of 64, 128 or "
             f"256, not {time} tokens and heads of {head_dim}: use model.attention='plain'."
         )
-    if key.shape[2] != heads:  # the sum over queries that share a key is left to the repetition
+    if key.shape[2] != heads:  # the gradient of the repetition sums over queries that share a key
         key, value = (ops.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
     segments = _segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
     column = max(flash.LANES // head_dim, 1)  # heads
@@ -59,7 +70,7 @@ def flash_attention(
 
 
 def takes_whole(x: Any, heads: int) -> bool:
-    """Whether `whole_attention` can be used here for tokens, (batch, time, width).
+    """Returns whether `whole_attention` can be used for tokens, (batch, time, width).
 
     Raises:
         UserError: on a TPU, jax is missing.
@@ -69,17 +80,21 @@ def takes_whole(x: Any, heads: int) -> bool:
     _kernel()
     from tftpu.models.kernels import whole
 
-    return whole.takes(*x.shape[1:], heads, tf.as_dtype(x.dtype).size)
+    _, time, width = x.shape
+    return whole.takes(time, width, heads, tf.as_dtype(x.dtype).size)
 
 
-def whole_attention(product: Any, bias: Any, heads: int, segment_ids: Any = None) -> Any:
-    """Self-attention of short sequences, from the projection of queries, keys and values.
+def whole_attention(
+    product: tf.Tensor, bias: Any, heads: int, segment_ids: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Computes self-attention over short sequences, from the projection to queries, keys, values.
 
     Args:
-        product: (batch, time, 3 x width): what the projection gives, without its bias.
-        bias: (3 x width,). Its gradient is summed up where that of `product` is at hand.
-        heads: of each third.
-        segment_ids: as of `tftpu.models.layers.attention.attention`.
+        product: (batch, time, 3 x width): the projection without its bias.
+        bias: (3 x width,), a tensor or variable. The kernel sums its gradient along with that of
+            `product`.
+        heads: number of heads in the width.
+        segment_ids: as for `tftpu.models.layers.attention.attention`.
 
     Returns:
         (batch, time, width), of `product`'s dtype.
@@ -92,21 +107,23 @@ def whole_attention(product: Any, bias: Any, heads: int, segment_ids: Any = None
     forward = _in_graph(functools.partial(whole.forward, head_dim=head_dim))
     backward = _in_graph(functools.partial(whole.backward, head_dim=head_dim))
 
-    @tf.custom_gradient
+    @_custom_gradient
     def attend(product, bias):
         qkv = product + bias
 
         def gradient(upstream):
-            of_qkv, sums = backward(qkv, segments, upstream)
-            return of_qkv, tf.cast(tf.reduce_sum(sums, (0, 1)), bias.dtype)
+            d_qkv, sums = backward(qkv, segments, upstream)
+            return d_qkv, tf.cast(tf.reduce_sum(sums, (0, 1)), bias.dtype)
 
         return forward(qkv, segments), gradient
 
     return attend(product, tf.convert_to_tensor(bias))
 
 
-def _segments(batch: int, time: int, segment_ids: Any, mask: Any, padding: int) -> list:
-    """Segments of queries and of keys, (batch, time), int32; [] if every key is seen."""
+def _segments(
+    batch: int, time: int, segment_ids: tf.Tensor | None, mask: tf.Tensor | None, padding: int
+) -> list[tf.Tensor]:
+    """Returns segments of queries and of keys, (batch, time) int32; [] if all keys are seen."""
     if segment_ids is None and mask is None and not padding:
         return []
     queries = tf.zeros((batch, time), tf.int32)
@@ -119,8 +136,12 @@ def _segments(batch: int, time: int, segment_ids: Any, mask: Any, padding: int) 
     return [tf.pad(queries, paddings), tf.pad(keys, paddings, constant_values=-1)]
 
 
-def _with_gradient(forward, backward, segments: list, head_dim: int):
-    @tf.custom_gradient
+def _with_gradient(
+    forward: Callable, backward: Callable, segments: list[tf.Tensor], head_dim: int
+) -> Callable:
+    """Joins the kernels of the forward and of the backward pass."""
+
+    @_custom_gradient
     def attend(query, key, value):
         output, log_sum = forward(query, key, value, segments or None)
 
@@ -130,29 +151,30 @@ def _with_gradient(forward, backward, segments: list, head_dim: int):
             shift = tf.reshape(product, (batch, time, columns, heads, head_dim))
             shift = tf.transpose(tf.reduce_sum(shift, -1), (0, 2, 3, 1))  # as log_sum
             given = (query, key, value, segments or None, log_sum, shift, upstream)
-            of_query, *others = backward(*given)
-            return tf.cast(of_query, query.dtype), *others
+            d_query, *others = backward(*given)
+            return tf.cast(d_query, query.dtype), *others
 
         return output, gradient
 
     return attend
 
 
-def _in_graph(function):
-    """The JAX function as one op, compiled for TPUs only and not differentiated."""
+def _in_graph(function: Callable) -> Callable:
+    """Returns a JAX function as one op, compiled for TPUs only and without a gradient."""
     from jax.experimental import jax2tf
 
     return jax2tf.convert(
         function,
         with_gradient=False,
         native_serialization_platforms=("tpu",),
-        # Preflight lowers on a machine without a TPU; the callers have asked `target.platform()` already.
+        # Preflight lowers on a machine without a TPU; callers have asked `target.platform()`.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )
 
 
-def _kernel():
-    # TensorFlow holds the TPU of this process: jax may only trace.
+def _kernel() -> Any:
+    """Returns the module `flash`, if this machine can run it."""
+    # TensorFlow holds the TPU of this process, so jax may only trace.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         from tftpu.models.kernels import flash

@@ -1,51 +1,52 @@
-"""Attention by its plain definition, or by a kernel that never writes the scores down."""
+"""Attention by its definition, or by a kernel that never writes the scores to memory."""
 
 from collections.abc import Callable
-from typing import Any
-
-from keras import ops
 
 from tftpu.models import checks
+from tftpu.models.tensors import Tensor, ops
 from tftpu.tpu import target
 
-BLOCKS = 4  # of queries, where none sees a key behind its block: 5/8 of the scores are left
-LANES = 128  # of a TPU: blocks that are no multiple of it cost more than they save
-_HIDDEN = -1e9  # a score that no softmax sees; finite, so that a row without keys stays finite
+BLOCKS = 4  # blocks of causal queries: keys after a block are skipped, 5/8 of the scores remain
+LANES = 128  # of a TPU: blocks that are not a multiple of it cost more than they save
+_HIDDEN = -1e9  # the score of a hidden key; finite, so that a row without keys stays finite
 
 
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
     causal: bool = False,
-    segment_ids: Any = None,
-    mask: Any = None,
+    segment_ids: Tensor | None = None,
+    mask: Tensor | None = None,
     implementation: str = "plain",
-) -> Any:
-    """Scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
+) -> Tensor:
+    """Computes scaled dot-product attention (Vaswani et al. 2017).
+
+    Follows https://arxiv.org/abs/1706.03762.
 
     Args:
         query: (batch, time, heads, head_dim), float.
-        key, value: (batch, key_time, key_heads, head_dim). Fewer heads than `query`'s are each
-            shared by heads / key_heads consecutive ones (Ainslie et al. 2023,
+        key: (batch, key_time, key_heads, head_dim). If there are fewer heads than in `query`, each
+            is shared by heads / key_heads consecutive ones (Ainslie et al. 2023,
             https://arxiv.org/abs/2305.13245).
-        causal: a query sees the keys up to its own position; `time` is `key_time` then.
-        segment_ids: (batch, time), int: a query sees the keys of its own segment, as for several
-            texts packed into one sequence; `time` is `key_time` then.
-        mask: (batch, key_time), bool: False are keys that no query sees, as padding.
+        value: of key's shape.
+        causal: whether a query sees only keys up to its own position; needs time == key_time.
+        segment_ids: (batch, time), int: a query sees only keys of its own segment, as for several
+            documents packed into one sequence; needs time == key_time.
+        mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
-            which writes no scores to memory, and the plain way elsewhere, where there is no such
-            kernel. It needs jax beside TensorFlow (on a TPU VM: `tftpu[tpu]` brings the one
-            that fits), and at most 8,192 tokens.
+            which writes no scores to memory; elsewhere the same as "plain". The kernel needs jax
+            beside TensorFlow (on a TPU VM `tftpu[tpu]` installs one that fits), and at most 8,192
+            tokens.
 
     Returns:
-        (batch, time, heads, head_dim), in `query`'s dtype. The softmax is taken in float32 whatever
-        that is. A query that sees no key gets an arbitrary finite value.
+        (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always taken in float32.
+        A query that sees no key gets an arbitrary finite value.
 
     Raises:
-        UserError: an unknown implementation; flash attention on a TPU without jax, or of shapes
-            that it does not take.
+        UserError: an unknown implementation; or flash attention on a TPU without jax, or with
+            shapes that it does not support.
     """
     checks.attention(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
@@ -61,16 +62,24 @@ def attention(
 
 
 def attention_by_heads(
-    query: Any, key: Any, value: Any, *, segment_ids: Any = None, implementation: str = "plain"
-) -> Any:
-    """`attention` of every token to all, or to all of its segment, laid out head after head.
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    segment_ids: Tensor | None = None,
+    implementation: str = "plain",
+) -> Tensor:
+    """Computes `attention` of each token to all, or to all of its segment, with heads before time.
 
     Args:
-        query, key, value: (batch, heads, time, head_dim), float.
-        segment_ids, implementation: as of `attention`.
+        query: (batch, heads, time, head_dim), float.
+        key: of query's shape.
+        value: of query's shape.
+        segment_ids: as for `attention`.
+        implementation: as for `attention`.
 
     Returns:
-        As `query`.
+        (batch, heads, time, head_dim), in `query`'s dtype.
     """
     checks.attention(implementation)
     if implementation == "flash":
@@ -83,8 +92,8 @@ def attention_by_heads(
     return _plain_by_heads(query * query.shape[-1] ** -0.5, key, value, visible)
 
 
-def _plain_by_heads(query, key, value, visible):
-    """As `_plain`, of queries that may see any key: at once, and without its grouped keys."""
+def _plain_by_heads(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
+    """Computes what `_plain` does in one block, without shared key heads."""
 
     def scores(query, key):
         found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")
@@ -104,13 +113,13 @@ def _plain_by_heads(query, key, value, visible):
             shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
             shift = ops.sum(shift, axis=-1, keepdims=True)
             weight = ops.exp(scores(query, key) - log_sum)
-            of_weight = ops.einsum("bhtd,bhsd->bhts", upstream, value)
-            of_score = weight * (ops.cast(of_weight, "float32") - shift)
-            of_score = ops.cast(of_score, query.dtype)
+            d_weight = ops.einsum("bhtd,bhsd->bhts", upstream, value)
+            d_score = weight * (ops.cast(d_weight, "float32") - shift)
+            d_score = ops.cast(d_score, query.dtype)
             weight = ops.cast(weight, value.dtype)
             return (
-                ops.einsum("bhts,bhsd->bhtd", of_score, key),
-                ops.einsum("bhts,bhtd->bhsd", of_score, query),
+                ops.einsum("bhts,bhsd->bhtd", d_score, key),
+                ops.einsum("bhts,bhtd->bhsd", d_score, query),
                 ops.einsum("bhts,bhtd->bhsd", weight, upstream),
             )
 
@@ -119,16 +128,17 @@ def _plain_by_heads(query, key, value, visible):
     return attend(query, key, value)
 
 
-def whole_sequences(implementation: str, x: Any, heads: int) -> Callable | None:
-    """The kernel for self-attention over short sequences, where it can be used: on v2 and v3, too.
+def whole_sequences(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:
+    """Returns the kernel for self-attention over short sequences, where it can be used.
 
     Args:
-        implementation: of `attention`; only "flash" has such a kernel, and only on a TPU.
-        x: the tokens, (batch, time, width); every one attends to all, or to its own segment.
-        heads: of the width.
+        implementation: as for `attention`; only "flash" has such a kernel, and only on a TPU, v2
+            and v3 included.
+        x: tokens, (batch, time, width), that each attend to all, or to their own segment.
+        heads: number of heads in the width.
 
     Returns:
-        `tftpu.models.kernels.tensorflow_ops.whole_attention`, or None: `attention` it is.
+        `tftpu.models.kernels.tensorflow_ops.whole_attention`; None if `attention` is to be used.
     """
     checks.attention(implementation)
     if _has_kernel(implementation):
@@ -143,20 +153,29 @@ def _has_kernel(implementation: str) -> bool:
     return implementation == "flash" and target.platform() == "tpu"
 
 
-def _plain(query, key, value, causal: bool, segment_ids, mask):
-    """Attention whose gradient keeps no matrix of scores: it computes them again, block by block.
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    segment_ids: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """Computes attention whose backward pass recomputes the scores, block by block.
 
-    What is kept is the output and, for each query, the logarithm of its softmax's denominator (as
-    Dao et al. 2022, https://arxiv.org/abs/2205.14135). Scores and probabilities lie in memory in
-    the compute dtype; what is done with them is done in float32.
+    Only the output is kept and, for each query, the logarithm of its softmax's denominator (as in
+    Dao et al. 2022, https://arxiv.org/abs/2205.14135). Scores and probabilities are in memory in
+    the compute dtype; arithmetic on them is in float32.
+
+    Args: as for `attention`, but query is scaled and (batch, time, key_heads, shared, head_dim).
     """
 
     time, key_time = ops.shape(query)[1], ops.shape(key)[1]
     cut = causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
 
     def blocks():
-        """Slices of queries and of the keys that they can see, and which of these they do."""
-        size = time // BLOCKS if cut else None
+        """Yields slices of queries, of the keys they may see, and which of those they do see."""
+        size = time // BLOCKS if cut else 0
         for index in range(BLOCKS if cut else 1):
             rows = slice(index * size, (index + 1) * size) if cut else slice(None)
             seen = slice(rows.stop if causal else None)
@@ -182,20 +201,20 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
 
         def gradient(*upstream):
             (upstream,) = upstream
-            # What the softmax's gradient takes off each row: sum(weight * its gradient).
+            # The softmax's gradient subtracts sum(weight * d_weight) from each row.
             shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
             shift = ops.transpose(ops.sum(shift, axis=-1, keepdims=True), (0, 2, 3, 1, 4))
             queries, keys, values = [], [], []
             for (rows, seen, visible), log_sum in zip(blocks(), log_sums):
                 weight = ops.exp(scores(query, key, rows, seen, visible) - log_sum)
                 up = upstream[:, rows]
-                of_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
-                of_score = weight * (ops.cast(of_weight, "float32") - shift[:, :, :, rows])
-                of_score = ops.cast(of_score, query.dtype)
+                d_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
+                d_score = weight * (ops.cast(d_weight, "float32") - shift[:, :, :, rows])
+                d_score = ops.cast(d_score, query.dtype)
                 weight = ops.cast(weight, value.dtype)
                 values.append(ops.einsum("bgrts,btgrd->bsgd", weight, up))
-                queries.append(ops.einsum("bgrts,bsgd->btgrd", of_score, key[:, seen]))
-                keys.append(ops.einsum("bgrts,btgrd->bsgd", of_score, query[:, rows]))
+                queries.append(ops.einsum("bgrts,bsgd->btgrd", d_score, key[:, seen]))
+                keys.append(ops.einsum("bgrts,btgrd->bsgd", d_score, query[:, rows]))
             return _joined(queries, 1), _summed(keys), _summed(values)
 
         return output, gradient
@@ -203,26 +222,28 @@ def _plain(query, key, value, causal: bool, segment_ids, mask):
     return attend(query, key, value)
 
 
-def _with_ones(value):
-    """The values with a one beside them, in float32, if that fills a lane that would be empty.
+def _with_ones(value: Tensor) -> Tensor:
+    """Appends a one to each value, in float32, if that fills a TPU lane that would be empty.
 
-    Their product with the weights gives the weights' sum too, and saves a pass over the weights.
-    Times that are no multiple of the lanes would have to be laid out anew: it is not for those.
+    Their product with the weights then also gives the weights' sum, which saves a pass over the
+    weights. It is only for times that are a multiple of the lanes: others would need a copy.
     """
     if value.shape[-1] % LANES == 0:
         return value
     return ops.cast(ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1), "float32")
 
 
-def _mixed(weight, value, head_dim: int):
-    """The values by their weights, and the sums of the weights, in float32.
+def _mixed(weight: Tensor, value: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Returns the weighted sums of values, and the sums of the weights, in float32.
 
     Args:
         weight: (batch, key_heads, shared, time, key_time), float32.
-        value: (batch, key_time, key_heads, head_dim), or as `_with_ones` gives it.
+        value: (batch, key_time, key_heads, head_dim), or the result of `_with_ones`.
+        head_dim: size of a value.
 
     Returns:
-        (batch, time, key_heads, shared, head_dim), and the same with 1 for head_dim.
+        mixed: (batch, time, key_heads, shared, head_dim).
+        total: (batch, time, key_heads, shared, 1).
     """
     if value.shape[-1] > head_dim:
         mixed = ops.einsum("bgrts,bsgd->btgrd", weight, value)
@@ -232,12 +253,12 @@ def _mixed(weight, value, head_dim: int):
     return ops.cast(mixed, "float32"), ops.transpose(total, (0, 3, 1, 2, 4))
 
 
-def _joined(parts: list, axis: int):
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=axis)
 
 
-def _summed(parts: list):
-    """The sum of arrays of which each is longer than the last along the time: (batch, time, …)."""
+def _summed(parts: list[Tensor]) -> Tensor:
+    """Returns the sum of arrays of growing length, (batch, time, ...), padded by zeros."""
     total = ops.cast(parts[-1], "float32")
     for part in parts[:-1]:
         rest = total.shape[1] - part.shape[1]
@@ -245,11 +266,22 @@ def _summed(parts: list):
     return ops.cast(total, parts[0].dtype)
 
 
-def _visible(time, key_time, rows: slice, seen: slice, causal: bool, segment_ids, mask):
-    """Which keys a query sees: bool, broadcast to (batch, key_heads, shared, time, key_time)."""
+def _visible(
+    time: int,
+    key_time: int,
+    rows: slice,
+    seen: slice,
+    causal: bool,
+    segment_ids: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor | None:
+    """Returns which keys each query sees; None if all.
+
+    It is bool, and broadcasts to (batch, key_heads, shared, time, key_time).
+    """
     visible = None
 
-    def narrow(condition):
+    def narrow(condition: Tensor) -> Tensor:
         return condition if visible is None else ops.logical_and(visible, condition)
 
     if causal:

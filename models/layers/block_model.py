@@ -11,8 +11,8 @@ import keras
 
 from tftpu.config import Model
 from tftpu.models import checks
+from tftpu.models.tensors import Tensor
 
-Tensor = Any  # a tensor of Keras's backend
 SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
 
 

@@ -1,12 +1,10 @@
 """The activation of ViT, BERT and ConvNeXt, with its gradient written out."""
 
 import math
-from typing import Any
 
 import keras
-from keras import ops
 
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.models.tensors import Tensor, ops
 
 
 @keras.saving.register_keras_serializable("tftpu")

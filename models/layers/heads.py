@@ -3,9 +3,9 @@
 from typing import Any
 
 import keras
-from keras import layers, ops
+from keras import layers
 
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.models.tensors import Tensor, ops
 
 
 class TiedHead(layers.Layer):

@@ -3,9 +3,8 @@
 from typing import Any
 
 import keras
-from keras import ops
 
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.models.tensors import Tensor, ops
 
 
 class GhostBatchNormalization(keras.layers.Layer):

@@ -3,14 +3,10 @@
 A batch of uint8 is a quarter of the size of one of float32 on its way from the host.
 """
 
-from typing import Any
-
 import keras
-from keras import ops
 
 from tftpu.models.layers.block_model import BlockModel
-
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.models.tensors import Tensor, ops
 
 
 @keras.saving.register_keras_serializable("tftpu")

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 from tftpu.models.layers.normalization import GhostBatchNormalization
+from tftpu.models.tensors import Tensor, ops
 
-Tensor = Any  # a tensor of Keras's backend
 # product: (batch, height, width, filters); x: (batch, height, width, channels); kernel: (channels,
 # filters), all of one dtype. Scale and shift are float32: (groups, filters), from the statistics of
 # groups of the batch; or (filters,), from the moving statistics.
@@ -154,7 +153,7 @@ def normalized(*terms: Term) -> Tensor:
     @ops.custom_gradient
     def result(*flat):
         xs, kernels, scales, shifts = (flat[index::4] for index in range(4))
-        x = ops.concatenate(xs, axis=-1) if len(xs) > 1 else xs[0]
+        x = xs[0] if len(terms) == 1 else ops.concatenate(xs, axis=-1)
         shift = _broadcast(sum(shifts), dtype)
 
         def output():

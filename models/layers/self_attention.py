@@ -3,11 +3,10 @@
 from typing import Any
 
 import keras
-from keras import layers, ops
+from keras import layers
 
 from tftpu.models.layers.attention import attention_by_heads, whole_sequences
-
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.models.tensors import Initializer, Tensor, ops
 
 
 class SelfAttention(layers.Layer):
@@ -23,19 +22,22 @@ class SelfAttention(layers.Layer):
         self.heads = heads
         self.implementation = implementation
 
-    def build(self, x_shape: Any, segments_shape: Any = None) -> None:
+    # Keras names the shapes after the arguments of `call`.
+    def build(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x_shape: Any, segments_shape: Any = None
+    ) -> None:
         width = x_shape[-1]
-        normal = keras.initializers.TruncatedNormal(stddev=0.02)
 
-        def dense(units: int, name: str) -> layers.Dense:
+        def dense(units: int, name: str, initializer: Initializer) -> layers.Dense:
             layer = layers.Dense(
-                units, kernel_initializer=normal.clone(), dtype=self.dtype_policy, name=name
+                units, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
             )
             layer.build(x_shape)
             return layer
 
-        self.qkv = dense(3 * width, "qkv")
-        self.out = dense(width, "out")
+        normal = keras.initializers.TruncatedNormal(stddev=0.02)
+        self.qkv = dense(3 * width, "qkv", normal.clone())
+        self.out = dense(width, "out", normal.clone())
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         whole = whole_sequences(self.implementation, x, self.heads)

@@ -7,8 +7,8 @@ import keras
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel, Part
 from tftpu.models.layers.heads import TiedHead
+from tftpu.models.tensors import Tensor
 
-Tensor = Any  # a tensor of Keras's backend
 HEAD = "head"  # the name of the last layer of every model of the zoo
 
 
@@ -102,7 +102,8 @@ def token_inputs(*more: str) -> dict[str, keras.KerasTensor]:
 
     All but the tokens are optional.
     """
-    return {
-        name: keras.Input((None,), dtype="int32", name=name, optional=name != "tokens")
-        for name in ("tokens", "segments", "positions", *more)
-    }
+
+    def tokens(name: str) -> Any:
+        return keras.Input((None,), dtype="int32", name=name, optional=name != "tokens")
+
+    return {name: tokens(name) for name in ("tokens", "segments", "positions", *more)}

@@ -1,4 +1,4 @@
-"""Weights of other libraries: reading, writing and mapping them."""
+"""Reads and writes weight files of other libraries, and maps them to the zoo's variables."""
 
 from tftpu.models.weights.loading import LoadReport, freeze, load_weights, save_weights
 

@@ -1,10 +1,11 @@
-"""Files of weights as named arrays: safetensors, one or several, and Keras's HDF5."""
+"""Weight files as named arrays: safetensors, in one file or several, and Keras's HDF5."""
 
 import io
 import json
 import mmap
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,14 @@ WHOLE = "model.safetensors"
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The arrays of a file by name, read-only; of a local safetensors file nothing is copied.
+    """Reads the arrays of a file, by name.
+
+    They are read-only; those of a local safetensors file are mapped, not copied.
 
     Args:
         path: local or `gs://`: a `.safetensors` file, the `.safetensors.index.json` of several, an
-            `.h5` file of Keras, or a folder that holds the first or the second under their usual
-            names. In an `.h5` file an array is named by its layer and its place there: "conv1/0".
+            `.h5` file of Keras, or a folder that holds one of the first two under its usual name.
+            An array of an `.h5` file is named by its layer and its index there: "conv1/0".
 
     Raises:
         UserError: there is no such file, or it cannot be read.
@@ -30,7 +33,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     if not path.endswith((".safetensors", ".safetensors.index.json", ".h5")):
         path = _in_folder(path)
     if not files.exists(path):
-        raise UserError(f"There is no file of weights {path!r}.")
+        raise UserError(f"There is no weight file {path!r}.")
     try:
         if path.endswith(".json"):
             return _read_several(path)
@@ -40,9 +43,14 @@ def read(path: str) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes a file that a reader sees whole or not at all."""
+    """Writes arrays to a safetensors file, which appears whole or not at all.
+
+    Args:
+        path: of the file, local or `gs://`.
+        arrays: by name.
+    """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    # Transformers asks for the format.
+    # Transformers requires the format.
     files.write_whole(path, safetensors.TensorFile(arrays, metadata={"format": "pt"}))
 
 
@@ -52,7 +60,7 @@ def _in_folder(folder: str) -> str:
         if name in names:
             return files.join(folder, name)
     raise UserError(
-        f"{folder!r} is no file of weights, nor a folder with {WHOLE} or {INDEX}: name a "
+        f"{folder!r} is neither a weight file nor a folder with {WHOLE} or {INDEX}: give a "
         ".safetensors, .safetensors.index.json or .weights.h5 file, or such a folder."
     )
 
@@ -65,7 +73,7 @@ def _read_several(index: str) -> dict[str, np.ndarray]:
         arrays |= _read_safetensors(files.join(folder, name))
     absent = sorted(set(places) - set(arrays))
     if absent:
-        raise ValueError(f"{absent[0]} is in none of its files")
+        raise ValueError(f"none of its files holds {absent[0]}")
     return arrays
 
 
@@ -80,15 +88,19 @@ def _read_h5(path: str) -> dict[str, np.ndarray]:
     import h5py
 
     with h5py.File(io.BytesIO(files.read(path)) if files.is_remote(path) else path, "r") as file:
-        legacy = file.get("model_weights", file)  # of a whole model
-        return _legacy(legacy) if "layer_names" in legacy.attrs else _current(file)
+        return _arrays(file)
 
 
-def _current(file) -> dict[str, np.ndarray]:
-    """Keras 3: a group "vars" a layer, which has the layer's name, with arrays "0", "1", …"""
+def _arrays(file: Any) -> dict[str, np.ndarray]:
+    legacy = file.get("model_weights", file)  # the former in files of whole models
+    return _legacy(legacy) if "layer_names" in legacy.attrs else _current(file)
+
+
+def _current(file: Any) -> dict[str, np.ndarray]:
+    """Reads a file of Keras 3: each layer has a group "vars" with arrays "0", "1", …"""
     arrays = {}
 
-    def visit(path: str, group) -> None:
+    def visit(path: str, group: Any) -> None:
         if path.split("/")[-1] == "vars" and "name" in group.attrs:
             for index, array in group.items():
                 arrays[f"{group.attrs['name']}/{index}"] = array[()]
@@ -97,8 +109,8 @@ def _current(file) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _legacy(file) -> dict[str, np.ndarray]:
-    """Keras 2: a group a layer, and in its attribute the names of its arrays, in order."""
+def _legacy(file: Any) -> dict[str, np.ndarray]:
+    """Reads a file of Keras 2: each layer has a group, which lists its arrays in order."""
     arrays = {}
     for group in _texts(file.attrs["layer_names"]):
         counts: dict[str, int] = {}
@@ -110,5 +122,5 @@ def _legacy(file) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _texts(names: Iterable) -> list[str]:
+def _texts(names: Iterable[bytes | str]) -> list[str]:
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]

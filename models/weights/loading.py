@@ -1,7 +1,7 @@
-"""Weights that others have trained: into a model of the zoo, and out of it.
+"""Loads published weights into a model of the zoo, saves a model's weights, and freezes them.
 
-`load_weights` takes Hugging Face's safetensors layouts, `.weights.h5` files of keras.applications
-and the checkpoints of tftpu; `save_weights` writes the first; `freeze` keeps weights as they are.
+`load_weights` reads Hugging Face's safetensors layouts, `.weights.h5` files of keras.applications
+and checkpoints of tftpu; `save_weights` writes Hugging Face's.
 """
 
 import dataclasses
@@ -11,8 +11,10 @@ import re
 import keras
 import numpy as np
 
+from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.tensors import ops
 from tftpu.models.weights import files
 from tftpu.models.weights.layouts import hugging_face, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
@@ -23,13 +25,14 @@ _FORMATS = ("safetensors",)
 
 @dataclasses.dataclass
 class LoadReport:
-    """What a file gave to a model.
+    """The result of loading a file into a model.
 
-    Args:
-        loaded: the variables that have their value from the file, by path.
-        missing: those that the file does not have; they are as they were.
-        unused: the names of the file's arrays that the model has no place for.
-        replaced: the variables of the head, of another shape in the file; they are as they were.
+    Attributes:
+        loaded: paths of the variables that now have their value from the file.
+        missing: paths of those that the file lacks; they keep their values.
+        unused: names of the file's arrays that the model has no place for.
+        replaced: paths of the head's variables, if the file's have another shape; they keep their
+            values.
     """
 
     loaded: list[str]
@@ -40,9 +43,9 @@ class LoadReport:
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} variables loaded"]
         for said, names in (
-            ("left as they were, for the file has them in another shape", self.replaced),
-            ("left as they were, for the file has none", self.missing),
-            ("of the file not used", self.unused),
+            ("not loaded, because the file has another shape", self.replaced),
+            ("not loaded, because the file lacks them", self.missing),
+            ("of the file's arrays not used", self.unused),
         ):
             if names:
                 lines.append(f"{len(names)} {said}: {_listed(names)}")
@@ -50,18 +53,23 @@ class LoadReport:
 
 
 def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
-    """Gives a model of the zoo the weights of a file, all that are in it or, on an error, none.
+    """Loads the weights of a file into a model of the zoo: all that match or, on an error, none.
 
     Args:
-        model: made by `tftpu.models.build`.
-        path: as for `tftpu.models.weights.files.read`, or a checkpoint of tftpu: its folder.
-        replace_head: a head of another shape, as for other classes, is left as it was.
+        model: built by `tftpu.models.build`.
+        path: as for `tftpu.models.weights.files.read`, or the folder of a checkpoint of tftpu.
+        replace_head: whether a head of another shape, as for other classes, keeps its values
+            instead of being an error.
 
     Returns:
-        What was and what was not matched, on both sides.
+        A report of what was and was not matched, on both sides.
 
     Raises:
-        UserError: no such file, not one of this family, or an array of another shape.
+        UserError: there is no such file, it is of another family, or an array has another shape.
+
+    Example:
+        >>> model = tftpu.models.build("resnet50", num_classes=10)
+        >>> print(tftpu.models.load_weights(model, "resnet-50/", replace_head=True))
     """
     config = _config(model)
     arrays = files.read(path)
@@ -84,12 +92,12 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
             wrong.append((entry.ours, f"{entry.ours} {here} here, {shapes} there"))
     replaced = [ours for ours, _ in wrong if replace_head and ours in _HEAD]
     _refuse_mismatch(path, [said for ours, said in wrong if ours not in replaced])
-    if replaced:  # a head is replaced whole
+    if replaced:  # kernel and bias together
         replaced = [ours for ours in _HEAD if ours in variables]
         values = {ours: value for ours, value in values.items() if ours not in replaced}
     if not values:
         raise UserError(
-            f"No array of {path!r} fits the model {model.name!r}: it has "
+            f"No array of {path!r} fits the model {model.name!r}: the file has "
             f"{_listed(sorted(arrays))}. Is it of another family?"
         )
     for ours, value in values.items():
@@ -110,48 +118,50 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
     """Writes the weights of a model in the layout of Hugging Face Transformers.
 
     Args:
-        model: made by `tftpu.models.build`.
-        path: of the file, local or `gs://`; Transformers looks for "model.safetensors" in a folder,
+        model: built by `tftpu.models.build`.
+        path: of the file, local or `gs://`. Transformers looks for "model.safetensors" in a folder,
             beside its own config.json.
         format: "safetensors", the only one.
 
     Raises:
-        UserError: Transformers has no such model.
+        UserError: an unknown format, or Transformers has no such model.
     """
     if format not in _FORMATS:
         raise UserError(
-            f"There is no format {format!r} of weights.{did_you_mean(format, _FORMATS)}"
+            f"There is no format {format!r} for weights.{did_you_mean(format, _FORMATS)}"
         )
     config = _config(model)
     entries = hugging_face.layout(config)
     if entries is None:
         raise UserError(
-            f"Transformers has no model like {model.name!r}: keep its weights with Keras's own "
+            f"Transformers has no model like {model.name!r}: save its weights with Keras's own "
             "model.save_weights('name.weights.h5')."
         )
     variables = _variables(model)
     arrays = {}
     for entry in entries:
-        value = keras.ops.convert_to_numpy(variables[entry.ours])
+        if entry.write is None:
+            raise UserError(f"{entry.ours} cannot be written in the layout of Transformers.")
+        value = np.asarray(ops.convert_to_numpy(variables[entry.ours]))
         arrays |= dict(zip(entry.theirs, entry.write(value), strict=True))
     files.write_safetensors(path, arrays)
 
 
 def freeze(model: keras.Model, patterns: str) -> list[str]:
-    """Keeps weights as they are in training.
+    """Excludes weights from training.
 
-    A layer all of whose variables are frozen runs as in evaluation: a batch normalisation uses its
-    moving statistics and leaves them alone.
+    A layer whose variables are all frozen runs as in evaluation: a batch normalisation uses its
+    moving statistics and does not update them.
 
     Args:
         model: not yet trained.
-        patterns: globs over the paths of variables, with commas between: "stem*,stage1_*".
+        patterns: comma-separated globs over the paths of variables: "stem*,stage1_*".
 
     Returns:
-        The paths of the variables that are frozen.
+        The paths of the frozen variables.
 
     Raises:
-        UserError: a pattern that no variable matches, or nothing is left to train.
+        UserError: a pattern matches no variable, or nothing is left to train.
     """
     globs = [glob.strip() for glob in patterns.split(",") if glob.strip()]
     paths = list(_variables(model))
@@ -175,8 +185,10 @@ def freeze(model: keras.Model, patterns: str) -> list[str]:
     return [path for path in paths if path in frozen]
 
 
-def _layout(config, model, path: str, arrays: dict) -> tuple[list[Entry], dict[str, str]]:
-    """The entries of a file's layout, and the name there of each array that the layout knows."""
+def _layout(
+    config: Model, model: keras.Model, path: str, arrays: dict[str, np.ndarray]
+) -> tuple[list[Entry], dict[str, str]]:
+    """Returns the entries of a file's layout, and the file's names by those of the layout."""
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu
         return [same(ours, ours) for ours in _variables(model)], {
             name.split(" ", 1)[1]: name for name in arrays
@@ -188,16 +200,18 @@ def _layout(config, model, path: str, arrays: dict) -> tuple[list[Entry], dict[s
         entries, other = hugging_face.layout(config), "Hugging Face Transformers"
         known = hugging_face.known_names
     if entries is None:
-        raise UserError(f"{other} has no model like {model.name!r}, so {path!r} is not for it.")
+        raise UserError(
+            f"{other} has no model like {model.name!r}, so {path!r} cannot be its weights."
+        )
     return entries, known(config, list(arrays))
 
 
-def _config(model: keras.Model):
+def _config(model: keras.Model) -> Model:
     config = model.hyperparameters if isinstance(model, BlockModel) else None
     if config is None:
         raise UserError(
-            f"The model {model.name!r} was not made by tftpu.models.build, which knows where each "
-            "weight belongs: use Keras's own load_weights and save_weights."
+            f"The model {model.name!r} was not built by tftpu.models.build, so its layout is "
+            "unknown: use Keras's own load_weights and save_weights."
         )
     return config
 
@@ -215,6 +229,6 @@ def _refuse_mismatch(path: str, wrong: list[str]) -> None:
 
 
 def _listed(names: list[str], shown: int = 5, between: str = ", ") -> str:
-    """The first of many, for a sentence."""
+    """Lists the first of many names, and how many more there are."""
     rest = f"{between}and {len(names) - shown} more" if len(names) > shown else ""
     return between.join(names[:shown]) + rest

@@ -1,6 +1,6 @@
-"""A peer for `tpu_cost`: ResNet-50 v1.5 in flax.linen with SGD momentum, as its ImageNet example.
+"""A peer for `tpu_cost`: the ResNet-50 v1.5 of Flax's ImageNet example, with SGD momentum.
 
-Flax is no dependency of tftpu: only the benchmark imports this file, after installing it.
+Flax is not a dependency of tftpu: only the benchmark imports this file, after installing it.
 """
 
 import functools
@@ -44,14 +44,14 @@ class ResNet50(nn.Module):
 
 
 def init(key: jax.Array) -> dict[str, Any]:
-    """Weights, batch statistics and momentum."""
+    """Returns weights, batch statistics and momentum."""
     variables = ResNet50().init(key, jnp.zeros((1, 224, 224, 3), jnp.bfloat16))
     momentum = jax.tree.map(jnp.zeros_like, variables["params"])
     return {**variables, "momentum": momentum}
 
 
 def train_step(state: dict[str, Any], images: jax.Array, labels: jax.Array) -> tuple:
-    """The new state and the loss."""
+    """Returns the new state and the loss."""
 
     def loss_fn(params):
         variables = {"params": params, "batch_stats": state["batch_stats"]}

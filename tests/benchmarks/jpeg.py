@@ -1,20 +1,20 @@
-"""JPEG files to batches for a device: images a second, of the pipeline and of what it is made of.
+"""JPEG files to batches for a device: images per second of the pipeline and of its parts.
 
     python -m tests.benchmarks.jpeg [--turns=20] [--files=256]
 
-Makes photographs of the size of ImageNet's (500 x 375, about 110 kB) in a folder for each class,
-and lets these take turns on the same cores, in one run:
+Makes photographs of the size of ImageNet's (500 x 375, about 110 kB) in a folder for each class.
+These contestants take turns on the same cores, in one run:
 
 - `pipeline`: `StreamedImages` of the folder, as `tftpu train` reads it: shuffled, read, decoded and
-  cropped at random in one go, resized to 224, flipped, in batches of uint8.
-- `bare loop`: a thread for each core, which reads files, decodes and crops them (fused), and
-  resizes: one call of a compiled function an image; no shuffle, no flip, no batch.
-- `bare graph`: the same as one compiled loop for each core, without any Python in it.
+  cropped at random in one step, resized to 224, flipped, in batches of uint8.
+- `bare loop`: one thread per core reads files, decodes and crops them (fused), and resizes: one
+  call of a compiled function per image; no shuffle, no flip, no batch.
+- `bare graph`: the same as one compiled loop per core, without any Python in it.
 - `keras`: `keras.utils.image_dataset_from_directory`, and in its `map` Keras's layers. Keras has no
   random resized crop: RandomCrop and RandomFlip of images resized to 256 stand in, which is less.
 
-A turn begins with a fresh iterator and one batch that is not timed, so that nobody works ahead
-while others are timed. Prints medians over the turns, and the medians of the ratios turn by turn.
+A turn begins with a fresh iterator and one batch that is not timed, so that no contestant works
+ahead while others are timed. Prints medians over the turns, and medians of the ratios of each turn.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def make_files(folder: str, count: int) -> list[str]:
-    """Photographs in train/CLASS/NUMBER.jpg; half of them upright."""
+    """Writes photographs to train/CLASS/NUMBER.jpg; half of them upright."""
     paths = []
     for number in range(count):
         shape = (375, 500) if number % 2 else (500, 375)
@@ -54,7 +54,7 @@ def make_files(folder: str, count: int) -> list[str]:
 
 
 def pipeline(folder: str):
-    """What makes a fresh iterator of batches, as of each of the contestants."""
+    """Returns a function that makes a fresh iterator of batches, as for all contestants."""
     data = StreamedImages(
         format="folder",
         data_dir=folder,
@@ -69,7 +69,7 @@ def pipeline(folder: str):
 
 
 def windows(paths: list[str], count: int) -> tuple[list[str], np.ndarray]:
-    """Files in some order, and a random crop for each, by NumPy."""
+    """Returns files in random order, and a random crop for each, by NumPy."""
     rng = np.random.default_rng(0)
     files, found = [], []
     sizes = [(375, 500) if number % 2 else (500, 375) for number in range(len(paths))]
@@ -86,7 +86,7 @@ def windows(paths: list[str], count: int) -> tuple[list[str], np.ndarray]:
 
 
 def one(path: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Read, decode and crop, resize: what cannot be left out."""
+    """Reads, decodes, crops and resizes: the part that cannot be left out."""
     image = tf.io.decode_and_crop_jpeg(tf.io.read_file(path), window, 3)
     return tf.image.resize(image, (SIZE, SIZE))
 
@@ -115,7 +115,7 @@ def bare_graph(paths: list[str]):
 
 
 def _threads(work):
-    """A thread for each core does its share of a batch, again and again."""
+    """Returns batches that one thread per core makes, each its share."""
 
     def batches():
         barrier = threading.Barrier(CORES + 1)
@@ -159,7 +159,7 @@ def keras_layers(folder: str):
 
 
 def seconds(make, steps: int) -> float:
-    """How long a fresh iterator takes for so many batches after its first."""
+    """Returns the time of `steps` batches of a fresh iterator after its first."""
     batches = make()
     next(batches)
     start = time.perf_counter()

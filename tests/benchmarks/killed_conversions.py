@@ -1,10 +1,10 @@
-"""`tftpu data convert`, killed again and again: are the bytes the same in the end?
+"""`tftpu data convert`, killed again and again: checks that the final bytes are the same.
 
     python -m tests.benchmarks.killed_conversions                 # 20 kills, two processes each
     python -m tests.benchmarks.killed_conversions --kills=3 --images=500
 
-Each run is the command itself, ended by SIGKILL at a random moment and given again until it is
-through; its folder is compared, byte for byte, with that of a run that nobody touched.
+Each run is the command itself, ended by SIGKILL at a random moment and repeated until it
+completes; its folder is compared, byte for byte, with that of an undisturbed run.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
                 child = start(root, f"{conversions}")
                 left = kills < arguments.kills
                 try:
-                    # Starting takes a good part of it, so that later moments are worth more.
+                    # The start takes much of the time, so later moments matter more.
                     moment = draw.uniform(0.2, 1.2) * seconds
                     assert child.wait(timeout=moment if left else None) == 0
                     break
@@ -53,12 +53,12 @@ def main() -> None:
             assert content(root / f"{conversions}") == whole, "the bytes differ"
     print(
         f"{kills} kills in {conversions} conversions of {arguments.images} images to "
-        f"{len(whole) - 1} shards, {seconds:.1f} s if left alone: the same bytes every time"
+        f"{len(whole) - 1} shards, {seconds:.1f} s undisturbed: the same bytes every time"
     )
 
 
 def make(folder: Path, images: int) -> None:
-    """Small images of noise, of ten classes."""
+    """Writes small images of noise, of ten classes."""
     import tensorflow as tf
 
     for number in range(images):

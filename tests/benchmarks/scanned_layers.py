@@ -1,11 +1,11 @@
-"""Whether a transformer's layers are better unrolled or scanned: why the zoo unrolls them.
+"""Compares unrolled and scanned transformer layers: the reason why the zoo unrolls them.
 
     python -m tests.benchmarks.scanned_layers [--layers=12] [--generations=v3,v5e]
 
 Evidence: compiled. The blocks of GPT-2 small over 8 x 1024 tokens, in bfloat16, with AdamW: once
-one behind the other, as the zoo has them, and once as a device loop over one block whose weights
-are stacked. Prints the seconds of TensorFlow (building, tracing) and of the TPU compiler, and what
-it made: M cycles, loops multiplied, and MiB of HBM. Nothing is taken from the cache.
+one after the other, as in the zoo, and once as a device loop over one block with stacked weights.
+Prints the seconds that TensorFlow (building, tracing) and the TPU compiler take, and the result: M
+cycles, with loops multiplied, and MiB of HBM. The cache is not used.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def scanned(layers: int) -> keras.Model:
 
 
 class Scanned(keras.layers.Layer):
-    """One block, run `count` times, each time with the weights of another."""
+    """One block, run `count` times with different weights."""
 
     def __init__(self, count: int):
         super().__init__()

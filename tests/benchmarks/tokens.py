@@ -1,10 +1,10 @@
-"""Megabytes a second of packed tokens: the whole training pipeline, and TensorFlow's bare reader.
+"""Megabytes per second of packed tokens: the whole training pipeline and TensorFlow's bare reader.
 
     python -m tests.benchmarks.tokens [--mib=512] [--turns=11]
 
 Rows of 2,048 tokens in shards of 32 MiB on local disk, read from the page cache. The contestants
-take turns of one pass over the data each, so that what else the machine does hits both; printed are
-the medians and the median of the ratios turn by turn.
+take turns of one pass over the data each, so that other load on the machine affects both. Prints
+medians, and the median of the ratios of each turn.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FEATURES = {name: Feature("uint16", (CONTEXT + 1,), "raw") for name in ("tokens"
 
 
 def make(folder: str, mib: int) -> Manifest:
-    """Random rows of three documents each."""
+    """Writes random rows of three documents each."""
     rng = np.random.default_rng(0)
     size = len(example_proto.encode(_row(rng), FEATURES)) + tfrecord.OVERHEAD
     rows = max(BATCH, min(mib << 20, SHARD) // size // BATCH * BATCH)
@@ -54,7 +54,7 @@ def _row(rng: np.random.Generator) -> dict:
 
 
 def seconds(batches: tf.data.Dataset, steps: int) -> float:
-    """The time of so many batches, after one to warm up."""
+    """Returns the time of `steps` batches, after one to warm up."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

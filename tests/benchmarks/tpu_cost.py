@@ -1,17 +1,17 @@
-"""What the zoo's train steps cost on a TPU, beside what users would pick instead.
+"""Compares the cost of the zoo's train steps on a TPU with that of their alternatives.
 
     python -m tests.benchmarks.tpu_cost [--rows=gpt2,vit] [--generations=v3,v5e]
 
 Evidence: compiled. Each row compiles two whole train steps of one replica (forward, backward,
-update; bfloat16) in one run with the same compiler, batch, loss and optimizer, and compares:
+update; bfloat16) with the same compiler, batch, loss and optimizer, and compares:
 
-- M cycles: the compiler's own estimate, loops multiplied; and what it leaves without one, a Pallas
-  kernel, the gradient of a maximum, a padding between pixels, at what `tftpu.preflight.cost` prices
-  its FLOPs and bytes;
-- GB accessed, as the same module counts it, and MiB of HBM.
+- M cycles: the compiler's own estimate, with loops multiplied. Instructions without one (a Pallas
+  kernel, the gradient of a maximum, padding between pixels) are priced by their FLOPs and bytes,
+  as `tftpu.preflight.cost` does;
+- GB accessed, counted by the same module, and MiB of HBM.
 
-A compile takes 1-3 minutes on 2 cores, the first time; what was compiled is kept. KerasHub comes
-with `make test`. Flax is installed into a folder of its own, without what it asks for.
+The first compilation takes 1-3 minutes on 2 cores; its result is cached. KerasHub is installed by
+`make test`. Flax is installed into a folder of its own, without its dependencies.
 """
 
 import argparse
@@ -44,7 +44,7 @@ FLAX = ("flax==0.12.8", "msgpack==1.1.2")
 
 
 class OneReplica(Slice):
-    """The smallest slice of a generation, of which one core works."""
+    """The smallest slice of a generation, with one core working."""
 
     @property
     def replicas(self) -> int:
@@ -53,7 +53,7 @@ class OneReplica(Slice):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Two steps to compare, and the ratios of ours to the peer's that are to be reached."""
+    """Two steps to compare, and the largest accepted ratios of ours to the peer's."""
 
     name: str
     title: str
@@ -65,11 +65,13 @@ class Row:
 
 
 class CompileError(Exception):
-    """With the compiler's words."""
+    """Raised with the compiler's message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
+    """The cost of a compiled step: cycles, bytes accessed, bytes of HBM."""
+
     cycles: float
     bytes: float
     hbm: float
@@ -80,7 +82,7 @@ def measure(program: LoweredStep, generation: str) -> Measured:
     """Compiles and prices a program on one core of a generation.
 
     Raises:
-        CompileError: the compiler refuses it.
+        CompileError: the compiler rejects it.
     """
     target = one_replica_of(generation)
     compiled = compiler.compile_program(program.hlo, target)
@@ -98,20 +100,19 @@ def one_replica_of(generation: str) -> Slice:
 
 
 def cycles_of(cost: Cost, target: Slice) -> float:
-    """The compiler's cycles, and the seconds that are priced of what it has none for."""
+    """Returns the compiler's cycles, plus the priced time of instructions that it has none for."""
     without = (p for p in cost.instructions if not (p.cycles or p.overlaps))
     return cost.cycles + sum(p.seconds for p in without) * target.generation.clock_ghz * 1e9
 
 
-# The same number, of a batch without weights: the loss of the zoo's configs, and what a user of
-# Keras takes.
+# Equal for a batch without weights: the loss of the zoo's configs, and the usual one of Keras.
 LOSSES = {
     "tftpu": SmoothedCrossentropy,
     "keras": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
 }
 
 
-# The steps: Keras models under the step of tftpu, so that only the models differ.
+# The steps: Keras models in the step of tftpu, so that only the models differ.
 
 
 def keras_step(
@@ -208,7 +209,7 @@ def hub_vit() -> LoweredStep:
 
 
 def flax_resnet50() -> LoweredStep:
-    """ResNet-50 in flax.linen, as Flax's ImageNet example defines it, lowered by JAX itself."""
+    """Lowers the ResNet-50 of Flax's ImageNet example, in flax.linen, by JAX itself."""
     _install_flax()
     import jax
     import jax.numpy as jnp
@@ -220,7 +221,7 @@ def flax_resnet50() -> LoweredStep:
         jax.ShapeDtypeStruct((128, 224, 224, 3), jnp.bfloat16),
         jax.ShapeDtypeStruct((128,), jnp.int32),
     )
-    # As TensorFlow's variables: the update takes the place of the weights.
+    # As with TensorFlow's variables, the update overwrites the weights.
     lowered = jax.jit(flax_resnet.train_step, donate_argnums=0).lower(state, *batch)
     hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
     arguments = ["argument"] * len(jax.tree.leaves((state, batch)))
@@ -228,7 +229,7 @@ def flax_resnet50() -> LoweredStep:
 
 
 def _install_flax() -> None:
-    """Into a folder at the end of the path, so that it replaces nothing."""
+    """Installs Flax into a folder at the end of the path, so that it shadows nothing."""
     folder = Path(os.environ.get("TFTPU_CACHE") or Path.home() / ".cache" / "tftpu") / "peers"
     if not (folder / "flax").exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
@@ -261,13 +262,13 @@ ROWS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [row.name for row in ROWS]
-    parser.add_argument("--rows", default=",".join(names), help="of " + ",".join(names))
+    parser.add_argument("--rows", default=",".join(names), help="any of " + ",".join(names))
     parser.add_argument("--generations", default=",".join(GENERATIONS))
-    parser.add_argument("--explain", action="store_true", help="the longest instructions of ours")
+    parser.add_argument("--explain", action="store_true", help="list our longest instructions")
     args = parser.parse_args()
     unknown = set(args.rows.split(",")) - set(names)
     if unknown:
-        parser.error(f"no row {', '.join(sorted(unknown))}: choose of {', '.join(names)}")
+        parser.error(f"no row {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
     print(f"libtpu {compiler.libtpu_version()}, one replica, mixed_bfloat16", flush=True)
     header = f"{'step':<40} {'on':<4} {'':<20} {'M cycles':>9} {'GB':>7} {'HBM MiB':>8}"
     print(header, flush=True)
@@ -304,7 +305,7 @@ def main() -> int:
 
 
 def explain(cost: Cost, count: int = 40) -> None:
-    """Where the time of a step goes, instruction by instruction."""
+    """Prints where the time of a step goes, by kind and by instruction."""
     for kind, seconds, cycles in cost.by("kind"):
         print(f"  {kind:<14} {seconds * 1e3:8.2f} ms {cycles / 1e6:8.2f} M cycles")
     for p in sorted(cost.instructions, key=lambda p: -(p.cycles or p.seconds * 1e9))[:count]:

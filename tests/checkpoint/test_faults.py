@@ -19,7 +19,7 @@ from tests.support.faulty_storage import KilledError, Storage, storage
 from tests.support.leaves import leaves, step_of, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
-from tftpu.storage import files
+from tftpu.storage import files, retry
 
 STATE = {"seen": "so far"}
 
@@ -94,7 +94,7 @@ def test_half_a_write_is_no_checkpoint(tmp_path):
 
 def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path, caplog):
     """The clock and the waits are real, shortened: 503 until the third part of a second."""
-    monkeypatch.setattr(files, "_FIRST_WAIT", 0.02)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_wait=0.02))
     healthy = Storage()
     answers = iter([tf.errors.UnavailableError(None, None, "Error code 503")] * 6)
 
@@ -112,12 +112,11 @@ def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path
     assert random.getstate() == drawn  # Keras seeds the weights of a model from this generator
     assert checkpoints.take_failure() is None
     assert checkpoints.restore(leaves(0)).step == 1
-    assert caplog.text.count("trying again") == 6
+    assert caplog.text.count("retrying") == 6
 
 
 def test_a_bucket_that_stays_away_fails_the_save_with_its_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "_FIRST_WAIT", 0.01)
-    monkeypatch.setattr(files, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=0.1, first_wait=0.01))
 
     def away(*_, **__):
         raise tf.errors.UnavailableError(None, None, "Error code 503")

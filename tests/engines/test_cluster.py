@@ -1,4 +1,4 @@
-"""What `connect` connects to, and what it says when it cannot."""
+"""`connect`: the devices it chooses, and its error when they are not there."""
 
 import pytest
 import tensorflow as tf

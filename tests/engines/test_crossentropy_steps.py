@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks of the vocabulary is cross-entropy: value, gradient, and whole steps."""
+"""Cross-entropy in chunks of the vocabulary changes no value, gradient or step."""
 
 import keras
 import numpy as np
@@ -78,7 +78,7 @@ def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
     np.testing.assert_allclose(chunked(hidden, matrix, labels), expected, rtol=1e-5)
 
 
-def test_a_label_that_is_no_class_takes_no_logit_off(monkeypatch):
+def test_a_label_that_is_no_class_subtracts_no_logit(monkeypatch):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors()
     found = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
@@ -87,7 +87,7 @@ def test_a_label_that_is_no_class_takes_no_logit_off(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_a_loss_that_is_no_number_ends_the_loop(monkeypatch, wrong):
+def test_the_loop_ends_for_a_loss_that_is_not_finite(monkeypatch, wrong):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors()
     broken = tf.tensor_scatter_nd_update(hidden, [[0, 0, 0]], [wrong])
@@ -96,8 +96,9 @@ def test_a_loss_that_is_no_number_ends_the_loop(monkeypatch, wrong):
     assert np.isfinite(found[1]).all()
 
 
-def tiny_gpt(metrics=(), loss=None):
-    model = models.build("gpt2_small", layers=1, width=16, heads=2, vocabulary=50, context=8)
+def tiny_gpt(metrics=(), loss=None, **fields):
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 50, "context": 8, **fields}
+    model = models.build("gpt2_small", **sizes)
     rng = np.random.default_rng(0)
     model.set_weights([0.1 * rng.normal(size=w.shape) for w in model.get_weights()])
     model.compile(keras.optimizers.SGD(0.5), loss or SmoothedCrossentropy(), metrics=metrics)
@@ -129,7 +130,7 @@ def run(replicas, gradient_accumulation_steps=1, **options):
     return results, model.get_weights()
 
 
-def test_a_step_in_chunks_is_the_step_without_on_any_number_of_replicas(monkeypatch):
+def test_a_step_in_chunks_is_the_step_without_chunks_on_any_number_of_replicas(monkeypatch):
     whole, expected = run(1)
     monkeypatch.setattr(losses, "CHUNK", 20)
     seen = []
@@ -139,7 +140,7 @@ def test_a_step_in_chunks_is_the_step_without_on_any_number_of_replicas(monkeypa
         seen.clear()
         metrics = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
         results, weights = run(replicas, gradient_accumulation_steps, metrics=metrics)
-        assert seen  # the way in chunks was taken, and a metric read the logits beside it
+        assert seen  # chunks were used, and a metric read the logits too
         for a, b in zip(results, whole):
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
             assert 0 <= a["accuracy"] <= 1
@@ -147,7 +148,27 @@ def test_a_step_in_chunks_is_the_step_without_on_any_number_of_replicas(monkeypa
             np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_the_model_still_gives_logits():
+@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("training", [False, True])
+def test_factored_logits_are_the_models_and_the_product_of_their_factors(remat, training):
+    model = tiny_gpt(remat=remat)
+    x = text()[0][0]
+    logits, hidden, matrix = model.factored_logits(x, training)
+    np.testing.assert_allclose(logits, model(x, training=training), atol=1e-6)
+    np.testing.assert_allclose(hidden @ tf.transpose(matrix), logits, atol=1e-5)
+
+
+def test_soft_labels_and_small_vocabularies_use_the_logits():
+    hidden, matrix, labels = factors()
+    logits = hidden @ tf.transpose(matrix)
+    loss = SmoothedCrossentropy(0.1)
+    soft = tf.one_hot(labels, VOCABULARY)
+    for y in (labels, soft):
+        given = loss.call_factored(y, logits, hidden, matrix)
+        np.testing.assert_array_equal(given, loss.call(y, logits))
+
+
+def test_a_model_still_returns_plain_logits():
     model = tiny_gpt()
     x = text()[0][0]
     np.testing.assert_allclose(model.predict(x, verbose=0), model(x), atol=1e-6)
@@ -172,6 +193,6 @@ def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
     priced = cost.price(program, compiled, target)
     assert compiled.memory["temp_size_in_bytes"] < logits / 2
     assert max(t.bytes for t in priced.large) < logits / 4
-    # Each chunk is counted, though how often the loop turns depends on the logits: the logits
+    # Each chunk is counted, although the number of iterations depends on the logits: the logits
     # twice, and two gradients. The rest of this model is small.
     assert 1 < priced.flops / (4 * 2 * batch * time * vocabulary * 128) < 1.1

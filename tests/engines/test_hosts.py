@@ -110,7 +110,7 @@ def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
     assert "Traceback" not in said(workdir)[0]
 
     assert ends(start(workdir, 2)) == [0, 0], said(workdir)
-    assert "Going on from the checkpoint" in said(workdir)[0]
+    assert "Resuming from the checkpoint" in said(workdir)[0]
     assert "Done" not in said(workdir)[1]  # the chief alone reports
     # Two replicas in one process take the same sums in the same order.
     alone = tmp_path / "alone/run"

@@ -1,4 +1,4 @@
-"""A checkpoint is taken up on other hardware, in another precision; not by another model."""
+"""A checkpoint loads on other hardware and in another precision, and not into another model."""
 
 import keras
 import numpy as np

@@ -208,7 +208,7 @@ def test_the_weight_norm_traces(slice_of_eight):
 
 
 def test_the_check_finds_an_op_of_the_host(slice_of_eight):
-    """That it can fail: a print, which formats a string."""
+    """The check can fail: a print formats a string."""
 
     class Printing(keras.losses.Loss):
         def call(self, y_true, y_pred):

@@ -1,4 +1,4 @@
-"""Flip, colours, erasing, MixUp, CutMix: against Pillow, closed forms and the papers' laws."""
+"""Flip, colours, erasing, MixUp, CutMix: against Pillow, closed forms and the papers."""
 
 import colorsys
 import dataclasses
@@ -23,7 +23,7 @@ def seeds(count: int, salt: int = 0) -> tf.Tensor:
 
 
 def over(seeds: tf.Tensor, function) -> np.ndarray:
-    """What a function makes of each seed, in a tf.data pipeline."""
+    """Returns the results of a function for each seed, in a tf.data pipeline."""
     dataset = tf.data.Dataset.from_tensor_slices(seeds).map(function, tf.data.AUTOTUNE)
     return np.array(list(dataset.as_numpy_iterator()))
 
@@ -53,7 +53,7 @@ def test_half_of_the_images_are_flipped_and_the_others_are_not():
         (colors.sharpness, ImageEnhance.Sharpness),
     ],
 )
-def test_colours_change_as_pillow_changes_them(ours, theirs, factor):
+def test_colours_change_as_in_pillow(ours, theirs, factor):
     image = photos.pixels(40, 50)
     made = ours(tf.constant(image), tf.constant(factor)).numpy().astype(int)
     expected = np.asarray(theirs(Image.fromarray(image)).enhance(factor))
@@ -88,7 +88,7 @@ def test_jitter_is_drawn_from_its_ranges_and_applied_in_its_order():
 def test_a_rectangle_is_erased_as_often_and_as_large_as_the_paper_says():
     image = np.zeros((100, 100, 3), np.uint8)
     made = over(seeds(2000), lambda seed: image_ops.erase(tf.constant(image), seed, 0.25))
-    changed = (made != 0).any(-1)  # noise of three channels is hardly ever 0
+    changed = (made != 0).any(-1)  # noise of three channels is almost never 0
     erased = changed.any((1, 2))
     assert stats.binomtest(int(erased.sum()), 2000, 0.25).pvalue > 1e-3
     areas = []
@@ -99,7 +99,7 @@ def test_a_rectangle_is_erased_as_often_and_as_large_as_the_paper_says():
         assert mask.sum() > 0.98 * height * width  # it is a rectangle, full of noise
         assert max(height / width, width / height) < 1 / 0.3 + 0.25
         areas.append(height * width / 1e4)
-    # Evenly from 2 to 40 %, of those that lie in the image.
+    # Uniform from 2 to 40 %, given that they fit into the image.
     rng = np.random.default_rng(0)
     area = rng.uniform(0.02, 0.4, 50_000)
     aspect = np.exp(rng.uniform(np.log(0.3), -np.log(0.3), 50_000))
@@ -107,7 +107,7 @@ def test_a_rectangle_is_erased_as_often_and_as_large_as_the_paper_says():
     assert stats.ks_2samp(areas, area[kept]).pvalue > 1e-3
 
 
-def test_what_is_erased_becomes_even_noise():
+def test_erased_pixels_become_uniform_noise():
     noise = draws.pixels(seeds(1)[0], (61, 67, 3), "noise").numpy()
     counts = np.bincount(noise.ravel(), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-3
@@ -162,7 +162,7 @@ def test_with_both_each_image_draws_one_of_the_two():
     assert stats.binomtest(sum(blended), 400).pvalue > 1e-3
 
 
-def test_soft_labels_hold_what_the_image_holds():
+def test_soft_labels_match_the_shares_of_the_image():
     labels = np.array([3, 1, 2, 2, 0, 4, 1, 3])
     shares = np.linspace(0, 1, 8, dtype=np.float32)
     soft = mix.soft_labels(tf.constant(labels), tf.constant(shares), 5).numpy()
@@ -174,7 +174,7 @@ def test_soft_labels_hold_what_the_image_holds():
 
 @pytest.mark.parametrize("hosts", [1, 2, 4, 8])
 @pytest.mark.parametrize("settings", [Augment(mixup=0.2), Augment(cutmix=1.0), EVERYTHING])
-def test_the_hosts_together_mix_what_one_host_would(hosts, settings):
+def test_all_hosts_together_mix_like_one_host(hosts, settings):
     images, labels = batch(16), np.arange(16, dtype=np.int32)
     function = mix.batches(settings, 16)
 
@@ -220,7 +220,7 @@ def test_an_example_is_a_function_of_its_seed_alone(kind):
     assert len({image.tobytes() for image in forwards}) == 12
 
 
-def test_without_augmentation_training_gives_what_evaluation_gives():
+def test_without_augmentation_training_equals_evaluation():
     example = {"image": tf.constant(photos.encoded(photos.pixels(90, 120))), "label": 1}
     settings = dataclasses.replace(NOTHING, eval_crop=0.8)
     train = image_ops.training(settings, 40, 3)(example, seeds(1)[0])
@@ -237,6 +237,6 @@ def test_without_augmentation_training_gives_what_evaluation_gives():
         *[("mixup", -0.2), ("cutmix", float("nan")), ("eval_crop", 0.0)],
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_by_its_name(field, value):
+def test_a_value_out_of_range_is_refused_by_its_name(field, value):
     with pytest.raises(UserError, match=rf"data.augment.{field} is {value}: it must lie between"):
         Augment(**{field: value}).validate()

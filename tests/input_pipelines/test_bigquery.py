@@ -12,8 +12,9 @@ import tensorflow as tf
 from tests.support import fake_bigquery
 from tftpu import input_pipelines
 from tftpu.errors import UserError
-from tftpu.input_pipelines.convert import beam, converter, parts, verify
-from tftpu.input_pipelines.convert.converter import Conversion
+from tftpu.input_pipelines.convert import beam, converter, verify
+from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.datasets import bigquery
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.sources import BigQuery
@@ -55,13 +56,13 @@ def test_a_table_is_read_whole_in_several_streams(service):
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
-def test_a_broken_stream_goes_on_where_it_broke(service, code):
+def test_a_broken_stream_resumes_where_it_broke(service, code):
     whole = bigquery.Table("p.d.t", ("id",)).read()["id"]
     service.breaks, service.code = 4, code
     service.reads.clear()
     assert bigquery.Table("p.d.t", ("id",)).read()["id"].tolist() == whole.tolist()
     assert service.breaks == 0
-    # Two batches of 7 rows had come each time.
+    # Each time the stream broke after two batches of 7 rows.
     assert {offset for _, offset in service.reads} - {0} <= {14, 28}
 
 
@@ -96,7 +97,7 @@ def test_training_is_the_same_whatever_order_bigquery_gives_and_resumes_exactly(
     assert sorted(epoch) == list(range(ROWS))
 
 
-def test_batches_are_as_the_spec_says(service):
+def test_batches_match_the_spec(service):
     spec = input_pipelines.batch_spec(data(), 8)
     assert spec == (tf.TensorSpec((8, 4), tf.float32), tf.TensorSpec((8,), tf.int32))
     assert input_pipelines.training(data()).starting_at(0).element_spec == spec
@@ -106,7 +107,7 @@ def test_batches_are_as_the_spec_says(service):
 
 def test_shards_of_a_table_are_the_same_whatever_order_bigquery_gives(service, tmp_path):
     def conversion(folder):
-        options = parts.Options(features=("id", "x", "name", "even"))
+        options = ReadOptions(features=("id", "x", "name", "even"))
         return Conversion("bigquery:p.d.t", str(tmp_path / folder), options, min_shards=4)
 
     def content(folder):
@@ -122,21 +123,21 @@ def test_shards_of_a_table_are_the_same_whatever_order_bigquery_gives(service, t
     said = []
     converter.run(conversion("one"), workers=1, say=said.append)
     assert "already" in said[0]
-    # The table changes: what was made of it is another data set.
+    # The table changes, so its conversion is another data set.
     service.modified += 1
     with pytest.raises(UserError, match="of other data or options"):
         converter.run(conversion("one"), workers=1)
-    with pytest.raises(UserError, match="leave --runner out"):
+    with pytest.raises(UserError, match="convert without a runner"):
         beam.run(conversion("beam"), ["--runner=DirectRunner"])
 
 
-def test_half_a_conversion_of_another_session_is_read_anew(service, tmp_path, monkeypatch):
-    options = parts.Options(features=("id",))
+def test_half_a_conversion_of_another_session_is_read_again(service, tmp_path, monkeypatch):
+    options = ReadOptions(features=("id",))
     whole = Conversion("bigquery:p.d.t", str(tmp_path / "whole"), options)
     half = Conversion("bigquery:p.d.t", str(tmp_path / "half"), options)
     converter.run(whole, workers=1, say=lambda *_: None)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(converter, "plan", lambda *_: 1 / 0)
+        patch.setattr(Conversion, "plan", lambda *_: 1 / 0)
         converter.run(half, workers=1, say=lambda *_: None)
     service.shuffle = 1
     converter.run(half, workers=1, say=lambda *_: None)
@@ -152,31 +153,31 @@ def test_half_a_conversion_of_another_session_is_read_anew(service, tmp_path, mo
         ("p.d.t", ("idd",), "Did you mean 'id'"),
         ("p.d.t", ("part",), "There is a NULL in the column 'part'"),
         ("p.d.t", ("ragged",), r"different lengths \(\[1, 2\]\)"),
-        ("p.d.t", ("day",), "No record holds date32"),
+        ("p.d.t", ("day",), "Records cannot hold date32"),
         ("p.d.empty", ("id",), "p.d.empty is empty"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(service, what, features, sentence):
+def test_unreadable_data_fail_with_a_clear_error(service, what, features, sentence):
     with pytest.raises(UserError, match=sentence):
         bigquery.Table(what, features).read()
 
 
-def test_a_service_that_refuses_for_good_is_a_sentence(service):
+def test_a_service_that_refuses_fails_with_a_clear_error(service):
     service.breaks, service.code = 100, grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(UserError, match=r"roles/bigquery.dataViewer"):
         bigquery.Table("p.d.t", ("id",)).read()
-    with pytest.raises(UserError, match="--snapshot=yesterday is no time"):
+    with pytest.raises(UserError, match="The snapshot yesterday is no time"):
         bigquery.Table("p.d.t", ("id",), "yesterday")
     with pytest.raises(UserError, match="for a table"):
         bigquery.Table("SELECT 1", (), "2026-11-20")
 
 
-def test_a_project_that_nobody_named_is_a_sentence(tmp_path, monkeypatch):
+def test_a_missing_project_fails_with_a_clear_error(tmp_path, monkeypatch):
     key = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}
     (tmp_path / "key.json").write_text(json.dumps(key))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
-    with pytest.raises(UserError, match="Set GOOGLE_CLOUD_PROJECT"):
+    with pytest.raises(UserError, match="set GOOGLE_CLOUD_PROJECT"):
         bigquery.Table("p.d.t")

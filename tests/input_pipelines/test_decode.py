@@ -1,4 +1,4 @@
-"""Decoding, random crops and resizing, against Pillow and the law that crops are drawn by."""
+"""Decoding, random crops and resizing, against Pillow and the distribution of crops."""
 
 import io
 import math
@@ -24,7 +24,7 @@ def fixed(*window: int):
 
 
 def by_pillow(image: Image.Image, window: tuple, size: int = SIZE) -> np.ndarray:
-    """Bilinear between the four pixels around, unfiltered, as `decode.resized` promises."""
+    """Crops and resizes, bilinear between four pixels and unfiltered like `decode.resized`."""
     top, left, height, width = window
     part = image.crop((left, top, left + width, top + height))
     made = part.transform(
@@ -39,15 +39,15 @@ def opened(data: bytes, mode: str = "RGB") -> Image.Image:
 
 @pytest.mark.parametrize("window", [(40, 61, 100, 120), (0, 0, 127, 200), (13, 7, 31, 25)])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
-def test_a_crop_resized_is_what_pillow_makes_of_it(kind, window):
-    # Of colours at half the resolution the last column of a crop lacks its neighbour.
+def test_a_resized_crop_equals_pillows(kind, window):
+    # With colours at half the resolution the last column of a crop lacks its neighbour.
     whole = {"subsampling": 0} if kind == "JPEG" else {}
     data = photos.encoded(photos.pixels(150, 200), kind, **whole)
     ours = decode.cropped(tf.constant(data), fixed(*window), SIZE, 3).numpy().astype(int)
-    # Pillow leaves the edges to its fill where bilinear needs a neighbour outside.
+    # Pillow fills the edges if bilinear needs a neighbour outside.
     difference = np.abs(ours - by_pillow(opened(data), window))[2:-2, 2:-2]
     assert difference.max() <= 1
-    assert difference.mean() < 0.6  # Pillow cuts off what is rounded here
+    assert difference.mean() < 0.6  # Pillow truncates instead of rounding
 
 
 def test_the_fused_decoder_gives_the_pixels_of_the_whole_image():
@@ -61,7 +61,7 @@ def test_the_fused_decoder_gives_the_pixels_of_the_whole_image():
 
 
 @pytest.mark.parametrize("ratio", [2, 4, 8])
-def test_a_crop_much_larger_than_what_is_wanted_is_averaged_on_the_way(ratio):
+def test_a_crop_much_larger_than_the_result_is_averaged(ratio):
     image = photos.pixels(16 * 40, 16 * 48)
     data = photos.encoded(image, quality=97, subsampling=0)
     side = 32 * ratio
@@ -69,7 +69,7 @@ def test_a_crop_much_larger_than_what_is_wanted_is_averaged_on_the_way(ratio):
     part = np.asarray(opened(data))[16 : 16 + side, 32 : 32 + side].astype(float)
     means = part.reshape(32, ratio, 32, ratio, 3).mean((1, 3))
     assert np.abs(ours - means).mean() < 1.5
-    assert np.abs(part[::ratio, ::ratio] - means).mean() > 3  # which picking pixels would not give
+    assert np.abs(part[::ratio, ::ratio] - means).mean() > 3  # picking pixels would not give this
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -83,7 +83,7 @@ def test_grey_files_become_colour_images_and_colour_files_grey_ones(kind):
     assert np.abs(ours[..., 0] - theirs)[2:-2, 2:-2].max() <= 1
     made_grey = decode.cropped(tf.constant(photos.encoded(colour, kind)), window, SIZE, 1)
     theirs = by_pillow(opened(photos.encoded(colour, kind), "L"), (0, 0, 80, 90))
-    # A JPEG's own brightness: Pillow makes it of colours that were cut off at 0 and 255.
+    # A JPEG stores brightness; Pillow computes it from colours clipped to [0, 255].
     assert np.abs(made_grey.numpy()[..., 0] - theirs)[2:-2, 2:-2].mean() < 1
 
 

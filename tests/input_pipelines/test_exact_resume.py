@@ -1,4 +1,4 @@
-"""A run that goes on, on any number of hosts, reads what the uninterrupted run would have read."""
+"""A resumed run, on any number of hosts, reads what the uninterrupted run would have read."""
 
 import functools
 
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 
-# Uneven, an empty one, one longer than the index's stride; and one small set for a large batch.
+# Uneven shards, with an empty one and one longer than the index's stride; and a small data set.
 LAYOUTS = ((5, 7, 0, 3, 19, 11, 600), (9, 2))
-# With these every number of hosts from 1 to 8 takes part, also where hosts have to share a lane.
-BATCHES = ((0, 24), (0, 35), (0, 56), (1, 8))  # of which layout
+# Covers every number of hosts from 1 to 8, also hosts that have to share a track.
+BATCHES = ((0, 24), (0, 35), (0, 56), (1, 8))  # (layout, batch size)
 EPOCHS = 3
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def source(folder, counts, **options) -> Shards:
-    """Shards whose records are numbers, counted through."""
+    """Returns shards whose records are consecutive numbers."""
     number, pieces = 0, []
     for shard, count in enumerate(counts):
         path = folder / f"{len(counts)}-{shard}.tfrecord"
@@ -40,9 +40,9 @@ def source(folder, counts, **options) -> Shards:
 
 @functools.cache
 def entered(shards: Shards, batch: int, host: int, hosts: int, seed: int):
-    """The numbers of a host's parts of `steps` batches from a step on, as a function of the two.
+    """Returns a function (step, steps) -> the numbers of a host's parts of these batches.
 
-    The step is a tensor here, so that a hundred cases trace TensorFlow's graphs once.
+    The step is a tensor, so that a hundred cases trace TensorFlow's graphs once.
     """
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
@@ -66,7 +66,7 @@ def entered(shards: Shards, batch: int, host: int, hosts: int, seed: int):
 
 @functools.cache
 def uninterrupted(shards: Shards, batch: int, seed: int) -> np.ndarray:
-    """(steps, batch): what one host reads from the beginning, some epochs and a bit."""
+    """Returns the numbers that one host reads from the beginning, (steps, batch)."""
     steps = -(-EPOCHS * shards.count // batch) + 3
     return entered(shards, batch, 0, 1, seed)(0, steps)
 
@@ -83,7 +83,7 @@ def sources(folder):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_a_run_goes_on_at_any_step_on_any_number_of_hosts(sources, data):
+def test_a_run_resumes_at_any_step_on_any_number_of_hosts(sources, data):
     layout, batch = data.draw(st.sampled_from(BATCHES))
     shards = sources[layout]
     hosts = data.draw(st.sampled_from([n for n in range(1, 9) if batch % n == 0]))

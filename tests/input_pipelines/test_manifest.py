@@ -19,14 +19,14 @@ def example(**changes) -> dict:
     return {"tokens": np.arange(4), "label": 2, "name": "a", **changes}
 
 
-def test_a_manifest_is_read_as_it_was_written(tmp_path):
+def test_a_manifest_reads_back_as_written(tmp_path):
     shard = Shard("a.tfrecord", 300, 1234, "0123abcd", (0, 1000))
     written = Manifest(str(tmp_path), FEATURES, {"train": (shard,)}, "", {"classes": ["x", "y"]})
     manifest.write(written)
     assert manifest.read(str(tmp_path)) == written
 
 
-def test_a_manifest_that_is_missing_or_contradicts_itself_says_so(tmp_path):
+def test_a_missing_or_inconsistent_manifest_fails_with_a_clear_error(tmp_path):
     with pytest.raises(UserError, match=r"dataset\.json is missing"):
         manifest.read(str(tmp_path))
     shard = Shard("a.tfrecord", 300, 1234, "", (0,))
@@ -38,7 +38,7 @@ def test_a_manifest_that_is_missing_or_contradicts_itself_says_so(tmp_path):
         manifest.read(str(tmp_path))
 
 
-def test_a_split_that_is_not_there_or_empty_says_so(tmp_path):
+def test_a_missing_or_empty_split_fails_with_a_clear_error(tmp_path):
     data = Manifest(str(tmp_path), FEATURES, {"train": (Shard("a", 0, 0),)})
     with pytest.raises(UserError, match="Did you mean 'train'"):
         data.shards("trian")

@@ -19,7 +19,7 @@ FEATURES = {
 
 
 def row(*lengths: int) -> dict:
-    """A row of documents of these lengths, padded; token i is i + 1."""
+    """Returns a padded row of documents of these lengths; token i is i + 1."""
     segments = np.repeat(np.arange(len(lengths)) + 1, lengths)
     pad = (0, CONTEXT + 1 - len(segments))
     numbers = np.arange(CONTEXT + 1) + 1
@@ -29,14 +29,14 @@ def row(*lengths: int) -> dict:
     }
 
 
-def test_positions_and_weights_of_a_row_written_out_by_hand():
+def test_positions_and_weights_of_a_row_computed_by_hand():
     rows = {name: tf.constant(value[None], tf.uint16) for name, value in row(3, 1, 4).items()}
     features, labels, weights = packed_tokens.packed(rows)
     assert features["tokens"].numpy().tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
     assert features["segments"].numpy().tolist() == [[1, 1, 1, 2, 3, 3, 3, 3]]
     assert features["positions"].numpy().tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
     assert labels.numpy().tolist() == [[2, 3, 4, 5, 6, 7, 8, 0]]
-    # Not predicted: what follows the last token of a document.
+    # The token after the last one of a document is not predicted.
     assert weights.numpy().tolist() == [[1, 1, 0, 0, 1, 1, 1, 0]]
 
 
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_batches_are_as_the_spec_says_and_go_on_exactly(folder):
+def test_batches_match_the_spec_and_resume_exactly(folder):
     data = Tokens(data_dir=str(folder), context=CONTEXT, global_batch_size=6, shuffle=8)
     data.validate()
     pipeline = input_pipelines.training(data, 5)
@@ -76,7 +76,7 @@ def test_batches_are_as_the_spec_says_and_go_on_exactly(folder):
     assert sum(len(labels) for _, labels, _ in input_pipelines.evaluation(data)) == 11
 
 
-def test_mistakes_are_one_sentence(folder):
+def test_mistakes_fail_with_clear_errors(folder):
     for changes, message in (
         ({"context": 9}, "packed for a context of 8 tokens"),
         ({"train_text": "*.txt"}, "one of the two"),
@@ -89,7 +89,7 @@ def test_mistakes_are_one_sentence(folder):
             input_pipelines.training(data)
 
 
-def test_text_files_are_packed_once_and_anew_when_they_change(tmp_path, monkeypatch):
+def test_text_files_are_packed_once_and_again_when_they_change(tmp_path, monkeypatch):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
     texts = [f"This is the text {i}, " + "x" * i for i in range(20)]
     for i, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""What reading costs: linear in the shards, flat in the epoch, nothing for what lies before."""
+"""The cost of reading: linear in the shards, constant per epoch, nothing for earlier steps."""
 
 import ctypes
 import os
@@ -14,12 +14,13 @@ from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 
-# Counts what the process opens and reads, with the kernel's own numbers, in a process of its own.
+# Counts the bytes that a process reads, by the kernel's own numbers.
 PROGRAM = """
 import os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import numpy as np
-from tftpu.input_pipelines import manifest, shards
+from tftpu.input_pipelines.formats import manifest
+from tftpu.input_pipelines.reading import shards
 
 def read_so_far():
     return int(open("/proc/self/io").read().split("rchar: ")[1].split()[0])
@@ -46,7 +47,7 @@ def made(folder: Path, shards: int, records: int) -> Path:
 
 
 def costs(folder: Path, batch: int, skipped: int, steps: int, turns: int) -> list[list[int]]:
-    """Bytes read and bytes resident of each turn of so many steps."""
+    """Returns the bytes read and the bytes resident of each turn of `steps` steps."""
     numbers = map(str, (batch, skipped, steps, turns))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), *numbers],
@@ -62,22 +63,22 @@ def test_an_epoch_reads_what_there_is_and_takes_the_same_memory_in_all_five(tmp_
     size = sum(path.stat().st_size for path in folder.iterdir())
     turns = costs(folder, batch=40, skipped=0, steps=100, turns=6)
     read, resident = zip(*turns)
-    # What is read ahead moves from one epoch to the next, and shards at a border are read by two.
+    # Some records are read ahead in an earlier epoch, and two tracks read the shard at a border.
     assert 5.5 * size < sum(read) < 9 * size
     assert resident[-1] - resident[1] < 30 << 20  # the first fills the windows
 
 
-def test_to_go_on_reads_no_shard_that_lies_before(tmp_path):
+def test_resuming_reads_no_earlier_shard(tmp_path):
     folder = made(tmp_path / "data", shards=4, records=20 * INDEX_EVERY)
     size = sum(path.stat().st_size for path in folder.iterdir())
     epoch = 4 * 20 * INDEX_EVERY // 8
     ((read, _),) = costs(folder, batch=8, skipped=epoch * 9 // 10, steps=1, turns=1)
-    # An index entry's worth and some blocks of each of four lanes; not nine tenths of the epoch.
+    # One index entry and some blocks of each of four tracks; not nine tenths of the epoch.
     assert read < size / 4
 
 
 class Opened:
-    """How often files of a folder are opened, as the kernel tells (inotify)."""
+    """A counter of opened files in a folder, by the kernel (inotify)."""
 
     def __init__(self, folder: Path):
         libc = ctypes.CDLL(None)
@@ -85,7 +86,7 @@ class Opened:
         assert libc.inotify_add_watch(self._events, str(folder).encode(), 0x20) > 0  # IN_OPEN
 
     def count(self) -> int:
-        """Since it was asked last."""
+        """Returns the number of files opened since the last call."""
         found = 0
         while True:
             try:
@@ -105,12 +106,12 @@ def test_files_opened_grow_with_the_shards_and_not_with_the_epoch(tmp_path, shar
         pieces.append(Piece(str(tmp_path / str(shard)), 8, 0, written.offsets, written.bytes))
         number += 8
     source = Shards(pieces, shuffle=64)
-    lanes = source.lanes(40).lanes
+    tracks = source.tracks(40).number
     opened = Opened(tmp_path)
     batches = iter(source.drawn(40, 0, 0))
     for _ in range(4):
         for _ in range(number // 40):
             next(batches)
-        # Once to see that it can be, which may be counted as one with the next, and once to read
-        # it. One at the border of two lanes is opened by both; each lane reads ahead a bit.
-        assert shards - 3 * lanes <= opened.count() <= 2 * shards + 6 * lanes
+        # A shard is opened once to see that it can be, which may be counted as one with the next,
+        # and once to read it. Two tracks open the one at their border; each reads ahead a bit.
+        assert shards - 3 * tracks <= opened.count() <= 2 * shards + 6 * tracks

@@ -1,4 +1,4 @@
-"""Pipelines: the order of examples, their shapes, and what is refused."""
+"""Pipelines: the order of examples, their shapes, and their errors."""
 
 import collections
 
@@ -37,7 +37,7 @@ def first(dataset: tf.data.Dataset, batches: int) -> list[list[int]]:
     start=st.integers(0, 12),
     seed=st.integers(0, 3),
 )
-def test_a_pipeline_started_at_a_step_gives_what_the_whole_one_gives(count, batch, start, seed):
+def test_a_pipeline_started_at_a_step_gives_the_rest_of_the_stream(count, batch, start, seed):
     pipeline = numbers(count, batch, seed)
     assert (
         first(pipeline.starting_at(start), 4) == first(pipeline.starting_at(0), start + 4)[start:]
@@ -80,13 +80,13 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own():
 def test_no_two_examples_of_two_epochs_draw_the_same_augmentation():
     seeds = [tuple(s) for _, batch in numbers(24, 8).starting_at(0).take(6) for s in batch.numpy()]
     assert len(set(seeds)) == 48
-    # Random numbers they are, too: bits set as often as not.
+    # They are random numbers, too: each bit is set about half of the time.
     bits = np.unpackbits(np.array(seeds, np.int32).view(np.uint8))
     assert abs(bits.mean() - 0.5) < 3 * 0.5 / np.sqrt(bits.size)
 
 
 @pytest.mark.parametrize("config", ["digits_resnet", "python_gpt"])
-def test_batches_are_as_the_spec_says(config):
+def test_batches_match_the_spec(config):
     data = config_flags.load(config, []).data
     expected = input_pipelines.batch_spec(data, data.global_batch_size)
     training = input_pipelines.training(data, 0).starting_at(3)
@@ -134,12 +134,12 @@ def test_a_shifted_image_is_the_image_moved():
     assert len(seen) > 10
 
 
-def test_tfds_without_a_prepared_data_set_says_what_to_do(tmp_path):
+def test_a_tfds_data_set_that_is_not_prepared_says_what_to_do(tmp_path):
     with pytest.raises(UserError, match="tfds build mnist"):
         input_pipelines.training(Images("mnist", data_dir=str(tmp_path)))
 
 
-def test_an_unknown_data_set_or_split_is_a_sentence():
+def test_an_unknown_data_set_or_split_fails_with_a_clear_error():
     with pytest.raises(UserError, match=r"There is no data set 'digitz'. Did you mean 'digits'"):
         input_pipelines.training(Images("digitz"))
     with pytest.raises(UserError, match=r"no split 'tests'. Did you mean 'test'"):

@@ -12,7 +12,7 @@ STRENGTHS = (-1.0, -0.5, 0.3, 0.9, 1.5)
 
 
 def photo(height: int = 60, width: int = 80, channels: int = 3, seed: int = 0) -> np.ndarray:
-    """Smooth colours with some noise, not over the whole range of levels."""
+    """Returns smooth colours with some noise, not over the whole range of levels."""
     rng = np.random.default_rng(seed)
     smooth = ndimage.gaussian_filter(rng.normal(size=(height, width, channels)), (6, 6, 0))
     smooth = 120 + 45 * smooth / smooth.std() + rng.normal(size=smooth.shape) * 6
@@ -28,7 +28,7 @@ def enhanced(kind):
 
 
 def moved(image: Image.Image, a, b, c, d, right=0.0, down=0.0) -> Image.Image:
-    """Pillow's affine transform about the middle of the image; its pixel centres lie at halves."""
+    """Applies Pillow's affine transform about the image's middle; pixel centres are at halves."""
     x, y = image.width / 2, image.height / 2
     matrix = (a, b, x - a * x - b * y + right, c, d, y - c * x - d * y + down)
     fill = (ra.FILL,) * len(image.getbands())
@@ -56,7 +56,7 @@ GEOMETRIC = {"rotate", "shear_x", "shear_y"}
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ra.OPERATIONS)
-def test_an_operation_gives_what_pillow_gives(name, channels):
+def test_an_operation_equals_pillows(name, channels):
     image = photo(channels=channels)
     for strength in STRENGTHS:
         ours = ra.OPERATIONS[name](tf.constant(image), tf.constant(strength)).numpy()
@@ -70,22 +70,22 @@ def test_an_operation_gives_what_pillow_gives(name, channels):
             assert (ours != image).any()
 
 
-def test_a_rotation_is_that_of_scipy():
+def test_a_rotation_equals_scipys():
     image = photo(61, 61)
     ours = ra.rotate(tf.constant(image), tf.constant(0.7)).numpy()
     theirs = ndimage.rotate(image, 21, reshape=False, order=0, mode="constant", cval=ra.FILL)
     y, x = np.ogrid[-30:31, -30:31]
-    inside = y**2 + x**2 < 29**2  # scipy fills what lies half a pixel outside
+    inside = y**2 + x**2 < 29**2  # scipy fills pixels that are half a pixel outside
     assert (ours == theirs)[inside].mean() > 0.998
 
 
 @pytest.mark.parametrize("name", ["auto_contrast", "equalize"])
-def test_an_image_of_one_level_stays_as_it_is(name):
+def test_an_image_of_one_level_is_unchanged(name):
     image = np.full((8, 9, 3), 77, np.uint8)
     assert (ra.OPERATIONS[name](tf.constant(image)).numpy() == image).all()
 
 
-def test_the_operations_are_drawn_evenly_and_both_ways():
+def test_the_operations_are_drawn_uniformly_in_both_directions():
     seeds = tf.random.stateless_uniform((4000, 2), (1, 2), -(2**31), 2**31 - 1, tf.int32)
     mark = photo(12, 12)
     outcomes = {}
@@ -104,7 +104,7 @@ def test_the_operations_are_drawn_evenly_and_both_ways():
     assert stats.chisquare(list(counts.values()), expected).pvalue > 1e-3
 
 
-def test_layers_follow_one_another_and_no_magnitude_is_hardly_anything():
+def test_layers_follow_one_another_and_zero_magnitude_changes_almost_nothing():
     image = tf.constant(photo())
     one = ra.randaugment(image, tf.constant([3, 4]), 1, 9.0).numpy()
     two = ra.randaugment(image, tf.constant([3, 4]), 2, 9.0).numpy()

@@ -8,8 +8,7 @@ from tests.support import data_sets
 from tftpu import input_pipelines
 from tftpu.engines.tensorflow import feed
 from tftpu.errors import UserError
-from tftpu.input_pipelines import sources
-from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.formats.manifest import Feature, parse_features
 from tftpu.input_pipelines.sources import Records, Synthetic
 
 FEATURES = {
@@ -42,8 +41,8 @@ def settings(folder, **changes) -> Records:
     return data
 
 
-def test_the_spec_tells_the_features():
-    assert sources.features_of(SPEC) == FEATURES
+def test_the_spec_describes_the_features():
+    assert parse_features(SPEC) == FEATURES
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
@@ -85,7 +84,7 @@ def test_shards_with_and_without_a_manifest_and_compressed(
         ({"compression": "ZIP"}, "Did you mean 'GZIP'"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path, changes, message):
+def test_a_mistake_fails_with_a_clear_error(tmp_path, changes, message):
     write(tmp_path)
     with pytest.raises(UserError, match=message):
         input_pipelines.training(settings(tmp_path, **changes))
@@ -100,7 +99,7 @@ def test_files_without_a_manifest_need_a_spec_and_have_to_be_there(tmp_path):
 
 def test_a_string_cannot_go_to_a_device(tmp_path):
     data_sets.shards(tmp_path, {"x": Feature("string")}, {"train": [[{"x": "a"}]]})
-    with pytest.raises(UserError, match="'x' is a string, which no device takes"):
+    with pytest.raises(UserError, match="'x' is a string, which no device supports"):
         input_pipelines.training(settings(tmp_path, features=("x",), label="", weight=""))
 
 
@@ -112,7 +111,7 @@ def test_a_number_too_large_for_int32_is_named(tmp_path):
         next(iter(input_pipelines.training(data).starting_at(0)))
 
 
-def test_arrays_are_shuffled_and_go_on_exactly():
+def test_arrays_are_shuffled_and_resume_exactly():
     x = {"a": np.arange(10.0), "b": np.arange(10)}
     pipeline = input_pipelines.from_arrays(
         x, np.arange(10, dtype=np.int64), global_batch_size=4, seed=1
@@ -133,7 +132,7 @@ def test_arrays_are_shuffled_and_go_on_exactly():
         ((np.zeros(3), np.zeros(4)), "3, 4 examples"),
         ((np.zeros((0, 2)), np.zeros(0)), "one at least"),
         ((np.array(["a"]), np.zeros(1)), "cannot go to a device"),
-        ((np.array([1 << 40]), np.zeros(1)), "numbers that int32 does not"),
+        ((np.array([1 << 40]), np.zeros(1)), "numbers that do not fit int32"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays, message):

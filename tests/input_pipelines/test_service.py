@@ -1,4 +1,4 @@
-"""A tf.data service prepares the data, and the stream is as without it."""
+"""A tf.data service prepares the data, and the stream is the same as without it."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ FEATURES = {"x": Feature("int32")}
 
 @pytest.fixture(scope="module")
 def machines():
-    """The addresses of two services, each a process as a user starts it."""
+    """The addresses of two services, each a process started as a user would."""
     command = [sys.executable, "-m", "tftpu.input_pipelines.service", "--port=0"]
     command += ["--host=localhost"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -43,7 +43,7 @@ def write(folder, bad=()):
     data_sets.shards(folder, FEATURES, {"train": data_sets.split(examples, 11, 13, 9, 7)})
 
 
-def test_two_machines_give_what_one_process_gives_from_any_step(tmp_path, machines):
+def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, machines):
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path), seed=2)
     served = input_pipelines.training(data(tmp_path, service=machines), seed=2)
@@ -61,7 +61,7 @@ def test_a_bad_record_is_named_across_the_service(tmp_path, machines):
         list(served.starting_at(0).take(8))
 
 
-def test_an_address_at_which_nothing_listens_is_a_sentence(tmp_path, monkeypatch):
+def test_an_address_at_which_nothing_listens_fails_with_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PATIENCE", 0.6)
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path, service="grpc://127.0.0.1:9"))

@@ -1,4 +1,4 @@
-"""Images read while training: from shards, from TFDS, from files; and what is wrong with them."""
+"""Images read while training: from shards, from TFDS, from files; and their errors."""
 
 import io
 import json
@@ -25,8 +25,8 @@ PLAIN = Augment(crop=False, flip=False, eval_crop=1.0)
 
 
 def settings(folder, **changes) -> StreamedImages:
-    """Images as they are, as numbers from 0 to 255."""
-    given = {"format": "tfrecord", "data_dir": str(folder), "image_size": 8, "classes": 10}
+    """Returns unaugmented images with pixels from 0 to 255."""
+    given = {"format": "tfrecord", "data_dir": str(folder), "image_size": 8, "num_classes": 10}
     given |= {
         "global_batch_size": 8,
         "augment": PLAIN,
@@ -39,7 +39,7 @@ def settings(folder, **changes) -> StreamedImages:
 
 
 def seen(dataset: tf.data.Dataset, steps: int) -> list:
-    """The grey level of each image, batch by batch; labels must fit."""
+    """Returns the grey level of each image, batch by batch, after checking the labels."""
     levels = []
     for images, labels, *_ in dataset.take(steps).as_numpy_iterator():
         levels.append(np.rint(images.mean(axis=(1, 2, 3))).astype(int).tolist())
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_run_goes_on_through_the_whole_pipeline_on_other_hosts(folder):
+def test_a_run_resumes_through_the_whole_pipeline_on_other_hosts(folder):
     pipeline = input_pipelines.training(settings(folder), seed=3)
     whole = seen(pipeline.starting_at(0), 10)
     for stop, hosts in ((3, 2), (6, 1)):
@@ -81,7 +81,7 @@ def test_augmentation_is_the_same_on_any_number_of_hosts(folder):
 @pytest.mark.parametrize(
     "changes", [{}, {"image_dtype": "bfloat16"}, {"augment": Augment(mixup=1.0)}]
 )
-def test_batches_are_as_the_spec_says(folder, changes):
+def test_batches_match_the_spec(folder, changes):
     data = settings(folder, space_to_depth=True, **changes)
     expected = input_pipelines.batch_spec(data, 8)
     batches = input_pipelines.training(data, 0).starting_at(0)
@@ -97,7 +97,7 @@ def test_evaluation_sees_every_image_once(folder):
     assert sorted(levels) == list(range(40))
 
 
-def test_the_trainer_shares_it_out(folder):
+def test_the_engine_feeds_it(folder):
     pipeline = input_pipelines.training(settings(folder, image_dtype="float32"))
     assert feed.is_pipeline(pipeline)
     images, labels = next(iter(feed.for_training(pipeline, 5)))
@@ -105,7 +105,7 @@ def test_the_trainer_shares_it_out(folder):
 
 
 def bad_folder(path: Path, **bad) -> Path:
-    """40 images, of which some are replaced."""
+    """Writes 40 images, with some of them replaced."""
     examples = data_sets.pictures(40)
     for number, example in bad.items():
         examples[int(number[1:])] = example
@@ -118,14 +118,14 @@ BAD = {
     "a truncated JPEG": ({"image": data_sets.picture(14)[:300], "label": 4}, "Invalid JPEG"),
     "no image": ({"image": b"hello", "label": 4}, "image"),
     "a class out of range": (
-        data_sets.records.encode(
+        data_sets.example_proto.encode(
             {"image": data_sets.picture(14), "label": 10},
             {**data_sets.IMAGES, "label": data_sets.Feature("int32", num_classes=11)},
         ),
         r"the class id 'label' is not in \[0, 10\)",
     ),
     "a wrong feature": (
-        data_sets.records.encode({"picture": 1}, {"picture": data_sets.Feature("int32")}),
+        data_sets.example_proto.encode({"picture": 1}, {"picture": data_sets.Feature("int32")}),
         "Feature: (image|label)",
     ),
 }
@@ -139,9 +139,9 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     with pytest.raises(tf.errors.OpError) as error:
         seen(input_pipelines.training(data).starting_at(0), 5)
     assert re.search(expected, str(error.value), re.DOTALL)
-    sentence = failures.explain(error.value).splitlines()[0]
-    assert sentence.startswith("The data cannot be read: record 3 of ")
-    assert sentence.endswith("or leave out such records with on_bad_record=skip.")
+    line = failures.explain(error.value).splitlines()[0]
+    assert line.startswith("The data cannot be read: record 3 of ")
+    assert line.endswith("or leave out such records with on_bad_record=skip.")
 
 
 def test_a_corrupt_record_is_named(tmp_path):
@@ -206,14 +206,14 @@ def test_shards_that_are_missing_or_changed_are_named(tmp_path):
         input_pipelines.training(settings(tmp_path))
 
 
-def test_a_shard_that_goes_away_while_it_is_read_ends_the_run(tmp_path):
-    """With the name of the file, instead of being tried again without end."""
+def test_a_shard_removed_while_it_is_read_ends_the_run(tmp_path):
+    """The error names the file, instead of retrying forever."""
     bad_folder(tmp_path)
     batches = iter(input_pipelines.training(settings(tmp_path)).starting_at(0))
     next(batches)
     path = tmp_path / "train-00001"
     path.unlink()
-    # Where it went just after it was seen, its records cannot be read.
+    # If it is removed just after it was opened, its records cannot be read.
     errors = tf.errors.NotFoundError, tf.errors.UnknownError
     with pytest.raises(errors, match=f"{path}|{path.name}.*cannot be read"):
         for _ in range(100):
@@ -221,8 +221,8 @@ def test_a_shard_that_goes_away_while_it_is_read_ends_the_run(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_file_that_cannot_be_opened_is_not_tried_for_ever(tmp_path):
-    """As one that goes away between two looks."""
+def test_a_file_that_cannot_be_opened_is_not_retried_forever(tmp_path):
+    """Such as one that is removed between two reads."""
     gone = tf.data.TFRecordDataset(str(tmp_path / "gone"))
     found = [record.numpy() for record, _ in shards._whatever_fails(gone, tf.constant(5, tf.int64))]
     assert found == [b""] * 5
@@ -233,7 +233,7 @@ def test_a_file_that_cannot_be_opened_is_not_tried_for_ever(tmp_path):
     [
         ({"format": "tfrecords"}, "Did you mean 'tfrecord'"),
         ({"train_split": "trian"}, "Did you mean 'train'"),
-        ({"num_classes": 5}, "use --config.data.num_classes=10"),
+        ({"num_classes": 5}, "set data.num_classes=10"),
         ({"data_dir": "/nowhere"}, "There is no data set in /nowhere"),
         ({"data_dir": None}, "data.data_dir is empty"),
         ({"on_bad_record": "ignore"}, "Allowed: raise, skip"),
@@ -242,14 +242,14 @@ def test_a_file_that_cannot_be_opened_is_not_tried_for_ever(tmp_path):
         ({"image_dtype": "float16"}, "image_dtype"),
     ],
 )
-def test_a_mistake_is_one_sentence(folder, changes, message):
+def test_a_mistake_fails_with_a_clear_error(folder, changes, message):
     with pytest.raises(UserError, match=message):
         input_pipelines.training(settings(folder, **changes))
 
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """ImageNet by TFDS's own builder, from made-up tars: 4 classes of 8 images, 12 to validate."""
+    """ImageNet by TFDS's own builder, from synthetic tars: 4 classes of 8, 12 to evaluate."""
     root = tmp_path_factory.mktemp("tfds")
     manual = root / "downloads" / "manual"
     manual.mkdir(parents=True)
@@ -302,7 +302,7 @@ def test_a_tfds_data_set_that_is_not_prepared_says_how(tmp_path):
 
 
 def as_files(folder: Path, kind: str) -> None:
-    """Two splits of 20 images, as folders or with an index."""
+    """Writes two splits of 20 images, as folders or with an index."""
     for name, first in (("train", 0), ("train2", 20)):
         rows = []
         for i in range(first, first + 20):
@@ -330,7 +330,7 @@ def test_files_of_images(tmp_path, kind):
     assert sorted(chain(*seen(input_pipelines.evaluation(data), 9))) == list(range(20, 40))
 
 
-def test_what_is_wrong_with_files_of_images(tmp_path):
+def test_mistakes_in_files_of_images_are_named(tmp_path):
     as_files(tmp_path, "folder")
     bad = tmp_path / "train" / "class4" / "14.jpg"
     bad.write_bytes(data_sets.picture(14)[:200])
@@ -339,7 +339,7 @@ def test_what_is_wrong_with_files_of_images(tmp_path):
         seen(input_pipelines.training(data).starting_at(0), 5)
     (tmp_path / "train2" / "class9").rename(tmp_path / "train2" / "class99")
     data.eval_split = "train2"
-    with pytest.raises(UserError, match="have not the same classes"):
+    with pytest.raises(UserError, match="do not have the same classes"):
         input_pipelines.evaluation(data)
     with pytest.raises(UserError, match="Neither of"):
         input_pipelines.training(settings(tmp_path, format="index"))

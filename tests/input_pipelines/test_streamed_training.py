@@ -1,4 +1,4 @@
-"""A run on streamed images, with MixUp, that is stopped and goes on."""
+"""A run on streamed images, with MixUp, that is stopped and resumed."""
 
 import json
 import os
@@ -20,8 +20,8 @@ def get_config():
             norm_batch=4,
         ),
         data=StreamedImages(
-            format="tfrecord", data_dir={folder!r}, image_size=8, num_classes=10, global_batch_size=8,
-            eval_split="train", augment=Augment(mixup=0.2),
+            format="tfrecord", data_dir={folder!r}, image_size=8, num_classes=10,
+            global_batch_size=8, eval_split="train", augment=Augment(mixup=0.2),
         ),
         train=Train(steps=6, steps_per_loop=2, log_every=2, checkpoint_every=2),
     )
@@ -43,7 +43,7 @@ def losses(workdir) -> list[tuple]:
     return [(line["step"], line["split"], line["loss"]) for line in lines]
 
 
-def test_a_stopped_run_goes_on_to_the_bit(config, tmp_path):
+def test_a_stopped_run_resumes_bit_for_bit(config, tmp_path):
     def train(workdir: str, steps: int) -> None:
         overrides = [f"--config.train.steps={steps}", "--config.optimizer.decay=constant"]
         where = [f"--config={config}", f"--workdir={tmp_path / workdir}", "--virtual_devices=2"]

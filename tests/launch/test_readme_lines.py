@@ -1,4 +1,8 @@
-"""Every line that README gives to copy for Colab, TPU VMs and Vertex AI works as it stands."""
+"""The commands of the documentation that no test can run: each is checked as far as it can be.
+
+They rent machines, install packages, need a TPU or a bucket. Requests to the cloud are made with
+`--dry_run`; flags and configs are parsed; extras, files and tags are looked up.
+"""
 
 import re
 import shlex
@@ -6,62 +10,86 @@ from pathlib import Path
 
 import pytest
 
-from tftpu.launch import main
+from tests.support import doc_blocks
+from tftpu.launch import config_flags, main
+from tftpu.version import __version__
 
 ROOT = Path(__file__).parent.parent.parent
-HEADINGS = ("On Colab or Kaggle", "On a TPU VM", "On Vertex AI", "When it does not work")
-
-
-def code(heading: str) -> list[str]:
-    """The lines to copy under a heading."""
-    text = (ROOT / "README.md").read_text()
-    section = re.search(rf"^## {heading}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1]
-    return [line[4:] for line in section.splitlines() if line.startswith("    ")]
-
-
-def commands(heading: str) -> list[str]:
-    """Those lines as commands: continued ones joined, without remarks."""
-    joined = "\n".join(code(heading)).replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s+# .*", "", line).removeprefix("!") for line in joined]
-
-
-COMMANDS = {command: heading for heading in HEADINGS for command in commands(heading)}
-
-
-@pytest.mark.parametrize("heading", HEADINGS)
-def test_there_are_few_lines_to_copy(heading):
-    recipes = "\n".join(code(heading)).split("pip install 'tftpu[tpu]'")  # two, for a TPU VM
-    assert all(len(recipe.strip().splitlines()) <= 5 for recipe in recipes)
-    assert commands(heading)
+BLOCKS = [block for page in doc_blocks.PAGES for block in doc_blocks.blocks(page) if block.reason]
+COMMANDS = {command: block for block in BLOCKS for command in block.commands}
+ELSEWHERE = (  # programs of others, whose arguments nothing here can check
+    "pip uninstall -y tensorflow tensorflow-cpu",
+    "pip wheel --no-deps --wheel-dir=dist .",
+    "gcloud auth application-default login",
+    "gcloud storage cp dist/tftpu-",
+    "docker push ",
+    "tensorboard --logdir=",
+    "kill -USR1 ",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command(command, tmp_path, monkeypatch, capsys):
-    words = shlex.split(command)
+    name, *arguments = shlex.split(command)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.chdir(tmp_path)
-    if words[:2] == ["tftpu", "launch"]:
-        assert main.main([*words[1:], "--dry_run"]) == 0
-        assert "PROJECT" in capsys.readouterr().out
-    elif words[:2] == ["tftpu", "train"]:
-        assert main.main([*words[1:], "--config.train.steps=2", "--tpu=none"]) == 0
-    elif words == ["tftpu", "doctor"]:
-        assert main.main(words[1:]) == 0
-    elif words[:2] == ["pip", "install"]:
-        extra = re.fullmatch(r"tftpu\[(\w+)\]", words[2])[1]
-        assert f'"{extra}": [' in (ROOT / "setup.py").read_text()
-    elif words[:2] == ["docker", "build"]:
-        (dockerfile,) = (w.partition("=")[2] for w in words if w.startswith("--file="))
-        assert (ROOT / dockerfile).exists()
-        (tag,) = (w.partition("=")[2] for w in words if w.startswith("--tag="))
-        assert f"docker push {tag}" in COMMANDS
-        (launch,) = (c for c in COMMANDS if c.startswith("tftpu launch vertex"))
-        assert main.main([*shlex.split(launch)[1:], "--dry_run"]) == 0
-        assert f"imageUri: {tag}\n" in capsys.readouterr().out
+    if name == "tftpu":
+        monkeypatch.chdir(tmp_path)
+        check_tftpu(arguments)
+        if "launch" in arguments:
+            assert "PROJECT" in capsys.readouterr().out
+    elif command.startswith("pip install "):
+        check_extras(arguments[1])
+    elif command.startswith("docker build "):
+        check_image(arguments, capsys)
+    elif command.startswith("python -m "):
+        import importlib.util
+
+        assert importlib.util.find_spec(arguments[1])
     else:
-        known = (
-            "pip uninstall -y tensorflow",
-            "gcloud auth application-default login",
-            "docker push",
-        )
-        assert command.startswith(known), "no test covers this line"
+        assert command.startswith(ELSEWHERE), "no test covers this line"
+
+
+def check_tftpu(arguments: list[str]) -> None:
+    """Makes the request of a launch; trains two steps here; else parses the flags."""
+    if arguments[0] == "launch":
+        assert main.main([*arguments, "--dry_run"]) == 0
+    elif arguments[0] == "doctor":
+        assert main.main(arguments) == 0
+    elif arguments[0] == "train":
+        here = [word for word in arguments if not word.startswith("--workdir=gs://")]
+        assert main.main([*here, "--config.train.steps=2", "--tpu=none"]) == 0
+    else:
+        check_flags(arguments)
+
+
+def check_flags(arguments: list[str]) -> None:
+    """Looks the flags up in the help of the command, and its config's fields in the config."""
+    flags = [word for word in arguments if word.startswith("--")]
+    name = " ".join(arguments[: len(arguments) - len(flags)])
+    known = {flag.name for flag in main.commands()[name].flags}
+    overrides = [flag for flag in flags if flag.startswith("--config.")]
+    assert {flag[2:].partition("=")[0] for flag in flags if flag not in overrides} <= known
+    if overrides:
+        (config,) = (f.partition("=")[2] for f in flags if f.startswith("--config="))
+        config_flags.load(config, overrides)
+
+
+def check_extras(requirement: str) -> None:
+    target, extras = re.fullmatch(r"(.+?)\[([\w,]+)\]", requirement).groups()
+    assert target in (".", f"./tftpu-{__version__}-py3-none-any.whl")  # no index has it
+    setup = (ROOT / "setup.py").read_text()
+    assert all(f'"{extra}": [' in setup for extra in extras.split(","))
+
+
+def check_image(arguments: list[str], capsys) -> None:
+    values = dict(word[2:].split("=", 1) for word in arguments if word.startswith("--"))
+    assert (ROOT / values["file"]).exists()
+    assert f"docker push {values['tag']}" in COMMANDS
+    launch = next(c for c in COMMANDS if c.startswith("tftpu launch vertex"))
+    assert main.main([*shlex.split(launch)[1:], "--dry_run"]) == 0
+    assert f"imageUri: {values['tag']}\n" in capsys.readouterr().out
+
+
+def test_the_version_in_file_names_is_this_one():
+    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\d.]*\d)", c)}
+    assert found == {__version__}

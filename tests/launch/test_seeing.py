@@ -12,8 +12,7 @@ import pytest
 
 import tftpu
 from tests.runtime.test_goodput import slowly
-from tests.support.training import make_trainer
-from tests.training.test_trainer import compiled, data
+from tests.support.training import compiled, data, make_trainer
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import plot, profile, status

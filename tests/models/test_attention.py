@@ -1,4 +1,4 @@
-"""Attention against its definition, written out in NumPy in float64."""
+"""Attention agrees with its definition, written out in NumPy in float64."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def qkv(key_heads=HEADS, key_time=TIME):
 
 
 def by_definition(query, key, value, sees=lambda b, t, s: True):
-    """One query at a time; `sees(b, t, s)`: does query t of example b see key s?"""
+    """Computes one query at a time; `sees(b, t, s)`: does query t of example b see key s?"""
     query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
     shared = query.shape[2] // key.shape[2]
     out = np.zeros(query.shape)
@@ -53,13 +53,13 @@ def test_consecutive_queries_share_a_key_head(key_heads):
     close(found, by_definition(*qkv(key_heads), lambda b, t, s: s <= t))
 
 
-def test_packed_texts_do_not_see_one_another():
+def test_packed_documents_do_not_see_one_another():
     segments = np.array([[0] * 4 + [1] * 6, [0] * 7 + [1] * 3])
     found = attention(*qkv(), causal=True, segment_ids=segments)
     close(found, by_definition(*qkv(), lambda b, t, s: s <= t and segments[b, t] == segments[b, s]))
 
 
-def test_queries_in_blocks_are_the_queries_at_once(monkeypatch):
+def test_queries_in_blocks_give_what_all_queries_at_once_give(monkeypatch):
     rng = np.random.default_rng(0)
     given = [tf.constant(rng.normal(size=(1, 512, 2, DIM)), "float32") for _ in range(3)]
     segments = np.sort(rng.integers(0, 3, (1, 512)), axis=1)
@@ -76,7 +76,7 @@ def test_queries_in_blocks_are_the_queries_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_head_after_head_it_is_the_same_forward_and_backward(packed):
+def test_heads_before_time_give_the_same_output_and_gradients(packed):
     segments = np.array([[0] * 4 + [1] * 6, [0] * 7 + [1] * 3]) if packed else None
     weight = draw(seed=3)
 
@@ -110,7 +110,7 @@ def test_a_query_without_keys_is_finite_and_so_is_its_gradient():
     assert np.isfinite(found).all() and np.isfinite(tape.gradient(found, query)).all()
 
 
-def test_gradients_are_those_of_the_formula_differentiated():
+def test_gradients_are_those_of_the_differentiated_formula():
     given = [tf.constant(x) for x in qkv()]
     mask = np.arange(TIME)[None] < np.array([[6], [10]])
     weight = draw(seed=3)
@@ -141,7 +141,7 @@ def test_low_precision_loses_no_more_than_its_rounding(dtype, tolerance):
     close(tf.cast(found, "float32"), exact, tolerance)
 
 
-def test_an_unknown_implementation_is_named():
+def test_an_unknown_implementation_fails_with_a_suggestion():
     with pytest.raises(UserError, match="Did you mean 'flash'"):
         attention(*qkv(), implementation="flsh")
     experiment = models.config("gpt2_small", attention="flsh")

@@ -1,4 +1,4 @@
-"""The configs of the zoo: valid on the slices that they name, traced with their data's shapes."""
+"""The zoo's configs are valid on the slices they name, and trace with the shapes of their data."""
 
 import keras
 import pytest
@@ -18,7 +18,7 @@ REPLICAS = {
     "llama_110m_tinystories": 8,
     "vit_s16_imagenet": 8,
 }
-# Each kind of block once or twice: the depth changes nothing but the time that it takes.
+# Each kind of block once or twice: depth changes only the time that tracing takes.
 SHALLOW = {
     "bert_base_sst2": ["--config.model.layers=1"],
     "convnext_tiny_imagenet": ["--config.model.blocks=(1,1,1,2)"],

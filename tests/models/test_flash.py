@@ -1,16 +1,16 @@
-"""The flash kernel: its numbers by Pallas's interpreter, and that the TPU compiler takes it.
+"""The flash kernel computes what plain attention does, and the TPU compiler accepts it.
 
 Evidence: executed (interpreted on a CPU) and compiled. Nothing here ran on a TPU.
 """
 
 import builtins
-import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.kernels import interpreted
 from tftpu import models, preflight
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.errors import UserError
@@ -20,27 +20,12 @@ from tftpu.preflight import compiler, cost
 from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
 
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """`attention="flash"` runs the kernels by Pallas's interpreter, in small blocks."""
-    from jax.experimental import jax2tf
-
-    if not internals.reads_what_jax_writes():
-        pytest.skip("this TensorFlow reads kernels of older versions of jax only")
-
-    def in_graph(function):
-        return jax2tf.convert(functools.partial(function, interpret=True), with_gradient=False)
-
-    monkeypatch.setattr(flash, "BLOCK", 128)
-    monkeypatch.setattr(tensorflow_ops, "_in_graph", in_graph)
-    with target.compiling_for("tpu"):
-        yield
+__all__ = ["interpreted"]  # a fixture
 
 
-def test_a_jax_that_is_too_new_for_tensorflow_is_a_sentence(monkeypatch):
+def test_a_jax_too_new_for_tensorflow_fails_with_the_versions_to_install(monkeypatch):
     query = tf.zeros((1, 128, 1, 128))
-    if internals.reads_what_jax_writes():  # as TensorFlow 2.19 with jax 0.10
+    if internals.reads_what_jax_writes():  # like TensorFlow 2.19 with jax 0.10
         from jax import export
 
         monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 99)
@@ -79,7 +64,7 @@ LENGTHS = np.array([[150], [200]])
     ],
     ids=["all", "causal", "packed", "grouped-padded", "odd-length-and-heads", "padded"],
 )
-def test_flash_computes_what_plain_does_forward_and_backward(interpreted, shape, options):
+def test_flash_gives_the_output_and_gradients_of_plain_attention(interpreted, shape, options):
     given = arrays(*shape)
     weight = np.random.default_rng(2).normal(size=given[0].shape)
     plain = with_gradients("plain", given, weight, **options)
@@ -88,7 +73,7 @@ def test_flash_computes_what_plain_does_forward_and_backward(interpreted, shape,
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_in_bfloat16_it_is_as_near_to_the_exact_result_as_plain_attention(interpreted):
+def test_in_bfloat16_flash_is_as_close_to_the_exact_result_as_plain_attention(interpreted):
     given = arrays(256, 2, 64, dtype="bfloat16")
     weight = np.ones(given[0].shape)
     exact = with_gradients("plain", [tf.cast(x, "float32") for x in given], weight, causal=True)
@@ -99,13 +84,13 @@ def test_in_bfloat16_it_is_as_near_to_the_exact_result_as_plain_attention(interp
         assert error[1] < 1.5 * error[0] + 1e-3
 
 
-def test_without_a_tpu_flash_is_the_plain_way():
+def test_without_a_tpu_flash_is_plain_attention():
     given = arrays(16, 2, 8)
     plain, flash_ = (attention(*given, causal=True, implementation=i) for i in ("plain", "flash"))
     np.testing.assert_array_equal(plain, flash_)
 
 
-def test_what_the_kernel_does_not_take_is_said_with_the_way_out(interpreted, monkeypatch):
+def test_unsupported_shapes_fail_with_the_alternative(interpreted, monkeypatch):
     def call(query, *others):
         attention(query, *others, implementation="flash")
 
@@ -118,7 +103,7 @@ def test_what_the_kernel_does_not_take_is_said_with_the_way_out(interpreted, mon
         call(*arrays(128, 2, 64))
 
 
-def test_without_jax_the_way_to_it_is_said(interpreted, monkeypatch):
+def test_without_jax_the_error_says_how_to_install_it(interpreted, monkeypatch):
     real = builtins.__import__
 
     def no_kernel(name, *rest, **named):
@@ -150,7 +135,7 @@ def tiny_gpt(**fields):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
-def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(name):
+def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     slice_ = parse_slice(name)
     tokens = tf.TensorSpec((BATCH, TIME), tf.int32)
     program = lower(
@@ -168,7 +153,7 @@ def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(na
 
 
 @pytest.mark.compiles
-def test_where_a_kernel_needs_more_than_a_cores_memory_preflight_says_what_to_do():
+def test_a_kernel_larger_than_a_cores_memory_fails_preflight_with_the_alternative():
     tokens = tf.TensorSpec((8, 8192), tf.int32)
     wide = tiny_gpt(attention="flash", width=256, heads=1, context=8192)  # a head of 256
     item = preflight.check(wide, (tokens, tokens), ["v3-8"]).slices[0]

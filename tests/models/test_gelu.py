@@ -1,4 +1,4 @@
-"""The activation against its definition, in float64, and against Keras's."""
+"""The activation agrees with its definition, in float64, and with Keras's."""
 
 import math
 
@@ -13,7 +13,7 @@ X = np.linspace(-6.0, 6.0, 241)
 
 
 def by_definition(x):
-    """The value and its slope, in Python's own float64."""
+    """Returns value and slope, in Python's own float64."""
     share = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     return x * share, share + x * density

@@ -22,7 +22,7 @@ PEERS = {
 
 @pytest.fixture(scope="module")
 def peers() -> dict[str, keras.Model]:
-    """Models of keras.applications; all that starts as zeros or ones is made random."""
+    """Models of keras.applications, with everything that starts as zeros or ones made random."""
     rng = np.random.default_rng(2)
     made = {}
     for name, (peer, options) in PEERS.items():
@@ -91,7 +91,7 @@ def test_gradients_of_a_loss_are_equal(peers, tmp_path):
     assert max(errors) < 1e-3 and np.median(errors) < 1e-4
 
 
-def test_a_model_that_strides_elsewhere_is_refused(peers, tmp_path):
+def test_weights_of_a_model_with_other_strides_fail(peers, tmp_path):
     peers["resnet50"].save_weights(tmp_path / "name.weights.h5")
     model = models.build("resnet50", image_size=SIZE, num_classes=CLASSES)
     with pytest.raises(tftpu.UserError, match="stride_in='1x1'"):
@@ -99,7 +99,7 @@ def test_a_model_that_strides_elsewhere_is_refused(peers, tmp_path):
 
 
 def test_the_convolutions_have_biases_there_and_none_here(peers, tmp_path):
-    """That the test of the logits tests the folding: the biases there are not zero."""
+    """Makes sure that the test of the logits covers the folding: the biases are not zero."""
     peers["resnet50"].save_weights(tmp_path / "name.weights.h5")
     arrays = files.read(tmp_path / "name.weights.h5")
     assert abs(arrays["conv3_block2_2_conv/1"]).max() > 0.05

@@ -1,6 +1,6 @@
 """The same weights give the same logits and gradients in Hugging Face Transformers.
 
-`make test-parity`: needs torch and transformers. The weights are random and made there.
+`make test-parity`; needs torch and transformers. The weights are random.
 """
 
 import json
@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.support import zoo
 from tests.support.strategies import relative
 from tftpu import models
+from tftpu.config import Model
 from tftpu.models import sizes
 from tftpu.models.weights.layouts import hugging_face
 
@@ -50,7 +51,7 @@ del TINY["efficientnetv2"], TINY["vit_mean"]  # there are none in Transformers
 PUBLISHED = ["gpt2_small", "llama_110m", "bert_base", "vit_s16", "convnext_tiny", "resnet50"]
 
 
-def configuration(name: str) -> sizes.Model:
+def configuration(name: str) -> Model:
     config = TINY.get(name) or models.config(name)
     for field in ("dropout", "stochastic_depth"):
         if hasattr(config, field):
@@ -58,8 +59,8 @@ def configuration(name: str) -> sizes.Model:
     return config
 
 
-def peer(config: sizes.Model):
-    """The model of Transformers of the same shape, all its weights random."""
+def peer(config: Model):
+    """Returns the model of Transformers of the same shape, with random weights."""
     torch.manual_seed(0)
     model = _peer(config).eval()
     scale = 0.5 if config.name in TINY else 0.05
@@ -74,7 +75,7 @@ def peer(config: sizes.Model):
     return model
 
 
-def _peer(c: sizes.Model):
+def _peer(c: Model):
     t = transformers
     if isinstance(c, sizes.GPT):
         return t.GPT2LMHeadModel(
@@ -161,7 +162,7 @@ def _peer(c: sizes.Model):
     )
 
 
-def features(config: sizes.Model) -> np.ndarray:
+def features(config: Model) -> np.ndarray:
     rng = np.random.default_rng(3)
     if hasattr(config, "image_size"):
         shape = (2, config.image_size, config.image_size, 3)
@@ -177,7 +178,7 @@ def logits_there(model, x: np.ndarray, **more):
 
 
 def both(name: str, folder, **saving) -> tuple:
-    """(config, their model, our model with their weights, the report of loading)."""
+    """Returns config, their model, our model with their weights, and the report of loading."""
     config = configuration(name)
     theirs = peer(config)
     theirs.save_pretrained(folder, **saving)
@@ -221,7 +222,7 @@ def test_gradients_of_a_loss_are_equal(name, tmp_path):
 
 
 def current(name: str) -> str:
-    """What Transformers 5 calls in memory what it still writes under the older name."""
+    """Returns the name in memory of what Transformers 5 still writes under the older name."""
     if not name.startswith("vit.encoder."):
         return name
     name = name.replace("vit.encoder.layer.", "vit.layers.")
@@ -285,7 +286,7 @@ def test_a_checkpoint_without_a_head_gives_all_but_the_head(name, tmp_path):
     assert not report.unused
 
 
-def test_bert_with_padding_and_sentence_types(tmp_path):
+def test_bert_with_padding_and_sentence_types_gives_the_same_logits(tmp_path):
     _, theirs, ours, _ = both("bert_classes", tmp_path)
     x, _ = zoo.batch("bert_classes")
     types = (np.arange(12) >= 4) * np.ones_like(x)
@@ -295,10 +296,10 @@ def test_bert_with_padding_and_sentence_types(tmp_path):
     assert relative(ours({"tokens": x, "types": types, "segments": real}), expected) < 1e-4
 
 
-def test_llama_takes_positions(tmp_path):
+def test_llama_uses_given_positions(tmp_path):
     _, theirs, ours, _ = both("llama_scaled", tmp_path)
     x = features(configuration("llama_scaled"))
-    # Not further: a float32 angle of n radians is n * 6e-8 off, here and there.
+    # No larger positions: a float32 angle of n radians is n * 6e-8 off, in both.
     positions = np.cumsum(np.random.default_rng(0).integers(1, 200, x.shape), -1).astype("int32")
     more = {"position_ids": torch.from_numpy(positions).long()}
     expected = logits_there(theirs, x, **more).detach().numpy()

@@ -15,24 +15,25 @@ def small() -> keras.Model:
     return models.build("resnet18", **fields, norm_batch=4)
 
 
-def test_a_model_of_pixels_gives_what_it_gives_for_standardised_numbers():
+def test_a_model_of_pixels_returns_what_it_returns_for_standardised_numbers():
     model = small()
     whole = pixels.standardised(model)
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
     numbers = images.astype(np.float32) / 64.0 - 1.2
     np.testing.assert_allclose(whole(images), model(numbers), atol=1e-5)
     assert whole.input.dtype == "uint8"
+    assert whole.hyperparameters is model.hyperparameters
     assert [v.path for v in whole.variables] == [v.path for v in model.variables]
 
 
-def test_pixels_become_bfloat16_on_the_way_into_a_mixed_model():
+def test_pixels_become_bfloat16_in_a_mixed_precision_model():
     tftpu.set_precision("mixed_bfloat16")
     made = pixels.Standardise()(tf.constant([[0, 77, 255]], tf.uint8))
     assert made.dtype == tf.bfloat16
     np.testing.assert_allclose(tf.cast(made, tf.float32), [[-1.2, 0.003, 2.78]], atol=0.01)
 
 
-def test_it_trains_on_replicas_with_soft_labels():
+def test_a_model_of_pixels_trains_on_replicas_with_soft_labels():
     from tftpu.optim.losses import SmoothedCrossentropy
     from tftpu.optim.metrics import Accuracy
 

@@ -1,4 +1,4 @@
-"""A 1x1 convolution's batch statistics and gradients from its factors are those of its output."""
+"""Batch statistics and gradients from a 1x1 convolution's factors are those of its output."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization,
 from tftpu.models.sizes import ResNet
 
 BATCH, FILTERS = 12, 24
-WITHIN = [4, 12]  # examples that share statistics: three groups, and one
+WITHIN = [4, 12]  # examples that share statistics: three groups, or one
 
 
 def layers(conv: type, policy: str, within: int):
@@ -33,7 +33,7 @@ def layers(conv: type, policy: str, within: int):
 
 
 def results(conv: type, policy: str, within: int, mean: float = 0.0) -> dict:
-    """Output, gradients of a loss that is not linear, moving statistics; float32."""
+    """Returns output, gradients of a nonlinear loss and moving statistics, float32."""
     conv, norm, apply = layers(conv, policy, within)
     rng = np.random.default_rng(2)
     x = tf.constant(np.maximum(rng.normal(mean, 1.0, (BATCH, 5, 5, 8)), 0.0), tf.float32)
@@ -64,7 +64,7 @@ def test_statistics_output_and_gradients_are_those_of_the_product(within, mean):
 
 
 @pytest.mark.parametrize("within", WITHIN)
-def test_in_bfloat16_it_is_as_near_to_float32_as_the_product(within):
+def test_in_bfloat16_it_is_as_close_to_float32_as_the_product(within):
     exact = results(keras.layers.Conv2D, "float32", within)
     plain = results(keras.layers.Conv2D, "mixed_bfloat16", within)
     here = results(PointwiseConv, "mixed_bfloat16", within)
@@ -73,7 +73,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_product(within):
 
 
 def test_the_product_is_read_once_and_that_of_one_group_never():
-    """By what normalises it: not for statistics, and not in the backward pass."""
+    """Only the normalisation reads it: neither the statistics nor the backward pass do."""
 
     def readers(conv, within):
         conv, norm, apply = layers(conv, "float32", within)
@@ -101,7 +101,7 @@ def test_the_product_is_read_once_and_that_of_one_group_never():
 
 @pytest.mark.parametrize("norm_batch", [64, 128])
 def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(norm_batch, monkeypatch):
-    """With shortcuts of stride 1 and 2, whose products are added to those of the branch."""
+    """Shortcuts have strides 1 and 2, and their products are added to those of the branch."""
     fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 5}
     rng = np.random.default_rng(3)
     images = rng.normal(size=(128, 8, 8, 3)).astype("float32")
@@ -110,7 +110,7 @@ def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(norm_batch
     def trained():
         keras.utils.set_random_seed(1)
         model = models.build(ResNet("tiny", norm_batch=norm_batch, **fields))
-        for variable in model.trainable_variables:  # a branch that starts at 0 shows nothing
+        for variable in model.trainable_variables:  # a branch that starts at 0 would hide errors
             variable.assign(variable + 0.1 * rng_of(variable.path).normal(size=variable.shape))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.1), loss)

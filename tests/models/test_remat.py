@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass change memory, and no number."""
+"""Blocks that the backward pass recomputes save memory and change no number."""
 
 import keras
 import numpy as np
@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
-from tests.models.test_training import VARIANTS, compiled
 from tests.support import zoo
 from tests.support.stepping import train_step
 from tests.support.strategies import relative
@@ -15,7 +14,7 @@ from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 
 __all__ = ["slice_of_eight"]  # a fixture
-# What draws random numbers has to draw the same ones twice.
+# Random layers have to draw the same numbers twice.
 RANDOM = {
     "convnext": {"stochastic_depth": 0.5},
     "efficientnetv2": {"stochastic_depth": 0.5, "dropout": 0.2},
@@ -28,7 +27,7 @@ RANDOM = {
 def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[str, np.ndarray]:
     keras.config.set_dtype_policy(policy)
     with keras_internals.fresh_names():
-        model = compiled(family, remat=remat, **RANDOM.get(family, {}))
+        model = zoo.compiled(family, remat=remat, **RANDOM.get(family, {}))
     model.set_weights(weights)
     # Plain descent: a weight moves by its gradient.
     model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(True))
@@ -40,26 +39,26 @@ def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[st
 
 
 def cases() -> list:
-    float32 = [(family, "float32") for family in zoo.TINY if family not in VARIANTS]
+    float32 = [(family, "float32") for family in zoo.TINY if family not in zoo.VARIANTS]
     return [*float32, ("gpt", "mixed_bfloat16"), ("resnet", "mixed_bfloat16")]
 
 
 @pytest.mark.parametrize(("family", "policy"), cases())
-def test_gradients_and_statistics_are_those_of_the_model_that_keeps_all(family, policy):
-    weights = compiled(family).get_weights()
-    for weight in weights:  # a branch that begins at zero would send no gradient
+def test_gradients_and_statistics_are_those_of_the_model_that_keeps_activations(family, policy):
+    weights = zoo.compiled(family).get_weights()
+    for weight in weights:  # a branch that starts at zero would pass no gradient
         weight += 0.1 * np.random.default_rng(0).normal(size=weight.shape)
     kept, again = (after_a_step(family, remat, policy, weights) for remat in ("none", "block"))
     assert list(again) == list(kept)  # the paths, in their order
-    # TensorFlow may fuse, and so round, one of the two in another way.
+    # TensorFlow may fuse, and so round, the two differently.
     bound = 1e-5 if policy == "float32" else 1e-3
     for path, value in kept.items():
         assert relative(again[path], value) < bound, path
 
 
 @pytest.mark.parametrize("family", ["gpt", "resnet", "vit"])
-def test_the_layers_are_those_of_the_model_that_keeps_all(family):
-    kept, again = compiled(family), compiled(family, remat="block")
+def test_the_layers_are_those_of_the_model_that_keeps_activations(family):
+    kept, again = zoo.compiled(family), zoo.compiled(family, remat="block")
     assert [layer.name for layer in again.layers] == [layer.name for layer in kept.layers]
     x, _ = zoo.batch(family)
     again.set_weights(kept.get_weights())
@@ -69,7 +68,7 @@ def test_the_layers_are_those_of_the_model_that_keeps_all(family):
 def test_segments_reach_the_blocks():
     x, _ = zoo.batch("gpt")
     features = {"tokens": x, "segments": np.repeat([[1, 2]], 6, axis=1).repeat(len(x), axis=0)}
-    kept, again = compiled("gpt"), compiled("gpt", remat="block")
+    kept, again = zoo.compiled("gpt"), zoo.compiled("gpt", remat="block")
     again.set_weights(kept.get_weights())
     expected = kept(features, training=True)
     assert relative(again(features, training=True), expected) < 1e-6
@@ -77,24 +76,24 @@ def test_segments_reach_the_blocks():
 
 
 @pytest.mark.parametrize("family", ["gpt", "resnet"])
-def test_it_traces_on_a_slice(family, slice_of_eight):
+def test_a_model_with_remat_traces_on_a_slice(family, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = zoo.batch(family)
     with slice_of_eight.scope():
-        model = compiled(family, remat="block")
+        model = zoo.compiled(family, remat="block")
     batch = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
     step, ops = traced(model, batch, gradient_accumulation_steps=2)
     assert_one_reduction_and_no_host_op(step, ops)
 
 
-def test_another_word_is_refused():
+def test_an_unknown_remat_fails_with_a_suggestion():
     with pytest.raises(UserError, match=r"no model\.remat 'blocks'.*'block'"):
         models.build("gpt2_small", layers=1, remat="blocks")
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_on_a_tpu_it_takes_half_the_memory():
+def test_remat_halves_the_memory_on_a_tpu():
     tokens = tf.TensorSpec((8 * 8, 1024), tf.int32)
 
     def memory(remat):

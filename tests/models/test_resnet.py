@@ -1,4 +1,4 @@
-"""The stem of ResNet, however it is worked out, is the stem of the paper."""
+"""The stem of ResNet, however it is computed, is the stem of the paper."""
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ def test_the_stem_by_space_to_depth_has_the_weights_outputs_and_gradients_of_the
 
 
 def papers_stem(image_size: int) -> keras.Model:
-    """As Keras's own layers make it, of a batch that shares its statistics."""
+    """Returns the stem made of Keras's own layers; the batch shares its statistics."""
     images = keras.Input((image_size, image_size, 3))
     x = keras.layers.ZeroPadding2D(3)(images)
     x = keras.layers.Conv2D(8, 7, strides=2, use_bias=False)(x)
@@ -63,7 +63,7 @@ def test_the_stem_and_its_gradients_are_those_of_kerass_layers(stem, size, norm_
     images = rng.normal(size=(4, size, size, 3)).astype("float32")
     found = []
     for model in (ours, theirs):
-        # Their order: kernel, gamma, beta, moving mean and variance.
+        # In order: kernel, gamma, beta, moving mean and variance.
         for variable, value in zip(model.variables, weights):
             variable.assign(np.abs(value))
         evaluated = model(images, training=False)
@@ -79,7 +79,7 @@ def test_the_stem_and_its_gradients_are_those_of_kerass_layers(stem, size, norm_
         assert relative(a, b) < 2e-5
 
 
-def test_a_stem_that_cannot_be_is_refused():
+def test_an_impossible_stem_fails_with_a_clear_error():
     share = Share(32, 1, 1)
     with pytest.raises(UserError, match="space_to_depth"):
         models.config("resnet18", stem="space2depth").validate(share)

@@ -1,4 +1,4 @@
-"""Stochastic depth: whole examples are dropped, the same ones however the batch is shared."""
+"""Stochastic depth drops whole examples, the same ones however the batch is shared."""
 
 import keras
 import numpy as np
@@ -15,9 +15,9 @@ BATCH, FEATURES, RATE = 64, 3, 0.3
 
 
 def kept(count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int = 0) -> np.ndarray:
-    """Which examples two layers kept in each step: (steps, layers, examples), bool.
+    """Returns which examples two layers kept in each step: (steps, layers, examples), bool.
 
-    Example i is the i-th unit vector, so the i-th row of a kernel alone learns from it, by 1 / keep
+    Example i is the i-th unit vector, so only the i-th row of a kernel learns from it: by 1 / keep
     in each feature, or not at all.
     """
     engine = tftpu.connect(virtual_devices=count)
@@ -53,7 +53,7 @@ def test_steps_layers_and_seeds_draw_apart_from_one_another():
     assert len({row.tobytes() for row in found}) == len(found)
     error = np.sqrt(RATE * (1 - RATE) / found.size)
     assert abs(found.mean() - (1 - RATE)) < 3 * error
-    agree = np.mean(found[:-2] == found[2:])  # as chance has it: both kept, or both dropped
+    agree = np.mean(found[:-2] == found[2:])  # by chance: both kept, or both dropped
     assert abs(agree - (RATE**2 + (1 - RATE) ** 2)) < 0.05
 
 

@@ -1,4 +1,4 @@
-"""Rows packed from several documents: each is computed as if it stood alone."""
+"""Rows packed with several documents: each is computed as if it were alone."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ LENGTHS = (5, 4)  # of two documents; the rest of the row is padding
 
 
 def packed(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Features of rows that hold documents of `LENGTHS`, one after the other."""
+    """Returns features of rows that hold documents of `LENGTHS`, one after the other."""
     segments = np.zeros_like(tokens)
     positions = np.zeros_like(tokens)
     start = 0
@@ -24,9 +24,9 @@ def packed(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
-def test_a_document_in_a_packed_row_is_as_it_is_alone(family):
+def test_a_document_in_a_packed_row_gets_the_logits_it_gets_alone(family):
     model = models.build(zoo.TINY[family])
-    for variable in model.trainable_variables:  # so that positions weigh as much as tokens
+    for variable in model.trainable_variables:  # so that positions matter as much as tokens
         variable.assign(variable * 10)
     tokens, _ = zoo.batch(family)
     logits = model(packed(tokens)).numpy()
@@ -59,6 +59,6 @@ def test_bert_ignores_padding_and_reads_the_types():
     assert relative(model({"tokens": tokens, "types": types}), model(tokens)) > 0.01
 
 
-def test_an_unknown_feature_is_refused():
+def test_an_unknown_feature_fails_with_a_suggestion():
     with pytest.raises(tftpu.UserError, match="has no feature 'segment'"):
         models.build(zoo.TINY["llama"])({"tokens": np.ones((1, 3)), "segment": np.ones((1, 3))})

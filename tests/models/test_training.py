@@ -1,4 +1,4 @@
-"""Every family of the zoo learns, in every precision, and traces as a TPU would run it."""
+"""Every family of the zoo learns in every precision, and traces on a TPU slice."""
 
 import math
 
@@ -9,27 +9,15 @@ import tensorflow as tf
 from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
 from tests.support import zoo
 from tests.support.training import make_trainer
-from tftpu import models
 
 __all__ = ["slice_of_eight"]  # a fixture
-
-
-def compiled(family: str, **fields) -> keras.Model:
-    config = zoo.TINY[family]
-    model = models.build(type(config)(**{**vars(config), **fields}))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss)
-    return model
-
-
-VARIANTS = ("vit_mean", "bert_classes")  # of families that are there already
 
 
 def cases() -> list:
     slow = pytest.mark.slow  # float16 is not a format of TPUs
     return [
         *((family, "float32") for family in zoo.TINY),
-        *((family, "mixed_bfloat16") for family in zoo.TINY if family not in VARIANTS),
+        *((family, "mixed_bfloat16") for family in zoo.TINY if family not in zoo.VARIANTS),
         *(pytest.param(family, "mixed_float16", marks=slow) for family in zoo.TINY),
     ]
 
@@ -38,7 +26,7 @@ def cases() -> list:
 def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy(policy)
-    model = compiled(family)
+    model = zoo.compiled(family)
     assert model.output.dtype == "float32"
     trainer = make_trainer(model, steps_per_loop=200, log_every=200)
     data = tf.data.Dataset.from_tensors(zoo.batch(family))
@@ -56,7 +44,7 @@ def test_a_training_step_traces_on_a_slice(family, slice_of_eight):
     x, y = zoo.batch(family)
     fields = {"stochastic_depth": RANDOM[family]} if family in RANDOM else {}
     with slice_of_eight.scope():
-        model = compiled(family, **fields)
+        model = zoo.compiled(family, **fields)
     batch = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
     step, ops = traced(model, batch, gradient_accumulation_steps=2)
     assert_one_reduction_and_no_host_op(step, ops)

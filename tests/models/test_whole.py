@@ -1,4 +1,4 @@
-"""The kernel for short sequences: its numbers by Pallas's interpreter, and that TPUs take it.
+"""The kernel for short sequences computes what plain attention does, and compiles for TPUs.
 
 Evidence: executed (interpreted on a CPU) and compiled. Nothing here ran on a TPU.
 """
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.models.test_flash import interpreted
+from tests.support.kernels import interpreted
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.models.kernels import tensorflow_ops, whole
 from tftpu.models.layers.attention import whole_sequences
@@ -20,7 +20,7 @@ __all__ = ["interpreted"]  # a fixture
 
 
 def results(implementation, x, heads, segments=None, policy="float32"):
-    """Output and gradients, float32, of a layer whose weights and upstream gradient are drawn."""
+    """Returns the output and gradients, float32, of a layer with random weights."""
     layer = SelfAttention(heads, implementation, dtype=policy)
     layer.build(x.shape)
     rng = np.random.default_rng(1)
@@ -49,7 +49,9 @@ def segments(time):
     [(197, 128, 2, False), (37, 256, 2, False), (24, 256, 8, True), (50, 256, 1, True)],
     ids=["two-heads-a-column", "one-head-a-column", "four-packed", "wide-head-packed"],
 )
-def test_a_layer_computes_what_the_plain_way_does(interpreted, time, width, heads, packed):
+def test_a_layer_gives_the_output_and_gradients_of_plain_attention(
+    interpreted, time, width, heads, packed
+):
     given = tokens(time, width), heads, segments(time) if packed else None
     assert whole_sequences("flash", given[0], heads) is tensorflow_ops.whole_attention
     plain, fast = results("plain", *given), results("flash", *given)
@@ -58,17 +60,17 @@ def test_a_layer_computes_what_the_plain_way_does(interpreted, time, width, head
         np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
-def test_in_bfloat16_it_is_as_near_to_the_exact_result_as_plain_attention(interpreted):
+def test_in_bfloat16_the_kernel_is_as_close_to_the_exact_result_as_plain_attention(interpreted):
     given = tokens(40, 128), 2
     exact = results("plain", *given)
     plain, fast = (results(i, *given, policy="mixed_bfloat16") for i in ("plain", "flash"))
-    # Without the gradient of the last bias, which no kernel has a part in.
+    # Without the gradient of the last bias, which does not depend on the kernel.
     for e, p, f in zip(exact[:-1], plain, fast):
         error = [np.linalg.norm(x - e) / np.linalg.norm(e) for x in (p, f)]
         assert error[1] < 1.2 * error[0] + 1e-3
 
 
-def test_other_sequences_go_the_general_way(interpreted):
+def test_other_sequences_use_the_general_implementation(interpreted):
     def is_whole(time, width, heads, dtype="bfloat16"):
         x = keras.KerasTensor((2, time, width), dtype)
         return whole_sequences("flash", x, heads) is not None
@@ -95,7 +97,7 @@ def test_without_a_tpu_there_is_no_kernel():
 
 
 def compiled_for(name, time, width, heads, implementation="flash"):
-    """The instructions of a train step of two layers."""
+    """Compiles a train step of two layers and returns its priced instructions."""
 
     def model():
         tokens = keras.Input((time, width))
@@ -117,7 +119,7 @@ def compiled_for(name, time, width, heads, implementation="flash"):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"])
-def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(name):
+def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     found = compiled_for(name, 197, 256, 4)
     calls = [p for p in found if p.kind == "custom call" and p.flops]
     # Forward: scores and mixed values. Backward: scores again, and four gradients. Of 197 tokens
@@ -128,7 +130,7 @@ def test_the_step_compiles_with_the_kernels_inside_priced_by_the_work_they_do(na
 
 
 @pytest.mark.compiles
-def test_nothing_is_laid_out_anew_between_the_products():
+def test_nothing_is_copied_between_the_products():
     def copying(implementation):
         found = compiled_for("v5e-8", 197, 256, 4, implementation)
         return sum(p.cycles for p in found if p.kind == "copy")

@@ -1,4 +1,4 @@
-"""The zoo: published sizes by name, and what is refused."""
+"""The zoo: published sizes by name, clear errors, and models that Keras can save."""
 
 import keras
 import numpy as np
@@ -9,9 +9,10 @@ from tests.support import zoo
 from tftpu import models
 from tftpu.config import Share
 from tftpu.models.families import gpt
+from tftpu.models.layers.pointwise import PointwiseConv
 
-# Parameters that a gradient updates. Where no paper or library gives them to the last digit, the
-# rounded figure of the paper is what they were checked against.
+# Trainable parameters. Where no paper or library gives them to the last digit, they were checked
+# against the paper's rounded figure.
 PUBLISHED = {
     # torchvision's model tables
     "resnet18": 11_689_512,
@@ -70,10 +71,10 @@ def test_counting_without_values_counts_what_a_built_model_holds():
 
 
 @pytest.mark.parametrize("family", zoo.TINY)
-def test_any_image_size_or_sequence_length(family):
+def test_any_image_size_or_sequence_length_works(family):
     config = zoo.TINY[family]
     if hasattr(config, "image_size"):
-        model = models.build(type(config)(**{**vars(config), "image_size": 24}))
+        model = zoo.build(family, image_size=24)
         assert model(np.zeros((2, 24, 24, 3), np.float32)).shape == (2, 5)
         return
     model = models.build(config)
@@ -83,7 +84,7 @@ def test_any_image_size_or_sequence_length(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
-def test_a_sequence_longer_than_the_learned_positions_is_refused(family):
+def test_a_sequence_longer_than_the_learned_positions_fails(family):
     with pytest.raises(ValueError, match="13 tokens is longer than the model's context of 12"):
         models.build(zoo.TINY[family])(np.zeros((2, 13), np.int32))
 
@@ -106,7 +107,7 @@ def test_a_sequence_longer_than_the_learned_positions_is_refused(family):
         ("efficientnetv2_s", "norm_batch", 48, "does not divide the 64 examples"),
     ],
 )
-def test_what_a_family_does_not_allow_is_said_before_it_is_built(name, field, value, said):
+def test_a_wrong_field_fails_with_a_clear_error_before_the_model_is_built(name, field, value, said):
     with pytest.raises(tftpu.UserError, match=said):
         models.config(name, **{field: value}).validate(Share(512, 8, 1))
 
@@ -125,8 +126,24 @@ def test_a_model_can_be_saved_and_loaded_by_keras(family, tmp_path):
     custom["_gelu"] = gpt._gelu
     loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=custom)
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+    assert loaded.hyperparameters == zoo.TINY[family]  # so that weight files still fit
 
 
-def test_a_family_of_somebody_else_is_refused():
+def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
+    model = zoo.build("resnet", norm_batch=64)
+    assert any(isinstance(layer, PointwiseConv) for layer in model.layers)
+    x, _ = zoo.batch("resnet")
+    model.save(tmp_path / "model.keras")
+    custom = {type(layer).__name__: type(layer) for layer in [*model.layers, model]}
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=custom)
+    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_config_without_a_model_is_refused():
     with pytest.raises(tftpu.UserError, match="no family of the zoo"):
         models.build(tftpu.config.Model("mine"))
+
+
+def test_fields_are_for_names_only():
+    with pytest.raises(tftpu.UserError, match="only with the name of a model"):
+        models.build(zoo.TINY["gpt"], layers=3)

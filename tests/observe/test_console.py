@@ -1,6 +1,12 @@
 """The live line of a run, at any width; and what it is made of."""
 
 import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 from rich.console import Console as RichConsole
@@ -11,11 +17,18 @@ from tftpu.observe.console import Console, LiveLine, Progress, duration
 from tftpu.tpu import hardware
 from tftpu.tpu.slices import GENERATIONS
 
-FULL = Progress(step=340, loss=0.61234, rate=7388.4, mfu=0.412, eta=125.0, usd=12.345)
+FULL = Progress(step=340, loss=0.61234, rate=4 * 7388.4, mfu=0.412, eta=125.0, usd=12.345)
 
 
-def drawn(progress: Progress, width: int, phase: str = "training") -> str:
-    line = LiveLine(900, 0)
+def drawn(
+    progress: Progress,
+    width: int,
+    phase: str = "training",
+    chips: int | None = 4,
+    metric: tuple[str, float] | None = None,
+) -> str:
+    line = LiveLine(900, 0, chips)
+    line.metric = metric
     line.phase(phase)
     line.progress = progress
     return line.text(width)
@@ -23,7 +36,7 @@ def drawn(progress: Progress, width: int, phase: str = "training") -> str:
 
 def test_the_line_has_it_all_where_there_is_room():
     text = drawn(FULL, 120)
-    for part in ("training 340/900", "loss 0.6123", "7,388 ex/s/chip", "MFU 41.2%", "ETA 2:05"):
+    for part in ("training 340/900 37%", "loss 0.6123", "7,388 ex/s/chip", "MFU 41.2%", "ETA 2:05"):
         assert part in text
     assert "$12.35" in text or "$12.34" in text
     assert "━" in text
@@ -32,6 +45,25 @@ def test_the_line_has_it_all_where_there_is_room():
 def test_all_of_it_fits_into_80_columns():
     text = drawn(FULL, 80)
     assert all(part in text for part in ("340/900", "loss", "ex/s/chip", "MFU", "ETA", "$"))
+
+
+def test_throughput_is_per_chip_on_tpus_and_the_total_elsewhere():
+    assert "7,388 ex/s/chip" in drawn(FULL, 120)
+    text = drawn(FULL, 120, chips=None)
+    assert "29,554 ex/s" in text and "chip" not in text
+
+
+def test_a_metric_of_training_is_shown():
+    assert "loss 0.6123  accuracy 0.9123" in drawn(FULL, 120, metric=("accuracy", 0.91234))
+    assert "accuracy" in drawn(FULL, 80, metric=("accuracy", 0.91234))  # rather than dollars
+    shown = Console(900)
+    shown.write(50, "train", {"loss": 1.0, "head_loss": 1.0, "learning_rate": 0.1, "accuracy": 0.5})
+    assert shown._line.metric == ("accuracy", 0.5)
+
+
+def test_the_last_step_alone_is_100_percent():
+    assert "899/900 99%" in drawn(FULL._replace(step=899), 120)
+    assert "900/900 100%" in drawn(FULL._replace(step=900), 120)
 
 
 def test_the_line_is_never_wider_than_the_terminal():
@@ -63,10 +95,55 @@ def test_on_a_terminal_lines_stand_above_the_live_one():
     shown.write(340, "eval", {"loss": 0.5})
     shown.write(340, "host", {"machine/cpu_percent": 50.0})
     shown.close()
-    text = screen.getvalue()
+    text = re.sub(r"\x1b\[\S*?[A-Za-z]", "", screen.getvalue())
     assert "eval  step 340/900  loss 0.5" in text
     assert "train step" not in text and "cpu_percent" not in text
     assert text.rindex("stopped at 340/900") > text.index("eval  step")
+
+
+DRAWING = """
+import sys, time
+from tftpu.observe.console import Console, Progress
+console = Console(900)
+console.start()
+for number in range(20):
+    console.say(f"line {number}")
+console.advance(Progress(450, 0.5, 1000.0, None, 60.0))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt-get install tmux")
+def test_a_terminal_that_is_resized_shows_one_line():
+    """In tmux, which wraps the lines on the screen anew as most terminals do."""
+
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8"}  # one that sets no size
+
+    def tmux(*arguments: str) -> str:
+        command = ["tmux", "-u", "-L", f"tftpu-{os.getpid()}", *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def screen(columns: int) -> list[str]:
+        tmux("resize-window", "-t", "0", "-x", str(columns), "-y", "12")
+        time.sleep(1.2)
+        text = tmux("capture-pane", "-p", "-S", "-", "-t", "0")  # with what scrolled away
+        return [line for line in text.splitlines() if line]
+
+    tmux("new-session", "-d", "-x", "110", "-y", "12", sys.executable, "-c", DRAWING)
+    try:
+        end = time.monotonic() + 30
+        while "training" not in tmux("capture-pane", "-p", "-t", "0"):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        for columns in (110, 60, 35, 100, 50, 120, 42, 25):
+            *above, line = screen(columns)
+            assert above == [f"line {number}" for number in range(20)]
+            assert line.startswith("training 450/900 50%")
+            assert ("━" in line) == (columns > 60)
+    finally:
+        tmux("kill-server")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +264,7 @@ def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):
 
     import tftpu
     from tests.support.stepping import train_step
-    from tests.training.test_trainer import compiled
+    from tests.support.training import compiled
 
     for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
         with tftpu.connect(virtual_devices=replicas).scope():

@@ -153,7 +153,7 @@ def test_hyper_parameters_are_there(browser, address, workdir):
     accuracy = float(
         json.loads((workdir / "metrics.jsonl").read_text().split("\n")[-2])["accuracy"]
     )
-    names = ("data.name", "optimizer", "Adam", f"{accuracy:.5g}"[:6])
+    names = ("data.name", "Learning rate", "Optimizer", "Adam", f"{accuracy:.5g}"[:6])
     wait_for(browser, lambda seen: all(name in seen["text"] for name in names))
     screenshot(browser, workdir, "hparams")
 

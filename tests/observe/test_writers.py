@@ -7,16 +7,17 @@ import shutil
 import subprocess
 import sys
 import time
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
 
 import tftpu
-from tests.support.training import make_trainer
-from tests.training.test_trainer import compiled, data
+from tests.support.training import compiled, data, make_trainer
 from tftpu.config import profile_plan
 from tftpu.errors import UserError
 from tftpu.observe import console as consoles
@@ -102,7 +103,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
 def test_goodput_and_the_machine_are_curves_of_their_own_and_no_lines_of_metrics(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), 30)
-    tags = events(tmp_path / "host").Tags()["tensors"]
+    tags = events(tmp_path / "train").Tags()["tensors"]
     assert {"goodput/step", "goodput/compiling", "goodput/restart"} <= set(tags)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert not any(name.startswith("goodput") for line in lines for name in line)
@@ -117,6 +118,33 @@ def test_the_log_holds_what_the_console_says_where_there_is_no_terminal(tmp_path
     assert [dated.fullmatch(line)[1] for line in logged] == [
         line.partition("  ETA")[0] for line in said
     ]
+
+
+def hyperparameters(folder) -> dict[str, Any]:
+    """The settings that the HParams tab shows of a folder, in the order of its columns."""
+    found: dict[str, Any] = {}
+    for path in folder.glob("events*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                data = value.metadata.plugin_data
+                if data.plugin_name == "hparams":
+                    session = metadata.parse_session_start_info_plugin_data(data.content)
+                    found = {name: session.hparams[name] for name in sorted(session.hparams)}
+    return found
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_tensorboard_lists_no_run_but_those_of_the_splits(evaluated, tmp_path):
+    config = {"data.name": "ones", "train.seed": 3}
+    trainer = tftpu.Trainer(compiled(), tmp_path, log_every=10, config=config, verbose=False)
+    trainer.fit(data(), 20, validation_data=data() if evaluated else None)
+    runs = {path.parent.relative_to(tmp_path).name for path in tmp_path.rglob("events*")}
+    assert runs == ({"train", "eval"} if evaluated else {"train"})
+    shown = hyperparameters(tmp_path / ("eval" if evaluated else "train"))
+    assert list(shown)[:3] == ["Global batch size", "Learning rate", "Model"]
+    assert shown["Learning rate"].number_value == pytest.approx(0.01)
+    assert {"data.name", "train.seed"} <= set(shown)
 
 
 def test_images_of_the_evaluation_are_shown_with_label_and_prediction(tmp_path):
@@ -221,7 +249,7 @@ def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_l
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri("http://127.0.0.1:9")
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"mlflow, which cannot begin: .*Set MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match=r"'mlflow' cannot start: .*Set MLFLOW_TRACKING_URI"):
         writers.MLflow(str(tmp_path))
     assert time.monotonic() - began < 30  # not the minutes that MLflow would try
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
@@ -235,14 +263,14 @@ def test_a_server_of_metrics_that_is_away_is_a_sentence_at_first_and_a_warning_l
 @pytest.mark.slow
 def test_weights_and_biases_without_a_key_is_a_sentence(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
-    code = "import sys; from tftpu import writers; writers.WandB(sys.argv[1])"
+    code = "import sys; from tftpu.observe import writers; writers.WandB(sys.argv[1])"
     done = subprocess.run(  # in a process of its own: the package remembers how it was set up
         [sys.executable, "-c", code, str(tmp_path)],
         env={**environment, "NETRC": str(tmp_path / "none")},
         capture_output=True,
         text=True,
     )
-    assert "UserError: train.writers asks for wandb, which cannot begin:" in done.stderr
+    assert "UserError: The writer 'wandb' cannot start:" in done.stderr
     assert "Set WANDB_API_KEY, or WANDB_MODE=offline" in done.stderr
 
 

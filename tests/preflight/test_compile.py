@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tftpu import models, preflight
-from tftpu.config import Train as TrainOptions
+from tftpu.config import TrainOptions
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 from tftpu.preflight import PreflightOptions, compiler

@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.training import make_trainer
-from tests.training.test_trainer import compiled, data
+from tests.support.training import compiled, data, make_trainer
 from tftpu.runtime import goodput
 
 # A run of 60 steps that saves every 20, for a process of its own; it says where it is, and waits
@@ -24,7 +23,7 @@ RUN = textwrap.dedent(
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras, tensorflow as tf, tftpu
     from tests.support.training import make_trainer
-    from tests.training.test_trainer import compiled, data
+    from tests.support.training import compiled, data
     from tftpu.runtime import goodput
 
     class Watch(keras.callbacks.Callback):
@@ -191,7 +190,10 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 
 
 def test_the_age_of_a_process_is_what_another_clock_says():
-    code = "import time; time.sleep(0.5); from tftpu.runtime.goodput import process_age as a; print(a())"
+    code = (
+        "import time; time.sleep(0.5)\n"
+        "from tftpu.runtime.goodput import process_age; print(process_age())"
+    )
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0.5 <= float(done.stdout) <= time.monotonic() - began

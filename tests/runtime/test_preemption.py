@@ -15,7 +15,7 @@ from tftpu.runtime import preemption
 # The main thread sits where no Python runs: a signal must be heard all the same.
 DEAF = """
 import signal, sys, time
-from tftpu.preemption import PreemptionNotice
+from tftpu.runtime.preemption import PreemptionNotice
 with PreemptionNotice(float(sys.argv[1]), lambda: 40) as notice:
     print("ready", flush=True)
     try:

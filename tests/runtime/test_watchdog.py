@@ -7,7 +7,7 @@ from tftpu.runtime import watchdog
 
 CODE = """
 import sys, threading, time
-from tftpu import watchdog
+from tftpu.runtime import watchdog
 watchdog._GIL_SECONDS = 0.5
 {extra}
 with watchdog.Watchdog(0.5) as dog:

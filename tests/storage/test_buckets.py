@@ -17,7 +17,7 @@ from tests.support.fake_storage import BUCKET, Fault
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading import cache as cache_module
 from tftpu.input_pipelines.reading.cache import Cache
-from tftpu.storage import buckets
+from tftpu.storage import buckets, retry
 from tftpu.storage.buckets import Stored
 
 FOLDER = f"gs://{BUCKET}/set"
@@ -38,7 +38,7 @@ def _clean(service, monkeypatch):
     service.storage.wipe(keep_buckets=True)
     service.faults.clear()
     service.requests.clear()
-    monkeypatch.setattr(buckets, "PATIENCE", 20.0)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=20.0, first_wait=0.3))
 
 
 def local_files(folder, *sizes: int) -> dict:
@@ -104,7 +104,7 @@ def test_a_body_that_was_damaged_on_its_way_is_fetched_again(service, tmp_path, 
 def test_a_body_that_is_always_damaged_is_an_error_and_leaves_no_file(service, tmp_path):
     stored = buckets.upload(local_files(tmp_path, 1000), FOLDER)
     service.faults.append(Fault("GET", "download", "corrupt", times=None))
-    with pytest.raises(UserError, match=r"set/part-0: what arrived did not match its checksum"):
+    with pytest.raises(UserError, match=r"set/part-0: the content did not match its checksum"):
         buckets.download(stored, FOLDER, tmp_path / "down")
     assert os.listdir(tmp_path / "down") == []
 
@@ -130,7 +130,7 @@ def test_a_broken_upload_goes_on_where_it_broke(service, tmp_path, monkeypatch):
 
 
 def test_a_service_that_never_answers_is_a_sentence(service, tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "PATIENCE", 1.0)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=1.0, first_wait=0.3))
     service.faults.append(Fault("POST", "upload", 503, times=None))
     with pytest.raises(UserError, match=r"Failed uploading gs://bucket/set/part-0: .*1 s"):
         buckets.upload(local_files(tmp_path, 10), FOLDER)
@@ -143,13 +143,13 @@ def test_what_the_service_refuses_is_a_sentence(service, tmp_path, status, sente
     service.faults.append(Fault("GET", "/o", status, times=None))
     with pytest.raises(UserError, match=sentence):
         buckets.listing(FOLDER)
-    with pytest.raises(UserError, match="no address in a bucket"):
+    with pytest.raises(UserError, match="not an address in a bucket"):
         buckets.listing("s3://bucket/set")
 
 
 def test_no_error_names_the_key_of_an_upload(service, tmp_path, monkeypatch):
     """The address of a resumable upload lets anybody write."""
-    monkeypatch.setattr(buckets, "PATIENCE", 1.0)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=1.0, first_wait=0.3))
     service.faults.append(Fault("PUT", "upload_id", 503, times=None))
     with pytest.raises(UserError) as caught:
         buckets.upload(local_files(tmp_path, 9 * MIB), FOLDER)
@@ -186,9 +186,9 @@ def test_a_publication_whose_answer_was_lost_has_succeeded(service):
 def test_a_killed_upload_goes_on_with_what_is_missing(service, tmp_path):
     paths = local_files(tmp_path, *[3000] * 12)
     code = (
-        "import pathlib, sys\nfrom tftpu.input_pipelines import storage\n"
-        "storage.WORKERS = 1\nroot = pathlib.Path(sys.argv[1])\n"
-        "storage.upload({f'part-{n}': root / f'local-{n}' for n in range(12)}, sys.argv[2])\n"
+        "import pathlib, sys\nfrom tftpu.storage import buckets\n"
+        "buckets.WORKERS = 1\nroot = pathlib.Path(sys.argv[1])\n"
+        "buckets.upload({f'part-{n}': root / f'local-{n}' for n in range(12)}, sys.argv[2])\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), FOLDER])
     while service.requested("POST", "upload") < 4 and child.poll() is None:
@@ -277,7 +277,8 @@ def test_processes_share_a_cache_one_downloads_and_a_killed_one_leaves_no_trap(s
     paths = local_files(tmp_path, 200_000, 200_000)
     stored = buckets.upload(paths, FOLDER)
     code = (
-        "import sys\nfrom tftpu.input_pipelines import cache, storage\n"
+        "import sys\nfrom tftpu.input_pipelines.reading import cache\n"
+        "from tftpu.storage import buckets\n"
         "folder, uri, size, crc = sys.argv[1:]\n"
         "with cache.Cache(folder, 400_000).file(uri, buckets.Stored(int(size), crc)) as path:\n"
         "    print(buckets.checksum(path).crc32c)\n"

@@ -18,7 +18,10 @@ from tests.support.leaves import leaf
 from tftpu import input_pipelines
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
-from tftpu.input_pipelines.convert import converter, parts, verify
+from tftpu.input_pipelines.convert import converter, verify
+from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.convert.readers import text
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.reading import cache
 from tftpu.input_pipelines.sources import Tokens
@@ -65,14 +68,14 @@ def test_files_of_a_bucket_are_written_read_listed_and_removed(service):
 def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_path, monkeypatch):
     """Uploaded by Google's client, read by TensorFlow; a service that falters changes nothing."""
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(parts, "PART_BYTES", 20_000)
+    monkeypatch.setattr(text, "PART_BYTES", 20_000)
     for number in range(8):
         (tmp_path / f"{number}.txt").write_text(f"{number} " * 5000)
-    options = parts.Options(context=100)
+    options = ReadOptions(context=100)
 
     def conversion(output):
         source = f"text:{tmp_path}/*.txt"
-        return converter.Conversion(source, str(output), options, min_shards=5)
+        return Conversion(source, str(output), options, min_shards=5)
 
     output = f"gs://{BUCKET}/data/text"
     service.faults += [
@@ -99,7 +102,7 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
     service.overwrite(f"data/text/{made.shards('train')[2].name}", b"spoilt")
     assert "00002-of-00005" in verify.run(output, workers=1)[1][0]
     # The source in the bucket as well.
-    again = converter.Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", options)
+    again = Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", options)
     service.overwrite(
         f"data/text/{made.shards('train')[2].name}",
         (tmp_path / "here" / made.shards("train")[2].name).read_bytes(),
@@ -111,15 +114,15 @@ def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
     """Packed text in so many shards."""
     for number in range(shards):
         (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
-    options = parts.Options(context=50)
-    conversion = converter.Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=shards)
-    return converter.run(conversion, 1, staging=str(tmp_path), say=lambda *_: None)
+    options = ReadOptions(context=50)
+    conversion = Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=shards)
+    return converter.run(conversion, 1, staging_folder=str(tmp_path), say=lambda *_: None)
 
 
 @pytest.fixture
 def rows(service, tmp_path, monkeypatch):
     """Packed text in 6 shards in the bucket."""
-    monkeypatch.setattr(parts, "PART_BYTES", 5_000)
+    monkeypatch.setattr(text, "PART_BYTES", 5_000)
     return converted(tmp_path, f"gs://{BUCKET}/rows", 6)
 
 
@@ -144,7 +147,7 @@ def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
 
 
 def test_a_cache_with_room_for_what_is_read_at_once_fetches_again(service, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    monkeypatch.setattr(text, "PART_BYTES", 100)
     rows = converted(tmp_path, f"gs://{BUCKET}/many", 70)
     converted(tmp_path, str(tmp_path / "here"), 70)
     room = sum(sorted(shard.bytes for shard in rows.shards("train"))[-64:])

@@ -1,4 +1,4 @@
-"""Small data sets of shards, made by the tests."""
+"""Small data sets of shards for tests."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ IMAGES = {"image": Feature("string", (), "image"), "label": Feature("int32", num
 
 
 def shards(folder: Path, features: dict, splits: dict[str, list[list]], compression="") -> Manifest:
-    """A data set of the examples given: by split, a list for each shard."""
+    """Writes a data set of examples, given by split as a list for each shard."""
     written = {}
     for split, lists in splits.items():
         written[split] = tuple(
@@ -33,18 +33,18 @@ def shards(folder: Path, features: dict, splits: dict[str, list[list]], compress
 
 
 def picture(value: int, height: int = 12, width: int = 16, kind: str = "JPEG") -> bytes:
-    """An image of one grey level."""
+    """Returns an image of one grey level."""
     file = io.BytesIO()
     Image.fromarray(np.full((height, width, 3), value, np.uint8)).save(file, kind, quality=95)
     return file.getvalue()
 
 
 def pictures(count: int) -> list[dict]:
-    """Example i shows the grey level i; its class is i % 10."""
+    """Returns examples; example i shows the grey level i, and its class is i % 10."""
     return [{"image": picture(i), "label": i % 10} for i in range(count)]
 
 
 def split(examples: list, *sizes: int) -> list[list]:
-    """Consecutive parts of the sizes."""
+    """Cuts a list into consecutive parts of these sizes."""
     ends = np.cumsum(sizes)
     return [examples[end - size : end] for end, size in zip(ends, sizes)]

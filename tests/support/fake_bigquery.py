@@ -20,7 +20,7 @@ class BigQuery:
 
     Args:
         tables: Arrow tables by "dataset.name", of the project "p".
-        breaks: how often a stream breaks off, with the code, before it goes on.
+        breaks: how often a stream breaks off, with the code, before it continues.
     """
 
     modified = 1_763_000_000_000  # milliseconds

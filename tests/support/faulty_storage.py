@@ -13,7 +13,7 @@ from tftpu.storage import files
 
 
 class KilledError(BaseException):
-    """The process has ended: nothing that it would have done happens any more."""
+    """The process has ended: nothing that it would have done happens."""
 
 
 def like_a_bucket(upload: Callable, path: str, parts) -> None:

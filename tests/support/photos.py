@@ -1,4 +1,4 @@
-"""Made-up photographs: smooth shapes and noise like a camera's, encoded as a camera would."""
+"""Synthetic photographs: smooth shapes and noise like a camera's, encoded as by a camera."""
 
 import io
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Colours with the 1/f spectrum of natural images, (height, width, 3), uint8."""
+    """Returns colours with the 1/f spectrum of natural images, (height, width, 3), uint8."""
     rng = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     frequency[0, 0] = 1 / np.hypot(height, width)
@@ -19,7 +19,7 @@ def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def encoded(image: np.ndarray, kind: str = "JPEG", **options) -> bytes:
-    """A file's bytes; (height, width, 1) is a grey one."""
+    """Encodes an image as a file; (height, width, 1) becomes grey."""
     file = io.BytesIO()
     image = image[..., 0] if image.shape[-1] == 1 else image
     options = {"quality": 93, **options} if kind == "JPEG" else options

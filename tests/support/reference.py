@@ -1,6 +1,6 @@
 """A train step in plain TensorFlow: one device, the whole batch, no code of tftpu.
 
-What the tests hold `tftpu.engines.tensorflow.step.Step` against. The optimizers are written from their papers.
+The tests compare tftpu's train step with it. The optimizers are written from their papers.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ class Reference:
     """Weights, loss and accuracy after each step, computed on one device.
 
     Args:
-        forward: (weights, x) -> logits.
-        weights: initial values.
+        forward: computes logits from weights and features.
+        weights: initial values of the weights.
         optimizer: "sgd", "adamw", "lamb" or "lars".
-        global_clipnorm: of the whole gradient, or None.
+        global_clipnorm: largest norm of the whole gradient, or None.
     """
 
     forward: object
@@ -30,6 +30,7 @@ class Reference:
     global_clipnorm: float | None
 
     def run(self, batches: list[tuple]) -> dict:
+        """Trains on batches of (x, y, weight or None); returns weights, losses and accuracies."""
         weights = [tf.constant(w) for w in self.weights]
         ema = [tf.identity(w) for w in weights]
         first = [tf.zeros_like(w) for w in weights]

@@ -1,8 +1,15 @@
-"""A tiny model of each family of the zoo, and batches to go with it."""
+"""A tiny model of each family of the zoo, and batches for it."""
 
+import dataclasses
+from typing import Any
+
+import keras
 import numpy as np
 
+from tftpu import models
 from tftpu.models import sizes
+
+VARIANTS = ("vit_mean", "bert_classes")  # second models of a family
 
 TINY = {
     "resnet": sizes.ResNet(
@@ -56,8 +63,21 @@ TINY = {
 }
 
 
+def build(family: str, **fields: Any) -> keras.Model:
+    """Builds the tiny model of a family, with `fields` in place of its own hyper-parameters."""
+    return models.build(dataclasses.replace(TINY[family], **fields))
+
+
+def compiled(family: str, **fields: Any) -> keras.Model:
+    """Builds and compiles the tiny model of a family."""
+    model = build(family, **fields)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
 def batch(family: str, examples: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of random numbers, always the same."""
+    """Returns random features and labels, the same at every call."""
     config = TINY[family]
     rng = np.random.default_rng(5)
     if hasattr(config, "image_size"):

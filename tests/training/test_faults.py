@@ -1,4 +1,4 @@
-"""Faults while a run trains: it goes on, and nothing but the steps since a checkpoint is lost."""
+"""Faults while a run trains: it continues, and nothing but the steps since a checkpoint is lost."""
 
 import logging
 import signal
@@ -51,7 +51,7 @@ def test_a_run_outlives_a_disk_that_fails_for_a_while(how, whole, tmp_path, monk
     with caplog.at_level(logging.WARNING):
         fit(run, [disk.callback])
     assert "could not be saved" in caplog.text
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     assert outcome(run, tmp_path) == whole
     assert Checkpoints(str(tmp_path)).steps()[-1] == STEPS
 
@@ -67,7 +67,7 @@ def test_a_disk_that_stays_full_is_a_sentence_and_the_run_can_be_finished(
     assert "its last checkpoint could not be saved" in str(caught.value)
     newest = Checkpoints(str(tmp_path)).steps()[-1]
     assert newest in (16, 20)  # that of step 20 may have been under way
-    assert f"goes on from step {newest}" in str(caught.value)
+    assert f"resumes from step {newest}" in str(caught.value)
     again = trainer(tmp_path, 1)
     fit(again)
     assert outcome(again, tmp_path) == whole

@@ -1,4 +1,4 @@
-"""A run that was cut off goes on as if nothing had happened, to the bit."""
+"""A run that was cut off resumes as if nothing had happened, to the bit."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CUTS = sorted(np.random.default_rng(20).choice(np.arange(1, STEPS - 1), 20, Fals
 
 
 class CutError(Exception):
-    """What ends a run in the middle."""
+    """An exception that ends a run in the middle."""
 
 
 class CutAfter(keras.callbacks.Callback):
@@ -196,7 +196,7 @@ def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
 
 
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):
-    """That the comparison can fail."""
+    """The comparison can fail."""
     other = trainer(tmp_path, 1, seed=1)
     fit(other)
     assert outcome(other, tmp_path)[0] != uninterrupted[1][0]
@@ -233,7 +233,7 @@ def test_the_same_command_goes_on_after_a_kill(tmp_path):
     again = run_command(*SHORT, f"--workdir={killed}")
     output, _ = again.communicate()
     assert again.returncode == 0
-    assert f"Going on from the checkpoint of step {reached}." in output
+    assert f"Resuming from the checkpoint of step {reached}." in output
     assert run_command(*SHORT, f"--workdir={tmp_path / 'whole'}").wait() == 0
     assert weights(killed) == weights(tmp_path / "whole")
 

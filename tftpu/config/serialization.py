@@ -31,8 +31,8 @@ def from_json(text: str) -> Experiment:
     def decode(value: Any) -> Any:
         if isinstance(value, dict):
             module, _, name = value["class"].rpartition(".")
-            cls = getattr(importlib.import_module(module), name)
-            if not dataclasses.is_dataclass(cls):
+            cls: Any = getattr(importlib.import_module(module), name)
+            if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
                 raise TypeError(f"{value['class']} is not a dataclass")
             return cls(**{k: decode(v) for k, v in value.items() if k != "class"})
         return tuple(value) if isinstance(value, list) else value

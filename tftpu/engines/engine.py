@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
 
     from tftpu.engines.sums import EvalSums, TrainSums
 
-# A nest of tensors, arrays or specs, as a Keras model takes and returns them.
-Nest = Any
+Nest = Any  # as in tftpu.tensors, which loads Keras
 # A data set: a `tf.data.Dataset`, or a pipeline of `tftpu.input_pipelines`.
 Dataset = Any
 
@@ -74,7 +73,7 @@ class Hosts(Protocol):
 
     @property
     def chief(self) -> bool:
-        """Whether this is the process that writes what is written once."""
+        """True for the process that writes what is written once."""
         ...
 
     def any(self, *flags: bool) -> list[bool]:
@@ -109,8 +108,15 @@ class Tracer(Protocol):
 class Executor(Protocol):
     """A compiled Keras model, made ready on an engine's devices."""
 
-    train_sums: "TrainSums"
-    eval_sums: "EvalSums"
+    @property
+    def train_sums(self) -> "TrainSums":
+        """The layout of the sums of training steps."""
+        ...
+
+    @property
+    def eval_sums(self) -> "EvalSums":
+        """The layout of the sums of an evaluation."""
+        ...
 
     @property
     def step(self) -> int:
@@ -124,7 +130,7 @@ class Executor(Protocol):
 
     @property
     def evaluation_compiled(self) -> bool:
-        """Whether the evaluation loop has been compiled, which the first `evaluate` does."""
+        """True once the evaluation loop is compiled, which the first `evaluate` does."""
         ...
 
     @property
@@ -187,7 +193,7 @@ class TrainLoop(Protocol):
 
     @property
     def compiled(self) -> bool:
-        """Whether the device loop has been compiled, which the first `run` does."""
+        """True once the device loop is compiled, which the first `run` does."""
         ...
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
@@ -205,23 +211,37 @@ class TrainLoop(Protocol):
 
 
 class Engine(Protocol):
-    """What runs steps: devices, and the way to share a global batch among them.
+    """Devices that run steps, and the way to share a global batch among them."""
 
-    Attributes:
-        name: "tensorflow".
-        data_shares: number of shares that a global batch is cut into.
-        hosts: the processes that train together.
-        hardware: the chips, and their prices and peaks where they are known.
-        tracer: the profiler.
-        lost_host_errors: exceptions of collectives whose other hosts are gone.
-    """
+    @property
+    def name(self) -> str:
+        """The name of the engine: "tensorflow"."""
+        ...
 
-    name: str
-    data_shares: int
-    hosts: Hosts
-    hardware: Hardware
-    tracer: Tracer
-    lost_host_errors: tuple[type[Exception], ...]
+    @property
+    def data_shares(self) -> int:
+        """The number of shares that a global batch is cut into."""
+        ...
+
+    @property
+    def hosts(self) -> Hosts:
+        """The processes that train together."""
+        ...
+
+    @property
+    def hardware(self) -> Hardware:
+        """The chips, with their prices and peaks where they are known."""
+        ...
+
+    @property
+    def tracer(self) -> Tracer:
+        """The profiler."""
+        ...
+
+    @property
+    def lost_host_errors(self) -> tuple[type[Exception], ...]:
+        """The exceptions of collectives whose other hosts are gone."""
+        ...
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which models are built."""

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras import ops
 from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 
-Tensor = Any  # a tensor of Keras's backend
-Nest = Any  # a nest of tensors
+from tftpu.tensors import Nest, Tensor, ops
 
 
 class Term(NamedTuple):

@@ -10,14 +10,11 @@ import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
-from keras import ops
 
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 from tftpu.optim.losses import SmoothedCrossentropy
-
-Tensor = Any  # a tensor of Keras's backend
-Nest = Any  # a nest of tensors
+from tftpu.tensors import Nest, Tensor, ops
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 

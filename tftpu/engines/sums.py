@@ -4,17 +4,13 @@ Each replica adds up its own vector on its device; the vectors are added over re
 host reads them, once a device loop and not once a step.
 """
 
-from typing import Any
-
 import keras
 import numpy as np
-from keras import ops
 
 from tftpu.engines import keras_internals
 from tftpu.engines.names import without_counters
 from tftpu.engines.objective import Objective
-
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.tensors import Tensor, ops
 
 
 class _Sums:

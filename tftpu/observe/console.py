@@ -1,64 +1,86 @@
-"""What a run shows on a terminal: one live line. Plain lines where there is none."""
+"""Progress of a run on a terminal: one live line; plain lines where there is no terminal."""
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderResult
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from tftpu.observe import writers
 
-# The longest a line has to be read from the side: what does not fit is left out, least first.
-_LEAST_BAR = 10
+_SHORTEST_BAR = 10
+_LONGEST_BAR = 30
+# Between two drawings the cursor rests in the first column. Where a narrower terminal has wrapped
+# the line, that is its first row, and erasing all below the new line removes the other rows.
+_ERASE_BELOW = Segment("\x1b[J", None, [(ControlType.ERASE_IN_LINE, 0)])
+_TO_FIRST_COLUMN = Control(ControlType.CARRIAGE_RETURN)
 
 
 class Progress(NamedTuple):
-    """How far a run is. None: not known, or not yet."""
+    """The progress of a run; None where a number is not known, or not yet.
+
+    Attributes:
+        step: steps trained.
+        loss: mean of the last device loop.
+        rate: examples per second on all devices.
+        mfu: model FLOPs utilisation, from 0 to 1.
+        eta: estimated seconds to the last step.
+        usd: cost so far.
+    """
 
     step: int
     loss: float | None = None
-    rate: float | None = None  # examples per second and chip
+    rate: float | None = None
     mfu: float | None = None
-    eta: float | None = None  # seconds
+    eta: float | None = None
     usd: float | None = None
 
 
 class Console(writers.Writer):
-    """A live line where there is a terminal, plain lines where there is none.
+    """A live line on a terminal, plain lines elsewhere.
 
     Args:
         steps: of the whole run.
-        start: the step that the run begins at.
+        start: the step that the run starts at.
+        chips: TPU chips, to show throughput per chip; None: no TPU, so the total is shown.
     """
 
-    def __init__(self, steps: int, start: int = 0):
+    def __init__(self, steps: int, start: int = 0, chips: int | None = None):
         self._console = RichConsole(file=sys.stdout, soft_wrap=True, highlight=False)
         self._steps = steps
-        self._live = None
-        self._line = LiveLine(steps, start)
+        self._live: Live | None = None
+        self._line = LiveLine(steps, start, chips)
         if self._console.is_terminal:
             self._live = Live(self._line, console=self._console, refresh_per_second=2)
 
     def start(self) -> None:
-        """Draws the line from now on, until `close`."""
+        """Starts drawing the live line, until `close`."""
         if self._live:
             self._live.start()
 
     def phase(self, doing: str) -> None:
-        """Names what the run is doing."""
+        """Names the current activity of the run, such as "saving"."""
         self._line.phase(doing)
 
     def advance(self, progress: Progress) -> None:
-        """Moves the line; it is drawn twice a second."""
+        """Updates the live line, which is drawn twice a second."""
         self._line.progress = progress
         self._line.phase("training")
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
-        if split == writers.HOST or (self._live and split == "train"):
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Prints a line of scalars; the live line shows those of training."""
+        if split == writers.HOST:
             return
+        if split == "train":
+            self._line.metric = _metric(scalars)
+            if self._live:
+                return
         text = writers.line(step, self._steps, split, scalars)
         eta = self._line.progress.eta
         self.say(f"{text}  ETA {duration(eta)}" if split == "train" and eta else text)
@@ -68,6 +90,7 @@ class Console(writers.Writer):
         self._console.print(text, markup=False)
 
     def close(self) -> None:
+        """Draws the live line for the last time."""
         if self._live:
             self._line.over = True
             done = self._line.progress.step >= self._steps
@@ -76,54 +99,93 @@ class Console(writers.Writer):
 
 
 class LiveLine:
-    """The line itself, as wide as the terminal is when it is drawn."""
+    """The live line, as wide as the terminal is when it is drawn.
 
-    def __init__(self, steps: int, start: int):
+    Args:
+        steps: of the whole run.
+        start: the step that the run starts at.
+        chips: TPU chips, to show throughput per chip; None: the total is shown.
+
+    Attributes:
+        progress: of the run.
+        metric: name and training mean of the first metric besides the loss, once known.
+        over: whether the run has ended.
+    """
+
+    def __init__(self, steps: int, start: int, chips: int | None = None):
         self._steps = steps
+        self._chips = chips
         self._phase, self._since = "compiling", time.monotonic()
         self.progress = Progress(start)
+        self.metric: tuple[str, float] | None = None
         self.over = False
 
     def phase(self, doing: str) -> None:
+        """Names the current activity of the run."""
         if doing != self._phase:
             self._phase, self._since = doing, time.monotonic()
 
     def text(self, width: int) -> str:
-        """The line, at most `width` characters."""
+        """Returns the line, at most `width` characters long."""
         p = self.progress
         here = f"{self._phase} {p.step}/{self._steps}"
-        if self._phase != "training" and not self.over:
-            here += f" {duration(time.monotonic() - self._since)}"  # that it lives
-        # In the order that they are given up in, where they do not fit.
+        if self._phase == "training" or self.over:
+            here += f" {100 * min(p.step, self._steps) // self._steps}%"
+        else:
+            here += f" {duration(time.monotonic() - self._since)}"  # shows that it is alive
+        # The least important come last: they are left out first where the line is short.
         parts = {
-            "loss": p.loss is not None and f"loss {p.loss:.4g}",
-            "eta": p.eta is not None and not self.over and f"ETA {duration(p.eta)}",
-            "rate": p.rate and f"{writers.format_number(p.rate)} ex/s/chip",
-            "usd": p.usd is not None and f"${p.usd:,.2f}",
-            "mfu": p.mfu is not None and f"MFU {p.mfu:.1%}",
+            "loss": f"loss {p.loss:.4g}" if p.loss is not None else "",
+            "eta": f"ETA {duration(p.eta)}" if p.eta is not None and not self.over else "",
+            "rate": self._rate(),
+            "metric": f"{self.metric[0]} {self.metric[1]:.4g}" if self.metric else "",
+            "usd": f"${p.usd:,.2f}" if p.usd is not None else "",
+            "mfu": f"MFU {p.mfu:.1%}" if p.mfu is not None else "",
         }
-        shown = {}
+        shown: dict[str, str] = {}
         for name, part in parts.items():
             if part and len("  ".join([here, *shown.values(), part])) <= width:
                 shown[name] = part
-        order = ("loss", "rate", "mfu", "eta", "usd")
+        order = ("loss", "metric", "rate", "mfu", "eta", "usd")
         line = "  ".join([here, *(shown[name] for name in order if name in shown)])
         room = width - len(line) - 2
-        if room >= _LEAST_BAR:
-            room = min(room, 30)
+        if room >= _SHORTEST_BAR:
+            room = min(room, _LONGEST_BAR)
             done = round(room * min(1.0, p.step / self._steps))
             line += "  " + "━" * done + "╌" * (room - done)
         return line[:width]
 
+    def _rate(self) -> str:
+        rate = self.progress.rate
+        if not rate:
+            return ""
+        if self._chips is None:
+            return f"{writers.format_number(rate)} ex/s"
+        return f"{writers.format_number(rate / self._chips)} ex/s/chip"
+
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        yield Text(self.text(options.max_width), no_wrap=True, overflow="crop")
+        # One column stays free: in the last one, erasing would take the last character along.
+        yield Text(self.text(options.max_width - 1), no_wrap=True, overflow="crop", end="")
+        yield _ERASE_BELOW
+        yield _TO_FIRST_COLUMN
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: "0:07", "12:05", "3:20:00", "2 d 03:10"."""
-    minutes, seconds = divmod(round(seconds), 60)
+    """Formats a duration: "0:07", "12:05", "3:20:00", "2 d 03:10"."""
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours:02}:{minutes:02}"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{whole_seconds:02}"
+    return f"{minutes}:{whole_seconds:02}"
+
+
+def _metric(scalars: Mapping[str, float]) -> tuple[str, float] | None:
+    """Returns the first scalar that is a metric of the model, besides losses."""
+    others = (*writers.CURVES_ONLY, writers.THROUGHPUT)
+    for name, value in scalars.items():
+        if name not in others and not name.endswith("loss"):
+            return name, value
+    return None

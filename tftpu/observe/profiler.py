@@ -62,7 +62,7 @@ class Profiler:
             self._start(self._logdir, max(due))
 
     def stop(self) -> None:
-        """Stops a running profile and writes it; warns if that fails, since the run can continue."""
+        """Stops a running profile and writes it; a failure is only logged."""
         if self.running:
             self.running = False
             try:

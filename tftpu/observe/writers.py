@@ -1,4 +1,4 @@
-"""Where a run's numbers go: one narrow interface, many sinks. The console's is `console.py`."""
+"""Writers: the sinks of a run's numbers, texts and images. The console's is in `console.py`."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,47 +14,61 @@ import numpy as np
 from tftpu.errors import UserError
 from tftpu.storage import files
 
-# What only curves are good for, not lines that people read.
+_log = logging.getLogger(__name__)
+
+Hyperparameters = Mapping[str, bool | int | float | str]
+
+# Scalars that are drawn as curves, but left out of the lines that people read.
 CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
+THROUGHPUT = "examples_per_sec"
 HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
 
 
 class Writer:
-    """A sink. A kind that it cannot hold it leaves aside. Steps never go back within one run."""
+    """A sink. Its methods do nothing by default; steps never decrease within one run.
 
-    # What it raises when it cannot write, besides OSError: no reason to end a run.
+    Attributes:
+        failures: errors besides OSError that it raises when it cannot write; they do not end a run.
+    """
+
     failures: tuple[type[Exception], ...] = ()
 
-    def begin(self, config: dict[str, Any]) -> None:
-        """What the run was set to: flat, of plain numbers, booleans and strings."""
+    def begin(self, config: Hyperparameters) -> None:
+        """Receives the settings of the run, a flat mapping, once before anything else."""
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
-        """Args: steps done; "train", "eval" or "host"; finite or not, plain floats."""
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Writes scalars, finite or not.
+
+        Args:
+            step: steps trained.
+            split: "train", "eval" or HOST.
+            scalars: by name.
+        """
 
     def write_text(self, step: int, name: str, text: str) -> None:
-        """A text in Markdown, as the model's summary or a sample."""
+        """Writes a text in Markdown, such as a summary of the model or a sample."""
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
-        """Images of shape (count, height, width, 3), uint8."""
+        """Writes images of shape (count, height, width, 3) and dtype uint8."""
 
     def say(self, text: str) -> None:
-        """A sentence for people."""
+        """Writes a line for people."""
 
     def close(self) -> None:
-        """Nothing is written after this."""
+        """Ends the run; nothing is written afterwards."""
 
 
 class Writers(Writer):
-    """All the writers of a run, as one. What is away or full for one is no reason to end."""
+    """Several writers as one. A writer that fails does not end the run; it is reported once."""
 
-    def __init__(self, writers: list[Writer]):
-        self._writers = writers
+    def __init__(self, writers: Sequence[Writer]):
+        self._writers = list(writers)
         self._failed: set[int] = set()
 
-    def begin(self, config: dict[str, Any]) -> None:
+    def begin(self, config: Hyperparameters) -> None:
         self._all("begin", config)
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         self._all("write", step, split, scalars)
 
     def write_text(self, step: int, name: str, text: str) -> None:
@@ -69,37 +83,40 @@ class Writers(Writer):
     def close(self) -> None:
         self._all("close")
 
-    def _all(self, method: str, *args) -> None:
-        from tensorflow.errors import OpError
-
+    def _all(self, method: str, *args: Any) -> None:
         for index, writer in enumerate(self._writers):
             try:
                 getattr(writer, method)(*args)
-            except (OSError, OpError, *writer.failures) as error:
-                if index not in self._failed:  # once a run
+            except (OSError, *writer.failures) as error:
+                if index not in self._failed:
                     name = type(writer).__name__
-                    logging.warning("%s cannot write (%s): lines will be missing.", name, error)
+                    _log.warning("%s cannot write (%s): its output is incomplete.", name, error)
                 self._failed.add(index)
 
 
 class JsonLines(Writer):
-    """`metrics.jsonl`: one object a line. Lines after the step that a run goes on from are cut."""
+    """`metrics.jsonl`: one JSON object a line.
+
+    Args:
+        path: local or `gs://`.
+        resumed_at: the step that the run starts at; lines of later steps are removed.
+    """
 
     def __init__(self, path: str, resumed_at: int):
         self._path = path
         files.truncate_lines(path, resumed_at)
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         if split != HOST:
             record = {"step": step, "split": split, **scalars, "time": round(time.time(), 3)}
             _append(self._path, json.dumps(record) + "\n")
 
 
 class LogFile(Writer):
-    """`train.log`: the lines that the console would print where there is no terminal, dated.
+    """`train.log`: the lines that the console prints where there is no terminal, with the time.
 
     Args:
-        path: local or `gs://`; what is there stays.
+        path: local or `gs://`; lines are appended.
         steps: of the whole run.
     """
 
@@ -107,7 +124,7 @@ class LogFile(Writer):
         self._path = path
         self._steps = steps
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         if split != HOST:
             self.say(line(step, self._steps, split, scalars))
 
@@ -117,34 +134,42 @@ class LogFile(Writer):
 
 
 class TensorBoard(Writer):
-    """Event files in `train/`, `eval/` and `host/` of the workdir; texts in itself."""
+    """Event files in `train/` and `eval/` of the workdir.
+
+    Goodput, telemetry and texts are in `train/`, so that TensorBoard lists two runs and no more.
+
+    Args:
+        workdir: local or `gs://`.
+        start: the step that the run starts at.
+    """
 
     def __init__(self, workdir: str, start: int = 0):
+        from tensorflow import errors
+
+        self.failures = (errors.OpError,)
         self._workdir = workdir
         self._start = start
-        self._writers = {}
+        self._config: Hyperparameters = {}  # until it is written
+        self._writers: dict[str, Any] = {}  # tf.summary.SummaryWriter by folder
 
-    def begin(self, config: dict[str, Any]) -> None:
-        from tensorboard.plugins.hparams import api as hparams
-
-        # The HParams tab shows the scalars that stand in the same folder, and those below it, but
-        # not if the folder is the logdir itself.
-        with self._at("eval", self._start):
-            hparams.hparams(config, trial_id=os.path.abspath(self._workdir))
+    def begin(self, config: Hyperparameters) -> None:
+        self._config = config
         rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
         self.write_text(self._start, "config", f"| field | value |\n|---|---|\n{rows}")
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         import tensorflow as tf
 
-        with self._at(split, step):
+        if split == "eval":
+            self._write_hyperparameters("eval")
+        with self._at("train" if split == HOST else split, step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
 
     def write_text(self, step: int, name: str, text: str) -> None:
         import tensorflow as tf
 
-        with self._at("", step):
+        with self._at("train", step):
             tf.summary.text(name, text)
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
@@ -154,28 +179,39 @@ class TensorBoard(Writer):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
+        self._write_hyperparameters("train")  # of a run without evaluation
         for writer in self._writers.values():
             writer.close()
 
-    def _at(self, folder: str, step: int):
+    def _write_hyperparameters(self, folder: str) -> None:
+        """Writes the settings for the HParams tab, which shows them with the folder's scalars."""
+        from tensorboard.plugins.hparams import api as hparams
+
+        if self._config:
+            shown = {_column(name): value for name, value in self._config.items()}
+            with self._at(folder, self._start):
+                hparams.hparams(shown, trial_id=os.path.abspath(self._workdir))
+        self._config = {}
+
+    def _at(self, folder: str, step: int) -> Any:
         import tensorflow as tf
 
         if folder not in self._writers:
-            path = files.join(self._workdir, folder) if folder else self._workdir
+            path = files.join(self._workdir, folder)
             self._writers[folder] = tf.summary.create_file_writer(path, flush_millis=10_000)
         return self._writers[folder].as_default(step=step)
 
 
 class MLflow(Writer):
-    """A run of MLflow, where its own environment says (MLFLOW_TRACKING_URI, ...).
+    """A run of MLflow, configured by its environment (MLFLOW_TRACKING_URI, ...).
 
-    A run that is taken up again goes on in the same one.
+    A workdir keeps its run when it is resumed.
     """
 
     def __init__(self, workdir: str):
         mlflow = _required("mlflow", "mlflow-skinny")
         self.failures = (mlflow.exceptions.MlflowException,)
-        # Its own patience is minutes, which a run would stand still for at every line.
+        # MLflow retries for minutes by default, and the run would wait at every line.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         path = files.join(workdir, "mlflow_run")
@@ -189,20 +225,20 @@ class MLflow(Writer):
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
 
     def _created(self, name: str) -> str:
-        """The number of a new run in the experiment, which is made if it is not there."""
+        """Creates a run, and its experiment if that does not exist; returns the run's id."""
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
         known = self._client.get_experiment_by_name(experiment)
         number = known.experiment_id if known else self._client.create_experiment(experiment)
         return self._client.create_run(number, run_name=name).info.run_id
 
-    def begin(self, config: dict[str, Any]) -> None:
-        # A parameter of MLflow never changes: what a restart sets anew keeps its first value.
+    def begin(self, config: Hyperparameters) -> None:
+        # Parameters in MLflow are constant: a restart with other settings keeps the first values.
         known = self._client.get_run(self._run).data.params
         params = [self._param(k, str(v)[:500]) for k, v in config.items() if k not in known]
         for first in range(0, len(params), 100):
             self._client.log_batch(self._run, params=params[first : first + 100])
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         metrics = [self._metric(f"{split}/{k}", v, now, step) for k, v in scalars.items()]
         self._client.log_batch(self._run, metrics=metrics)
@@ -218,9 +254,9 @@ class MLflow(Writer):
 
 
 class WandB(Writer):
-    """A run of Weights & Biases, where its own environment says (WANDB_PROJECT, WANDB_MODE, ...).
+    """A run of Weights & Biases, configured by its environment (WANDB_PROJECT, WANDB_MODE, ...).
 
-    A run that is taken up again goes on in the same one.
+    A workdir keeps its run when it is resumed.
     """
 
     def __init__(self, workdir: str):
@@ -239,10 +275,10 @@ class WandB(Writer):
                 settings=self._wandb.Settings(console="off"),
             )
 
-    def begin(self, config: dict[str, Any]) -> None:
-        self._run.config.update(config, allow_val_change=True)
+    def begin(self, config: Hyperparameters) -> None:
+        self._run.config.update(dict(config), allow_val_change=True)
 
-    def write(self, step: int, split: str, scalars: dict[str, float]) -> None:
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         self._run.log({f"{split}/{k}": v for k, v in scalars.items()}, step=step)
 
     def write_text(self, step: int, name: str, text: str) -> None:
@@ -255,12 +291,12 @@ class WandB(Writer):
         self._run.finish()
 
 
-# Asked for by name, in `train.writers`.
-BY_NAME = {"mlflow": MLflow, "wandb": WandB}
+# Writers that `TrainOptions.writers` names; each takes the workdir.
+BY_NAME: dict[str, type[MLflow] | type[WandB]] = {"mlflow": MLflow, "wandb": WandB}
 
 
-def line(step: int, steps: int, split: str, scalars: dict[str, float]) -> str:
-    """A line of the log, as people read it."""
+def line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
+    """Formats scalars as a line of the log."""
     numbers = "  ".join(
         f"{name} {format_number(value)}"
         for name, value in scalars.items()
@@ -270,12 +306,20 @@ def line(step: int, steps: int, split: str, scalars: dict[str, float]) -> str:
 
 
 def format_number(value: float) -> str:
-    """Four significant digits; whole numbers from 1,000 up."""
+    """Formats a number with four significant digits, or as a whole number from 1,000 up."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def _column(name: str) -> str:
+    """Returns the column of a setting in the HParams tab, which sorts them by name.
+
+    "learning_rate" becomes "Learning rate", so that it precedes fields such as "data.name".
+    """
+    return name if "." in name else name.replace("_", " ").capitalize()
+
+
 def _append(path: str, text: str) -> None:
-    if files.is_remote(path):  # a bucket has no append: the whole is written anew
+    if files.is_remote(path):  # objects in buckets cannot be appended to
         before = files.read(path) if files.exists(path) else b""
         files.write_whole(path, before + text.encode())
         return
@@ -286,14 +330,14 @@ def _append(path: str, text: str) -> None:
 
 @contextlib.contextmanager
 def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Makes a sentence of what a sink raises that cannot begin."""
+    """Turns the errors of a service that cannot start into a UserError."""
     try:
         yield
     except failures as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"train.writers asks for {module}, which cannot begin: {first} Set {variable}, or take "
-            "it out of train.writers."
+            f"The writer {module!r} cannot start: {first} Set {variable}, or remove it from "
+            "TrainOptions.writers."
         ) from error
 
 
@@ -302,6 +346,6 @@ def _required(module: str, package: str) -> Any:
         return __import__(module)
     except ImportError as error:
         raise UserError(
-            f"train.writers asks for {module}, which is not installed: pip install {package}, or "
-            "take it out of train.writers."
+            f"The writer {module!r} is not installed: run `pip install {package}`, or remove "
+            "it from TrainOptions.writers."
         ) from error

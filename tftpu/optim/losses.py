@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras import ops
 
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.tensors import Tensor, ops
+
 CHUNK = 5632  # at most this many classes have their logits in memory at a time
 FAR = 60.0  # above the base of a sum of exponentials: e^60 times a million is a float32
 LANES = 128  # of a TPU: a chunk is a multiple of it

@@ -4,9 +4,8 @@ import math
 from typing import Any
 
 import keras
-from keras import ops
 
-Tensor = Any  # a tensor of Keras's backend
+from tftpu.tensors import Tensor, ops
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -22,7 +21,7 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
         super().__init__(name=name, from_logits=from_logits, **kwargs)
 
     def result(self) -> Tensor:
-        return super().result() / math.log(2)
+        return ops.divide(super().result(), math.log(2))
 
 
 @keras.saving.register_keras_serializable("tftpu")

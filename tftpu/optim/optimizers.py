@@ -1,26 +1,27 @@
 """Optimizers by name: Keras's own, and LARS, which Keras lacks."""
 
 import re
+from typing import Any
 
 import keras
-from keras import ops
 
 from tftpu.config import OPTIMIZERS, Optimizer
 from tftpu.errors import UserError, did_you_mean
 from tftpu.optim.schedules import schedule
+from tftpu.tensors import Tensor, ops
 
-# The variables that weight decay leaves alone, by the last part of their path: biases, and the
-# scales and shifts of norms. Keras searches for this pattern in the variable's name.
+# Variables without weight decay, by the last part of their path: biases, and the scales and shifts
+# of norms. Keras searches for this pattern in the variable's name.
 NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
 
 
 def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimizers.Optimizer:
-    """The optimizer of an experiment.
+    """Returns the optimizer of an experiment.
 
     Args:
-        config: its name and hyper-parameters.
+        config: name and hyper-parameters of the optimizer.
         global_batch_size: examples a step, for the scaling of the learning rate.
-        steps: of the whole run, for the decay.
+        steps: length of the whole run, for the decay.
 
     Raises:
         UserError: an unknown name.
@@ -29,8 +30,9 @@ def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimi
         raise UserError(
             f"There is no optimizer {config.name!r}.{did_you_mean(config.name, OPTIMIZERS)}"
         )
-    rate = schedule(config, global_batch_size, steps)
-    decay = config.weight_decay or None
+    # Keras annotates learning rates as float, and takes schedules.
+    rate: Any = schedule(config, global_batch_size, steps)
+    decay: Any = config.weight_decay or None
     kinds = keras.optimizers
     make = {
         "adafactor": lambda: kinds.Adafactor(rate, weight_decay=decay),
@@ -54,38 +56,41 @@ def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimi
 class LARS(keras.optimizers.Optimizer):
     """Layer-wise adaptive rate scaling, for very large batches of images.
 
-    You et al. 2017, https://arxiv.org/abs/1708.03888. Each matrix or kernel moves by a step whose
-    norm is `trust` times its own: `v <- momentum v + lr trust |w| / (|g| + decay |w|)
+    Follows You et al. 2017, https://arxiv.org/abs/1708.03888. Each matrix or kernel moves by a step
+    whose norm is `trust` times its own: `v <- momentum v + lr trust |w| / (|g| + decay |w|)
     (g + decay w)`, `w <- w - v`. Biases and norms take the plain gradient and no decay.
 
     Args:
         learning_rate: a number or a schedule.
-        momentum: of the update.
+        momentum: momentum of the update.
         trust: the paper's eta.
-        trust_weight_decay: L2, inside the trust ratio as the paper has it (not decoupled).
+        trust_weight_decay: L2 penalty, inside the trust ratio as in the paper (not decoupled).
+        name: name of the optimizer.
     """
 
     def __init__(
         self,
-        learning_rate=1.0,
+        learning_rate: Any = 1.0,
         momentum: float = 0.9,
         trust: float = 0.001,
         trust_weight_decay: float = 0.0,
         name: str = "lars",
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.momentum = momentum
         self.trust = trust
         self.trust_weight_decay = trust_weight_decay
 
-    def build(self, variables):
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Creates the momentum of each variable."""
         if self.built:
             return
         super().build(variables)
         self._momentums = self.add_optimizer_variables(variables, "momentum")
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: Tensor, variable: Tensor, learning_rate: Tensor) -> None:
+        """Updates one variable by its gradient."""
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         momentum = self._momentums[self._get_variable_index(variable)]
@@ -99,7 +104,7 @@ class LARS(keras.optimizers.Optimizer):
         self.assign(momentum, self.momentum * momentum + rate * gradient)
         self.assign_sub(variable, momentum)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "momentum": self.momentum,

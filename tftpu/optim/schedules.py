@@ -1,18 +1,20 @@
-"""Learning rate over the run: scaling with the global batch, warm-up, decay."""
+"""Learning rate over a run: scaling with the global batch, warmup, decay."""
 
 import math
+from typing import Any
 
 import keras
-from keras import ops
 
 from tftpu.config import Optimizer
+from tftpu.tensors import Tensor, ops
 
 
 def peak_rate(config: Optimizer, global_batch_size: int) -> float:
-    """The learning rate after warm-up.
+    """Returns the learning rate after the warmup.
 
     "linear" follows Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), "sqrt" Krizhevsky 2014
-    (https://arxiv.org/abs/1404.5997): the configured rate holds at `base_batch_size` examples a step.
+    (https://arxiv.org/abs/1404.5997): the configured rate is that of `base_batch_size` examples a
+    step.
     """
     ratio = global_batch_size / config.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scaling]
@@ -21,17 +23,17 @@ def peak_rate(config: Optimizer, global_batch_size: int) -> float:
 
 @keras.saving.register_keras_serializable("tftpu")
 class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up from 0 to the peak, then a decay to `end_factor` of it at the last step.
+    """Linear warmup from 0 to the peak, then a decay to `end_factor` of it at the last step.
 
     Args:
-        peak: learning rate at the end of the warm-up.
+        peak: learning rate at the end of the warmup.
         steps: steps of the whole run.
-        warmup_steps: steps of the warm-up.
-        decay: "constant", "cosine" (Loshchilov & Hutter 2016), "linear", "polynomial" (of
-            `power`), or "step": times `rate` at each of `boundaries`.
-        end_factor: of the peak, where cosine, linear and polynomial end.
-        power: of the polynomial.
-        boundaries, rate: of the decay in steps.
+        warmup_steps: steps of the warmup.
+        decay: "constant", "cosine" (Loshchilov & Hutter 2016), "linear", "polynomial" (with
+            exponent `power`), or "step": times `rate` at each of `boundaries`.
+        end_factor: share of the peak at which cosine, linear and polynomial end.
+        power: exponent of the polynomial.
+        boundaries, rate: steps and factor of the decay in steps.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.boundaries = tuple(boundaries)
         self.rate = rate
 
-    def __call__(self, step):
+    def __call__(self, step: Tensor) -> Tensor:
+        """Returns the learning rate after a number of steps, () float32."""
         step = ops.cast(step, "float32")
         warm = step / max(self.warmup_steps, 1)
         done = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
@@ -62,8 +65,13 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         factor = self._factor(done, step)
         return self.peak * ops.where(step < self.warmup_steps, warm, factor)
 
-    def _factor(self, done, step):
-        """The share of the peak, `done` of the way from the end of warm-up to the last step."""
+    def _factor(self, done: Tensor, step: Tensor) -> Tensor:
+        """Returns the share of the peak.
+
+        Args:
+            done: the part of the way from the end of the warmup to the last step.
+            step: steps done.
+        """
         if self.decay == "constant":
             return ops.ones_like(done)
         if self.decay == "step":
@@ -76,13 +84,13 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         }[self.decay]()
         return self.end_factor + (1.0 - self.end_factor) * left
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         names = ("peak", "steps", "warmup_steps", "decay", "end_factor", "power")
         return {n: getattr(self, n) for n in (*names, "boundaries", "rate")}
 
 
 def schedule(config: Optimizer, global_batch_size: int, steps: int) -> WarmupDecay:
-    """The schedule of an experiment's optimizer."""
+    """Returns the schedule of an experiment's optimizer."""
     return WarmupDecay(
         peak_rate(config, global_batch_size),
         steps,

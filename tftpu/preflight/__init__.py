@@ -23,7 +23,9 @@ _LAZY = {
 __all__ = ["PreflightOptions", "Report", "SliceReport", "check"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"tftpu.preflight.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'tftpu.preflight' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            return getattr(importlib.import_module(f"tftpu.preflight.{_LAZY[name]}"), name)
+        raise AttributeError(f"module 'tftpu.preflight' has no attribute {name!r}")

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tftpu.config import Train as TrainOptions
+from tftpu.config import TrainOptions
 from tftpu.preflight.advise import SUBLANES
 from tftpu.preflight.compiler import TIME_LIMIT
 

@@ -1,9 +1,9 @@
-"""Sets of files in a bucket, moved in parallel and checked, by Google's own client.
+"""Transfers of sets of files to and from buckets, in parallel and verified, by Google's client.
 
-What is retried: 429, 5xx, broken connections and bodies that do not match their checksum, with
-growing pauses, for `PATIENCE` seconds a request. An upload above 8 MiB is resumable: what broke in
-the middle goes on from there. An upload of a set that was killed goes on with the files that are
-not there yet. TensorFlow's own `gs://` is for what TensorFlow reads and writes itself.
+Requests are retried by the policy of `retry`: on 429, 5xx, broken connections and bodies that do
+not match their checksum. An upload above 8 MiB continues after the last part that arrived. An
+interrupted upload of a set sends the missing files only. TensorFlow's own `gs://` (`files`) serves
+what TensorFlow reads and writes itself.
 """
 
 import base64
@@ -12,25 +12,33 @@ import functools
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import google_crc32c
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.formats import tfrecord
+from tftpu.storage import checksums, retry
 
-WORKERS = 8  # files at a time: what fills the network of a TPU VM without filling its memory
-PATIENCE = 300.0  # seconds that one request is tried for
-_CHUNK = 16 << 20  # of a resumable upload: what is sent again when a connection breaks
-_TRIES = 3  # of a download whose body does not match its checksum
+_T = TypeVar("_T")
+
+Blob = Any  # google.cloud.storage.Blob, which is typed incompletely
+
+WORKERS = 8  # files at a time: enough to fill the network of a TPU VM, but not its memory
+_CHUNK = 16 << 20  # bytes of a resumable upload that are sent again when a connection breaks
+_TRIES = 3  # downloads of a file whose body does not match its checksum
 
 
 class Stored(NamedTuple):
-    """What a bucket, or a disk, knows of a file: size, CRC32C (8 hexadecimal digits), version."""
+    """A file in a bucket, or on a disk.
+
+    Attributes:
+        bytes: its size.
+        crc32c: its checksum, 8 hexadecimal digits.
+        generation: its version in the bucket; 0: none.
+    """
 
     bytes: int
     crc32c: str
@@ -38,44 +46,45 @@ class Stored(NamedTuple):
 
 
 def split(uri: str) -> tuple[str, str]:
-    """The bucket and the name in it of a `gs://` address.
+    """Splits a `gs://` address into the bucket and the name in it.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not such an address.
     """
     match = re.fullmatch(r"gs://([^/]+)/?(.*)", uri)
     if not match:
-        raise UserError(f"{uri!r} is no address in a bucket: write gs://BUCKET/FOLDER.")
+        raise UserError(f"{uri!r} is not an address in a bucket: write gs://BUCKET/FOLDER.")
     return match[1], match[2].rstrip("/")
 
 
-def checksum(path: str | os.PathLike) -> Stored:
-    """The size and the CRC32C of a local file."""
-    return Stored(os.path.getsize(path), tfrecord.checksum(os.fspath(path)))
+def checksum(path: str | os.PathLike[str]) -> Stored:
+    """Returns the size and the CRC32C of a local file."""
+    with open(path, "rb") as file:
+        return Stored(os.path.getsize(path), checksums.crc32c(file))
 
 
 def listing(folder: str) -> dict[str, Stored]:
-    """The files below a folder of a bucket, by their name from the folder on."""
+    """Returns the files below a folder of a bucket, by their names relative to it."""
     bucket, prefix = split(folder)
     prefix = f"{prefix}/" if prefix else ""
     with _refusals("listing", folder):
-        blobs = _client().list_blobs(bucket, prefix=prefix, retry=_retry())
+        blobs = _client().list_blobs(bucket, prefix=prefix, retry=retry.of_google_client())
         return {blob.name.removeprefix(prefix): _stored(blob) for blob in blobs}
 
 
-def upload(paths: Mapping[str, str | os.PathLike], folder: str) -> dict[str, Stored]:
-    """Uploads a set of files, several at a time; those that are there already are not sent again.
+def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str, Stored]:
+    """Uploads a set of files, several at a time; files that are there already are skipped.
 
     Args:
-        paths: local files by the name that they get in the folder.
+        paths: local files, by the names they get in the folder.
         folder: `gs://BUCKET/FOLDER`.
 
     Returns:
-        What the bucket holds now, by name.
+        The files in the bucket, by name.
 
     Raises:
-        UserError: refused, or the bucket could not be reached for `PATIENCE` seconds; or somebody
-            else wrote one of the files meanwhile.
+        UserError: the service refuses or stays out of reach, or another process wrote one of the
+            files meanwhile.
     """
     there = listing(folder)
 
@@ -84,7 +93,7 @@ def upload(paths: Mapping[str, str | os.PathLike], folder: str) -> dict[str, Sto
         if local[:2] == known[:2]:
             return known
         blob = _blob(f"{folder}/{name}", chunk_size=_CHUNK)
-        blob.crc32c = _encoded(local.crc32c)  # the service refuses anything else
+        blob.crc32c = _encoded(local.crc32c)  # the service rejects any other content
         with _refusals("uploading", f"{folder}/{name}"):
             _written(
                 blob,
@@ -92,7 +101,7 @@ def upload(paths: Mapping[str, str | os.PathLike], folder: str) -> dict[str, Sto
                 lambda: blob.upload_from_filename(
                     os.fspath(paths[name]),
                     if_generation_match=known.generation,
-                    retry=_retry(),
+                    retry=retry.of_google_client(),
                 ),
             )
         return _stored(blob)
@@ -101,15 +110,15 @@ def upload(paths: Mapping[str, str | os.PathLike], folder: str) -> dict[str, Sto
 
 
 def download(
-    expected: Mapping[str, Stored | None], folder: str, target: str | os.PathLike
+    expected: Mapping[str, Stored | None], folder: str, target: str | os.PathLike[str]
 ) -> dict[str, Path]:
-    """Downloads a set of files, several at a time; each appears whole and checked, or not at all.
+    """Downloads a set of files, several at a time; each appears complete and verified.
 
-    Files that are in the target already and match are not fetched again.
+    Files in the target that match already are skipped.
 
     Args:
-        expected: by name in the folder, the size and CRC32C that a manifest promises; None: what
-            the bucket itself says.
+        expected: the size and CRC32C of each file by its manifest, by name in the folder; None:
+            those that the bucket reports.
         folder: `gs://BUCKET/FOLDER`.
         target: a local folder.
 
@@ -117,7 +126,8 @@ def download(
         The local paths, by name.
 
     Raises:
-        UserError: a file is missing, or is not what was expected; refused, or not reached.
+        UserError: a file is missing or differs from what was expected, or the service refuses or
+            stays out of reach.
     """
     return _in_parallel(
         lambda name: fetch(f"{folder}/{name}", Path(target) / name, expected[name]), expected
@@ -141,7 +151,7 @@ def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
 
 
 def fetch_into(uri: str, path: Path, expected: Stored) -> None:
-    """Downloads one file, synced and checked, to a path that nobody else reads yet."""
+    """Downloads one file to a path that nobody else reads yet, syncs it and verifies it."""
     with _refusals("downloading", uri):
         _fetch_whole(_blob(uri), path)
     found = checksum(path)
@@ -154,28 +164,28 @@ def fetch_into(uri: str, path: Path, expected: Stored) -> None:
 
 
 def stat(uri: str) -> Stored:
-    """What the bucket knows of a file.
+    """Returns the size, the checksum and the generation of a file in a bucket.
 
     Raises:
-        UserError: there is none; refused, or not reached.
+        UserError: there is none, or the service refuses or stays out of reach.
     """
     blob = _blob(uri)
     with _refusals("looking at", uri):
-        blob.reload(retry=_retry())
+        blob.reload(retry=retry.of_google_client())
     return _stored(blob)
 
 
 def read(uri: str) -> tuple[bytes, int]:
-    """The content of a small file and its generation; `(b"", 0)` if there is none."""
+    """Returns the content of a small file and its generation; `(b"", 0)` if there is none."""
     from google.api_core import exceptions
 
     blob = _blob(uri)
     with _refusals("reading", uri):
         try:
-            blob.reload(retry=_retry())
-            generation = int(blob.generation)
+            blob.reload(retry=retry.of_google_client())
+            generation = _stored(blob).generation
             data = blob.download_as_bytes(
-                checksum="crc32c", if_generation_match=generation, retry=_retry()
+                checksum="crc32c", if_generation_match=generation, retry=retry.of_google_client()
             )
         except exceptions.NotFound:
             return b"", 0
@@ -183,18 +193,18 @@ def read(uri: str) -> tuple[bytes, int]:
 
 
 def publish(uri: str, data: bytes, generation: int = 0) -> int:
-    """Writes a small file, as a manifest, if nobody else has since it was read.
+    """Writes a small file, such as a manifest, unless another process wrote it since it was read.
 
     Args:
         uri: `gs://BUCKET/NAME`.
-        data: its content; it appears whole or not at all.
-        generation: as `read` gave it; 0: there must be none yet.
+        data: its content, which appears completely or not at all.
+        generation: the one that `read` returned; 0: there must be no such file yet.
 
     Returns:
         The new generation.
 
     Raises:
-        UserError: somebody else wrote it meanwhile; refused, or not reached.
+        UserError: another process wrote it meanwhile, or the service refuses or stays out of reach.
     """
     blob = _blob(uri)
     wanted = Stored(len(data), f"{google_crc32c.value(data):08x}")
@@ -207,24 +217,24 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
                 data,
                 content_type="application/json",
                 if_generation_match=generation,
-                retry=_retry(),
+                retry=retry.of_google_client(),
             ),
         )
-    return int(blob.generation)
+    return _stored(blob).generation
 
 
 def location(bucket: str) -> str:
-    """Where a bucket lies, as US-WEST4 or EU.
+    """Returns the location of a bucket, such as US-WEST4 or EU.
 
     Raises:
-        UserError: there is no such bucket, or it may not be looked at.
+        UserError: there is no such bucket, or access to it is denied.
     """
     with _refusals("looking at", f"gs://{bucket}"):
-        return _client().get_bucket(bucket, retry=_retry()).location
+        return _client().get_bucket(bucket, retry=retry.of_google_client()).location
 
 
 @functools.cache
-def _client():
+def _client() -> Any:
     from google.auth import exceptions
     from google.cloud import storage
 
@@ -232,27 +242,18 @@ def _client():
         return storage.Client()
     except exceptions.DefaultCredentialsError as error:
         raise UserError(
-            "Google Cloud does not know who you are: run `gcloud auth application-default login`."
+            "no valid Google Cloud credentials: run `gcloud auth application-default login`."
         ) from error
-    except OSError:  # no project set, and none is needed to read and write objects
+    except OSError:  # no project is set; reading and writing objects needs none
         return storage.Client(project="unused")
 
 
-def _retry():
-    from google.cloud.storage import retry
-
-    # Also for writes: each carries a generation, so that done twice is done once.
-    return retry.DEFAULT_RETRY.with_delay(initial=0.3, multiplier=2, maximum=30).with_timeout(
-        PATIENCE
-    )
-
-
-def _blob(uri: str, chunk_size: int | None = None):
+def _blob(uri: str, chunk_size: int | None = None) -> Blob:
     bucket, name = split(uri)
     return _client().bucket(bucket).blob(name, chunk_size=chunk_size)
 
 
-def _stored(blob) -> Stored:
+def _stored(blob: Blob) -> Stored:
     crc = base64.b64decode(blob.crc32c).hex()
     return Stored(int(blob.size), crc, int(blob.generation))
 
@@ -261,40 +262,35 @@ def _encoded(crc32c: str) -> str:
     return base64.b64encode(bytes.fromhex(crc32c)).decode()
 
 
-def _written(blob, wanted: Stored, write: Callable[[], None]) -> None:
-    """Writes; a refusal because what is to be written is there already is none.
+def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
+    """Writes a file, and accepts a failed precondition if the bucket holds the same content.
 
-    It comes of a request that succeeded and whose answer was lost, or of another process that
-    writes the same.
+    This happens if the answer to an earlier request was lost, or another process wrote the same.
     """
     from google.api_core import exceptions
 
     try:
         write()
     except exceptions.PreconditionFailed:
-        blob.reload(retry=_retry())
+        blob.reload(retry=retry.of_google_client())
         if _stored(blob)[:2] != wanted[:2]:
             raise
 
 
-def _fetch_whole(blob, path: Path) -> None:
+def _fetch_whole(blob: Blob, path: Path) -> None:
     from google.cloud.storage.exceptions import DataCorruption
 
-    for attempt in range(_TRIES):
-        try:
-            with open(path, "wb") as file:
-                blob.download_to_file(file, checksum="crc32c", retry=_retry())
-                file.flush()
-                os.fsync(file.fileno())
-            return
-        except DataCorruption:
-            if attempt == _TRIES - 1:
-                raise
-            time.sleep(0.3 * 2**attempt)
+    def fetch() -> None:
+        with open(path, "wb") as file:
+            blob.download_to_file(file, checksum="crc32c", retry=retry.of_google_client())
+            file.flush()
+            os.fsync(file.fileno())
+
+    retry.call(fetch, (DataCorruption,), f"gs://{blob.bucket.name}/{blob.name}", tries=_TRIES)
 
 
-def _in_parallel(function: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-    """function(name) by name; after the first failure nothing new is begun."""
+def _in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> dict[str, _T]:
+    """Calls a function for each name in parallel; starts no more calls after the first failure."""
     with futures.ThreadPoolExecutor(WORKERS) as pool:
         begun = {pool.submit(function, name): name for name in names}
         try:
@@ -307,9 +303,9 @@ def _in_parallel(function: Callable[[str], Any], names: Iterable[str]) -> dict[s
 
 @contextlib.contextmanager
 def _refusals(doing: str, uri: str) -> Iterator[None]:
-    """Makes a sentence of what the service refuses.
+    """Turns the errors of a request into a UserError that says what to do.
 
-    Nothing of the request is repeated in it: the address of a resumable upload is itself a key.
+    It repeats nothing of the request: the address of a resumable upload is itself a key.
     """
     import requests
     from google.api_core import exceptions
@@ -321,22 +317,20 @@ def _refusals(doing: str, uri: str) -> Iterator[None]:
         yield
         return
     except exceptions.NotFound:
-        reason = "there is no such file, or no such bucket."
+        reason = "there is no such file or bucket."
     except (exceptions.Forbidden, exceptions.Unauthorized):
         reason = (
-            "you may not. Ask the owner of the bucket for roles/storage.objectAdmin on "
+            "access is denied. Ask the owner of the bucket for roles/storage.objectAdmin on "
             f"gs://{bucket}, or run `gcloud auth application-default login`."
         )
     except exceptions.PreconditionFailed:
-        reason = "another process wrote it meanwhile. Give every run a folder of its own."
+        reason = "another process wrote it meanwhile. Use a separate folder for each run."
     except auth_exceptions.GoogleAuthError:
-        reason = (
-            "Google Cloud does not know who you are: run `gcloud auth application-default login`."
-        )
+        reason = "no valid Google Cloud credentials: run `gcloud auth application-default login`."
     except DataCorruption:
-        reason = f"what arrived did not match its checksum, {_TRIES} times over."
+        reason = f"the content did not match its checksum in {_TRIES} tries."
     except exceptions.GoogleAPICallError as error:
-        reason = f"the service answers {error.code}, tried for {PATIENCE:g} s."
+        reason = f"the service answers {error.code}; retried for {retry.POLICY.seconds:g} s."
     except (exceptions.RetryError, requests.RequestException, ConnectionError):
-        reason = f"no answer, tried for {PATIENCE:g} s. Is the network up?"
+        reason = f"no answer; retried for {retry.POLICY.seconds:g} s. Is the network up?"
     raise UserError(f"Failed {doing} {uri}: {reason}") from None

@@ -1,7 +1,7 @@
-"""Files of a workdir, local or `gs://`: written whole or not at all; one run at a time.
+"""Files of a workdir, local or `gs://`: written completely or not at all; one run at a time.
 
-Every operation on storage goes through `_operate`, and fails with OSError alone. Those of a bucket
-are tried again for some minutes where it answers that it is busy.
+Every operation on storage goes through `_operate` and raises nothing but OSError. Operations on
+buckets are retried by the policy of `retry`.
 """
 
 import contextlib
@@ -9,83 +9,83 @@ import fcntl
 import json
 import logging
 import os
-import random
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from tftpu.errors import UserError
+from tftpu.storage import retry
 
-RETRY_SECONDS = 300.0  # how long an operation on a bucket is tried again
-_FIRST_WAIT = 0.5  # seconds, doubled after each try up to
-_LONGEST_WAIT = 20.0
-# Apart from Python's generator: Keras draws the seeds of initial weights from that one, and a
-# thread that waits for a bucket meanwhile would change them.
-_RANDOM = random.Random()
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+StrPath = str | os.PathLike[str]
 
 _HELD: set[Path] = set()  # the locks that this process holds
 
 
 class HeldError(UserError):
-    """Another process works in a folder."""
+    """Another process uses the workdir."""
 
 
-def is_remote(path: str) -> bool:
-    """Whether TensorFlow's file systems are needed for the path."""
+def is_remote(path: StrPath) -> bool:
+    """Returns whether a path needs TensorFlow's file systems, such as `gs://`."""
     return "://" in str(path)
 
 
-def join(*parts: str) -> str:
+def join(*parts: StrPath) -> str:
+    """Joins the parts of a path, local or remote."""
     return os.path.join(*map(str, parts))
 
 
-def write_whole(path: str, data: bytes | Iterable[bytes]) -> None:
-    """Writes a file so that a reader, or a crash, sees the old content or the new, never a part.
+def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
+    """Writes a file atomically: readers and crashes see the old content or the new one.
 
     Args:
-        data: the content, or its parts; these are asked for again if a bucket has to be.
+        path: local or remote; folders are created.
+        data: the content, or pieces of it; they are iterated again if a bucket needs a retry.
 
     Raises:
-        OSError: it could not be written; what was there before still is.
+        OSError: it could not be written; the earlier content is unchanged.
     """
     parts = [data] if isinstance(data, bytes) else data
     if is_remote(path):
         _remote(path, _upload, path, parts)
         return
-    path = Path(path)
-    _operate("mkdir", path.parent, os.makedirs, path.parent, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(path)
+    _operate("mkdir", target.parent, os.makedirs, target.parent, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with _operate("open", temporary, open, temporary, "wb", buffering=0) as file:
             for part in parts:
                 _operate("write", temporary, _write_all, file, part)
             _operate("fsync", temporary, os.fsync, file.fileno())
-        _operate("replace", path, os.replace, temporary, path)
-        _operate("fsync", path.parent, _sync_folder, path.parent)
+        _operate("replace", target, os.replace, temporary, target)
+        _operate("fsync", target.parent, _sync_folder, target.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             _operate("unlink", temporary, os.unlink, temporary)
         raise
 
 
-def read(path: str) -> bytes:
-    """The content of a file; raises FileNotFoundError if there is none."""
+def read(path: StrPath) -> bytes:
+    """Returns the content of a file; raises FileNotFoundError if there is none."""
     if is_remote(path):
         return _remote(path, _download, path)
     return _operate("read", path, Path(path).read_bytes)
 
 
-def exists(path: str) -> bool:
+def exists(path: StrPath) -> bool:
+    """Returns whether there is a file or a folder."""
     if is_remote(path):
         return _remote(path, _gfile().exists, path)
     return _operate("exists", path, os.path.exists, path)
 
 
-def size(path: str) -> int | None:
-    """Bytes of a file; None if there is none."""
+def size(path: StrPath) -> int | None:
+    """Returns the bytes of a file, or None if there is none."""
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError):
             return _remote(path, _gfile().stat, path).length
@@ -93,8 +93,8 @@ def size(path: str) -> int | None:
     return os.path.getsize(path) if os.path.isfile(path) else None
 
 
-def names_in(folder: str) -> list[str]:
-    """The names in a folder, sorted; empty if there is no such folder."""
+def names_in(folder: StrPath) -> list[str]:
+    """Returns the sorted names in a folder, or none if it does not exist."""
     if is_remote(folder):
         if not exists(folder):
             return []
@@ -105,8 +105,8 @@ def names_in(folder: str) -> list[str]:
         return []
 
 
-def remove(path: str) -> None:
-    """Removes a file, if it is there."""
+def remove(path: StrPath) -> None:
+    """Removes a file, if it exists."""
     if is_remote(path):
         if exists(path):
             _remote(path, _gfile().remove, path)
@@ -115,8 +115,8 @@ def remove(path: str) -> None:
         _operate("unlink", path, os.unlink, path)
 
 
-def remove_tree(folder: str) -> None:
-    """Removes a folder and all in it, if it is there."""
+def remove_tree(folder: StrPath) -> None:
+    """Removes a folder and its content, if it exists."""
     if is_remote(folder):
         if exists(folder):
             _remote(folder, _gfile().rmtree, folder)
@@ -126,15 +126,15 @@ def remove_tree(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def claim(workdir: str) -> Iterator[None]:
-    """Holds a workdir for one run: creates it, and locks it until the end of the block.
+def claim(workdir: StrPath) -> Iterator[None]:
+    """Creates a workdir and locks it for one run until the end of the block.
 
-    Within a process that holds it already the block runs as it is. The lock is the operating
-    system's, so it ends with the process however that ends. A bucket has no such locks: there, two
-    runs on one workdir are not kept apart.
+    Blocks of one process may be nested. The lock is the operating system's: it ends with the
+    process, however that ends. Buckets have no such locks, so two runs on one workdir there are not
+    kept apart.
 
     Raises:
-        HeldError: another run holds it.
+        HeldError: another process holds the lock.
         UserError: the workdir cannot be written.
     """
     if is_remote(workdir):
@@ -160,13 +160,11 @@ def claim(workdir: str) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise HeldError(
-                f"The workdir {workdir!r} is held by {holder}: wait for that run, or choose "
-                "another with --workdir=DIR."
+                f"The workdir '{workdir}' is held by {holder}: wait for that run, or choose "
+                "another workdir."
             ) from error
         except OSError as error:  # some network disks
-            logging.warning(
-                "%s cannot be locked (%s): two runs on it would not be kept apart.", workdir, error
-            )
+            _log.warning("%s cannot be locked (%s): start only one run on it.", workdir, error)
         # A full disk: the lock holds without its text.
         with contextlib.suppress(OSError):
             file.truncate(0)
@@ -180,11 +178,11 @@ def claim(workdir: str) -> Iterator[None]:
             _HELD.remove(lock)
 
 
-def truncate_lines(path: str, last_step: int) -> None:
-    """Drops the lines of a JSON-lines file that come after a step, and a torn last line.
+def truncate_lines(path: StrPath, last_step: int) -> None:
+    """Drops the lines of a JSON-lines file after a step, and an incomplete last line.
 
-    A run that goes on from a checkpoint repeats the steps after it; without this they would stand
-    in the file twice.
+    A run that resumes from a checkpoint repeats the steps after it, which would otherwise appear
+    twice.
     """
     if not exists(path):
         return
@@ -196,56 +194,54 @@ def truncate_lines(path: str, last_step: int) -> None:
     write_whole(path, "".join(kept).encode())
 
 
-def _operate(operation: str, path: str, function: Callable, *args, **keywords) -> Any:
-    """One operation on storage. Tests put another in its place, and let the nth one fail."""
+def _operate(
+    operation: str, path: StrPath, function: Callable[..., _T], *args: Any, **keywords: Any
+) -> _T:
+    """Performs one operation on storage. Tests replace it, to let the nth one fail."""
     return function(*args, **keywords)
 
 
-def _remote(path: str, function: Callable, *args) -> Any:
-    """An operation on a bucket, tried again while the bucket is busy or out of reach."""
+def _remote(path: StrPath, function: Callable[..., _T], *args: Any) -> _T:
+    """Performs an operation on a bucket, and retries it while the bucket is out of reach."""
     from tensorflow import errors
 
-    busy = (
+    transient = (
         errors.AbortedError,
         errors.DeadlineExceededError,
         errors.InternalError,
         errors.ResourceExhaustedError,
         errors.UnavailableError,
     )
-    end, wait = time.monotonic() + RETRY_SECONDS, _FIRST_WAIT
-    while True:
-        try:
-            return _operate(function.__name__, path, function, *args)
-        except errors.NotFoundError as error:
-            raise FileNotFoundError(path) from error
-        except errors.OpError as error:
-            if not isinstance(error, busy) or time.monotonic() + wait > end:
-                raise OSError(f"{path}: {str(error).splitlines()[0][:200]}") from error
-            logging.warning("%s does not answer (%s): trying again.", path, type(error).__name__)
-        time.sleep(wait * _RANDOM.uniform(0.5, 1.0))  # not all hosts at once
-        wait = min(2 * wait, _LONGEST_WAIT)
+    try:
+        return retry.call(
+            lambda: _operate(function.__name__, path, function, *args), transient, str(path)
+        )
+    except errors.NotFoundError as error:
+        raise FileNotFoundError(path) from error
+    except errors.OpError as error:
+        raise OSError(f"{path}: {str(error).splitlines()[0][:200]}") from error
 
 
-def _upload(path: str, parts: Iterable[bytes]) -> None:
-    # An object of a bucket appears when its upload is complete.
+def _upload(path: StrPath, parts: Iterable[bytes]) -> None:
+    # An object appears in its bucket when the upload is complete.
     with _gfile().GFile(path, "wb") as file:
         for part in parts:
             file.write(part)
 
 
-def _download(path: str) -> bytes:
+def _download(path: StrPath) -> bytes:
     with _gfile().GFile(path, "rb") as file:
         return file.read()
 
 
-def _write_all(file: Any, data: bytes) -> None:
+def _write_all(file: BinaryIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a new name in a folder outlive a crash of the machine."""
+    """Makes a new name in a folder survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -253,14 +249,14 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cannot_write(workdir: str, error: OSError) -> UserError:
+def _cannot_write(workdir: StrPath, error: OSError) -> UserError:
     return UserError(
-        f"The workdir {workdir!r} cannot be written ({error.strerror or error}): choose another "
-        "with --workdir=DIR."
+        f"The workdir '{workdir}' cannot be written ({error.strerror or error}): choose another "
+        "workdir."
     )
 
 
-def _gfile():
+def _gfile() -> Any:
     import tensorflow as tf
 
     return tf.io.gfile

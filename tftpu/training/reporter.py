@@ -73,7 +73,8 @@ class Reporter:
         self._account = output.account
         self._steps = steps
         self._start = start
-        self._console = Console(steps, start) if output.verbose else None
+        chips = output.hardware.chips if output.hardware.is_tpu else None
+        self._console = Console(steps, start, chips) if output.verbose else None
         sinks = self._sinks()
         self._writers = writers.Writers(sinks)
         self._seen = bool(sinks)
@@ -89,7 +90,7 @@ class Reporter:
         self._seconds = self._account.clock.seconds()  # by part, at the last point of goodput
         self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
         self._noted: set[str] = set()
-        self._sampled: tuple[Any, Any] | None = None  # features and labels that samples show
+        self._sampled: tuple[Any, ...] | None = None  # features and labels that samples show
 
     @property
     def global_batch_size(self) -> int:
@@ -125,9 +126,8 @@ class Reporter:
         if self._console:
             facts = self._facts
             rate = facts.examples_per_sec
-            per_chip = rate / self._output.hardware.chips if rate else None
             self._console.advance(
-                Progress(step, loss, per_chip, facts.mfu, facts.eta_seconds, facts.usd)
+                Progress(step, loss, rate, facts.mfu, facts.eta_seconds, facts.usd)
             )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
@@ -197,28 +197,28 @@ class Reporter:
             each = (now - self._pace[0]) / (step - self._pace[1])
             eta = round(each * (self._steps - step), 1)
         rate = clock.current_rate()
-        if rate and hardware.generation is not None:
+        if rate and hardware.generation is not None:  # counting FLOPs traces the model
             each = self._output.model_flops() / self._output.global_batch_size
-            mfu = round(hardware.mfu(each * rate), 4)
+            mfu = hardware.mfu(each * rate)
         usd = hardware.usd(sum(self._account.seconds().values()))
         self._facts = dataclasses.replace(
             self._facts,
             step=step,
             eta_seconds=eta,
             examples_per_sec=round(rate, 1) if rate else None,
-            mfu=mfu,
-            usd=round(usd, 4) if usd is not None else None,
+            mfu=_rounded(mfu),
+            usd=_rounded(usd),
         )
 
     def _show_images(self, step: int, dataset: Any) -> None:
         if self._sampled is None:
             batch = next(iter(dataset.take(1)))
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            cut = keras.tree.map_structure(lambda t: t[: samples.COUNT].numpy(), (x, y))
-            self._sampled = cut if samples.are_images(x) else (None, None)
-        x, y = self._sampled
-        if x is None:
+            cut: Any = keras.tree.map_structure(lambda t: t[: samples.COUNT].numpy(), (x, y))
+            self._sampled = cut if samples.are_images(x) else ()
+        if not self._sampled:
             return
+        x, y = self._sampled
         outputs = self._output.executor.predict_batch(x)
         self._writers.write_images(step, "samples", samples.captioned(x, y, outputs))
 
@@ -241,6 +241,10 @@ def summary_of(model: keras.Model) -> str:
     text = io.StringIO()
     model.summary(print_fn=lambda line, **_: text.write(line + "\n"))
     return text.getvalue()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _plain(value: Any) -> HyperParameter:

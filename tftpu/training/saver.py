@@ -1,4 +1,4 @@
-"""When a run saves checkpoints, and what it does about a save that fails."""
+"""Saving of checkpoints when they are due, and the handling of a save that fails."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ class Saver:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes checkpoints."""
+        """True if this process writes checkpoints."""
         return self._checkpoints is not None
 
     def reserve(self) -> None:

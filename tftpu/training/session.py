@@ -83,7 +83,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether the run has all its steps, or a callback ended it."""
+        """True once the run has all its steps, or a callback ended it."""
         return self._step >= self._timetable.steps or self._callbacks.stopped
 
     def run(self) -> keras.callbacks.History:
@@ -202,7 +202,7 @@ class Session:
 
     @property
     def _evaluation_due(self) -> bool:
-        """Whether an epoch is over, and its sums are not used yet."""
+        """True if an epoch is over and its sums are not used yet."""
         over = self._timetable.evaluation_due(self._step) or self.over
         return over and self._progress.epoch is not None
 

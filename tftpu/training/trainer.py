@@ -46,6 +46,7 @@ class Trainer:
     Attributes:
         model, workdir, options, engine: as given.
         hosts: the processes that train together.
+        checkpoints: of the workdir; None: it has none.
         account: the account of the run's time.
 
     Raises:
@@ -90,7 +91,7 @@ class Trainer:
         self.account = goodput.Account(self._writes_to, goodput.Clock())
         self._watchdog = Watchdog(self.options.watchdog_seconds)
         keep, keep_every = self.options.keep, self.options.keep_every
-        self._checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
+        self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._prepared: Executor | None = None
         self._loops: dict[Any, TrainLoop] = {}
@@ -226,21 +227,21 @@ class Trainer:
             UserError: the checkpoint is of another model, or broken; or nothing was trained or
                 evaluated yet.
         """
-        if self._checkpoints is None:
+        if self.checkpoints is None:
             return None
         leaves, found = self.executor.state(), None
         if self.hosts.chief:
-            found = self._checkpoints.restore(leaves, step)
+            found = self.checkpoints.restore(leaves, step)
         step = self.hosts.from_chief(found.step if found else None)
         if step is None or found is not None:
             return found
-        if not files.exists(self._checkpoints.folder):
+        if not files.exists(self.checkpoints.folder):
             raise UserError(
                 f"The chief resumes from step {step}, and this host has no checkpoints in "
                 f"{self.workdir!r}: all hosts have to see the same workdir, such as "
                 "gs://BUCKET/RUN."
             )
-        return self._checkpoints.restore(leaves, step)
+        return self.checkpoints.restore(leaves, step)
 
     def restore_for_evaluation(self, dataset: Dataset) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
@@ -249,11 +250,11 @@ class Trainer:
             dataset: as for `evaluate`; a model that is not built yet is built for it.
         """
         self._executor_for_evaluation(dataset)
-        return self.restore(self._checkpoints.best()) if self._checkpoints else None
+        return self.restore(self.checkpoints.best()) if self.checkpoints else None
 
     def has_checkpoint(self) -> bool:
         """Returns whether the workdir holds a whole checkpoint, which `fit` would resume from."""
-        return self._checkpoints is not None and bool(self._checkpoints.steps())
+        return self.checkpoints is not None and bool(self.checkpoints.steps())
 
     def export_weights(self, path: str) -> None:
         """Writes the weights that evaluation uses: their averages where those are kept.
@@ -295,7 +296,7 @@ class Trainer:
             options=self.options,
             workdir=self.workdir,
             writes=self._writes_to is not None,
-            checkpoints=self._checkpoints,
+            checkpoints=self.checkpoints,
             account=self.account,
             profiler=self._profiler,
             watchdog=self._watchdog,

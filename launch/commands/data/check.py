@@ -117,13 +117,13 @@ def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
     count = len(source.pieces)
     sizes = [piece.bytes or 0 for piece in source.pieces]
     mean = sum(sizes) / count
-    streams = source.lanes(pipeline.global_batch_size).lanes
+    tracks = source.tracks(pipeline.global_batch_size).number
     found = []
-    if streams % hosts:
+    if tracks % hosts:
         found.append(
             Finding(
                 "warning",
-                f"{count} shards make {streams} streams, which {hosts} hosts cannot share evenly: "
+                f"{count} shards make {tracks} streams, which {hosts} hosts cannot share evenly: "
                 f"some examples are read by several hosts. Convert to a multiple of {hosts} shards "
                 "(--min_shards), and let it divide the global batch.",
             )
@@ -136,7 +136,7 @@ def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
     if source.compression or not all(piece.offsets for piece in source.pieces):
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
-    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {streams} streams"
+    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {tracks} streams"
     return [Finding("ok", summary), *found]
 
 

@@ -58,9 +58,11 @@ def run(options: Options) -> None:
             "--beam_options needs --runner=NAME, such as DirectRunner or DataflowRunner."
         )
     import_tensorflow()
-    from tftpu.input_pipelines.convert import converter, parts
+    from tftpu.input_pipelines.convert import converter
+    from tftpu.input_pipelines.convert.conversion import Conversion
+    from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 
-    source_options = parts.Options(
+    source_options = ReadOptions(
         split=options.split,
         data_dir=options.data_dir,
         features=tuple(name for name in options.features.split(",") if name),
@@ -70,7 +72,7 @@ def run(options: Options) -> None:
         field=options.field,
         snapshot=options.snapshot,
     )
-    conversion = converter.Conversion(
+    conversion = Conversion(
         options.source,
         options.output.rstrip("/"),
         source_options,

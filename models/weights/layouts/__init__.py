@@ -1,1 +1,1 @@
-"""What other libraries call the weights of the zoo's models, and in what shape they keep them."""
+"""The names and shapes that other libraries give to the weights of the zoo's models."""

@@ -1,4 +1,4 @@
-"""One variable of ours and the arrays that another library keeps for it."""
+"""The correspondence of one variable of the zoo and the arrays of another library."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -7,13 +7,13 @@ import numpy as np
 
 
 class Entry(NamedTuple):
-    """Where a variable lies in a file, and how it is read and written.
+    """The place of a variable in a file.
 
-    Args:
+    Attributes:
         ours: the path of the variable.
-        theirs: the names of the arrays that it is made of, most often one.
-        read: these arrays -> the value of the variable.
-        write: the value -> these arrays; None: it cannot be told from the value alone.
+        theirs: the names of the arrays that it is made of, usually one.
+        read: maps these arrays to the value of the variable.
+        write: maps the value to these arrays; None if the value alone does not determine them.
     """
 
     ours: str
@@ -26,12 +26,19 @@ Layout = Iterator[Entry]
 
 
 def same(ours: str, theirs: str) -> Entry:
+    """Returns an entry for a variable that both libraries store alike."""
     return Entry(ours, (theirs,), lambda array: array, lambda value: (value,))
 
 
-def transposed(ours: str, theirs: str, read_axes: tuple[int, ...], write_axes=None) -> Entry:
-    """With its axes in another order."""
-    write_axes = write_axes or tuple(np.argsort(read_axes))
+def transposed(ours: str, theirs: str, read_axes: tuple[int, ...]) -> Entry:
+    """Returns an entry for a variable whose axes the other library stores in another order.
+
+    Args:
+        ours: the path of the variable.
+        theirs: the name of the array.
+        read_axes: the axes of the array, in the order of the variable's.
+    """
+    write_axes = tuple(int(axis) for axis in np.argsort(read_axes))
     return Entry(
         ours,
         (theirs,),
@@ -41,9 +48,15 @@ def transposed(ours: str, theirs: str, read_axes: tuple[int, ...], write_axes=No
 
 
 def joined(ours: str, theirs: list[str], transpose: bool) -> Entry:
-    """Several matrices of one input side by side, each (out, in) in the file if `transpose`."""
+    """Returns an entry for matrices that the other library stores apart.
 
-    def turned(array):
+    Args:
+        ours: the path of the variable, which holds them side by side.
+        theirs: the names of the arrays.
+        transpose: whether each is (out, in) in the file.
+    """
+
+    def turned(array: np.ndarray) -> np.ndarray:
         return array.T if transpose else array
 
     return Entry(

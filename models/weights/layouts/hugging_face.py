@@ -1,42 +1,44 @@
-"""The layouts of Hugging Face Transformers, as its checkpoints have them on disk.
+"""The layouts of Hugging Face Transformers' checkpoints, as they are on disk.
 
-PyTorch keeps a dense kernel as (out, in) and a convolution's as (out, in, height, width), where
-Keras has (in, out) and (height, width, in, out). GPT-2 alone has (in, out) there, too.
+PyTorch stores a dense kernel as (out, in) and a convolution's as (out, in, height, width); Keras
+stores (in, out) and (height, width, in, out). Only GPT-2 is (in, out) there too.
 """
 
 import re
+from collections.abc import Callable
 
+from tftpu.config import Model
 from tftpu.models import sizes
 from tftpu.models.weights.layouts.entry import Entry, Layout, joined, same, transposed
 
 
-def layout(config: sizes.Model) -> list[Entry] | None:
-    """Where each variable of a model lies; None: Transformers has no such model."""
+def layout(config: Model) -> list[Entry] | None:
+    """Returns the place of each variable of a model; None if Transformers has no such model."""
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ViT) and config.pooling != "token"):
         return None
     return list(family(config))
 
 
-def known_names(config: sizes.Model, names: list[str]) -> dict[str, str]:
-    """The names of `layout` for those of a file, where that has them in an older or bare form.
+def known_names(config: Model, names: list[str]) -> dict[str, str]:
+    """Returns the names in a file by the names that `layout` has for them.
 
-    Without a head, or in the first checkpoints, the name of the model does not stand before each;
-    the first BERTs have gamma and beta for weight and bias.
+    Files without a head, and the first checkpoints, lack the prefix of the model; the first BERTs
+    have gamma and beta for weight and bias.
     """
     prefix = _PREFIXES[type(config)]
     bare = not any(name.startswith(prefix) for name in names)
     heads = ("lm_head.", "classifier.", "cls.")
 
-    def known(name):
+    def known(name: str) -> str:
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         return f"{prefix}{name}" if bare and not name.startswith(heads) else name
 
     return {known(name): name for name in names}
 
 
-def is_duplicate(config: sizes.Model, name: str) -> bool:
-    """Whether an array of a file holds nothing that the model lacks: buffers, and tied heads."""
+def is_duplicate(config: Model, name: str) -> bool:
+    """Returns whether an array of a file adds nothing to the model: buffers, and tied heads."""
     tied = isinstance(config, sizes.GPT) or getattr(config, "tied", False)
     return bool(
         re.search(r"num_batches_tracked$|position_ids$|rotary_emb\.inv_freq$", name)
@@ -115,7 +117,7 @@ def _vit(config: sizes.ViT) -> Layout:
     yield Entry(
         "positions/positions",
         (f"{embed}.position_embeddings",),
-        lambda array: array[0],  # (1, time, width)
+        lambda array: array[0],  # (1, time, width) there
         lambda value: (value[None],),
     )
     for block in range(config.layers):
@@ -182,7 +184,7 @@ def _dense(ours: str, theirs: str) -> Layout:
 
 
 def _joined_qkv(ours: str, theirs: str) -> Layout:
-    """Queries, keys and values, which are one matrix here and three there."""
+    """Yields the entries of queries, keys and values: one matrix here, three there."""
     parts = [f"{theirs}.{name}" for name in ("query", "key", "value")]
     yield joined(f"{ours}/qkv/kernel", [f"{part}.weight" for part in parts], transpose=True)
     yield joined(f"{ours}/qkv/bias", [f"{part}.bias" for part in parts], transpose=False)
@@ -200,7 +202,7 @@ def _conv_norm(ours: str, theirs: str) -> Layout:
     yield same(f"{ours}_norm/moving_variance", f"{theirs}.normalization.running_var")
 
 
-_LAYOUTS = {
+_LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
     sizes.ResNet: _resnet,
     sizes.ConvNeXt: _convnext,
     sizes.ViT: _vit,
@@ -208,7 +210,7 @@ _LAYOUTS = {
     sizes.GPT: _gpt,
     sizes.Llama: _llama,
 }
-_PREFIXES = {
+_PREFIXES: dict[type[Model], str] = {
     sizes.ResNet: "resnet.",
     sizes.ConvNeXt: "convnext.",
     sizes.ViT: "vit.",

@@ -1,17 +1,19 @@
-"""The layouts of keras.applications: a layer's name and the place of an array in the layer."""
+"""The layouts of keras.applications: the name of a layer and the index of an array in it."""
 
 import re
+from collections.abc import Callable
 
+from tftpu.config import Model
 from tftpu.errors import UserError
 from tftpu.models import sizes
 from tftpu.models.weights.layouts.entry import Entry, Layout, same, transposed
 
 
-def layout(config: sizes.Model) -> list[Entry] | None:
-    """Where each variable of a model lies; None: keras.applications has no such model.
+def layout(config: Model) -> list[Entry] | None:
+    """Returns the place of each variable of a model; None if keras.applications has no such model.
 
     Raises:
-        UserError: a ResNet that strides elsewhere than theirs.
+        UserError: a ResNet with strides in another convolution than theirs.
     """
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ResNet) and not config.bottleneck):
@@ -19,8 +21,11 @@ def layout(config: sizes.Model) -> list[Entry] | None:
     return list(family(config))
 
 
-def known_names(config: sizes.Model, names: list[str]) -> dict[str, str]:
-    """The names of `layout` for those of a file: ConvNeXt's begin with that of the model."""
+def known_names(config: Model, names: list[str]) -> dict[str, str]:
+    """Returns the names in a file by those that `layout` has for them.
+
+    ConvNeXt's begin with the name of the model.
+    """
     return {
         re.sub(r"^convnext_[a-z]+_(?=stem_|stage_|downsampling_|head_)", "", name): name
         for name in names
@@ -30,8 +35,8 @@ def known_names(config: sizes.Model, names: list[str]) -> dict[str, str]:
 def _resnet(config: sizes.ResNet) -> Layout:
     if config.stride_in != "1x1":
         raise UserError(
-            "keras.applications' ResNet has the stride in the first 1x1 convolution of a block, "
-            "this model in the 3x3: build it with stride_in='1x1' to use these weights."
+            "ResNets of keras.applications have the stride in a block's first 1x1 convolution, "
+            "this model has it in the 3x3: build it with stride_in='1x1' to use these weights."
         )
     yield from _biased_conv_norm("stem", "conv1")
     for stage, blocks in enumerate(config.blocks):
@@ -45,7 +50,7 @@ def _resnet(config: sizes.ResNet) -> Layout:
 
 
 def _biased_conv_norm(ours: str, theirs: str) -> Layout:
-    """A convolution with a bias before its norm, which is the same as another mean in the norm."""
+    """Yields a convolution and its norm; the convolution's bias moves into the norm's mean."""
     conv, norm = f"{theirs}_conv", f"{theirs}_bn"
     yield same(f"{ours}_conv/kernel", f"{conv}/0")
     yield from _arrays(f"{ours}_norm", norm, ("gamma", "beta"))
@@ -115,7 +120,7 @@ def _arrays(ours: str, theirs: str, names: tuple[str, ...]) -> Layout:
         yield same(f"{ours}/{name}", f"{theirs}/{index}")
 
 
-_LAYOUTS = {
+_LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
     sizes.ResNet: _resnet,
     sizes.ConvNeXt: _convnext,
     sizes.EfficientNetV2: _efficientnetv2,

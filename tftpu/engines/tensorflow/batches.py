@@ -78,20 +78,20 @@ def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
     def cast_all(*batch):
-        cast_batch: Any = keras.tree.map_structure(cast, batch)
-        return cast_batch if len(cast_batch) > 1 else cast_batch[0]
+        parts: Any = keras.tree.map_structure(cast, batch)
+        return parts if len(parts) > 1 else parts[0]
 
     return dataset.map(cast_all)
 
 
-def pad(batch: tuple, size: int) -> tuple[Any, tf.Tensor]:
+def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
     """Pads a batch; returns it with a mask of its examples, (size,) float32.
 
     Args:
-        batch: the parts of an element of a data set.
+        batch: a tuple, the parts of an element of a data set.
         size: number of examples after padding.
     """
-    given = batch if len(batch) > 1 else batch[0]
+    given: Any = batch if len(batch) > 1 else batch[0]
     count = tf.shape(keras.tree.flatten(given)[0])[0]
     fits = tf.debugging.assert_less_equal(
         count,
@@ -111,7 +111,7 @@ def pad(batch: tuple, size: int) -> tuple[Any, tf.Tensor]:
     return keras.tree.map_structure(fill, given), valid
 
 
-def weigh(batch: tuple, class_weight: dict[int, float]) -> tuple[Any, Any, tf.Tensor]:
+def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, Any, tf.Tensor]:
     """Returns a batch of features and labels with the sample weights that `class_weight` means.
 
     Raises:
@@ -122,7 +122,7 @@ def weigh(batch: tuple, class_weight: dict[int, float]) -> tuple[Any, Any, tf.Te
             "class_weight needs batches of (features, labels) with one array of labels: put the "
             "weights into the dataset as (features, labels, sample_weight) instead."
         )
-    x, y = batch
+    x, y, *_ = batch
     if y.shape.rank is not None and y.shape.rank > 2:
         raise UserError(
             f"class_weight needs one label an example, and the labels have the shape {y.shape}: "

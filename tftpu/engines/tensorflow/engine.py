@@ -13,9 +13,8 @@ from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
 from tftpu.engines.tensorflow.tracer import TensorFlowTracer
 from tftpu.errors import UserError
+from tftpu.tensors import Nest
 from tftpu.tpu import hardware, target
-
-Nest = Any
 
 
 class TensorFlowEngine:
@@ -76,7 +75,8 @@ class TensorFlowEngine:
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
-        return feed.for_evaluation(dataset, self.data_shares).element_spec[0]
+        spec: Any = feed.for_evaluation(dataset, self.data_shares).element_spec
+        return spec[0]  # without the mask of examples
 
     def prepare(
         self, model: keras.Model, options: TrainOptions, batch_spec: Nest

@@ -1,7 +1,5 @@
 """The evaluation step of one replica."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -10,8 +8,7 @@ from tftpu.engines.sums import EvalSums
 from tftpu.engines.tensorflow.accumulator import Accumulator
 from tftpu.engines.tensorflow.forward import ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
-
-Nest = Any
+from tftpu.tensors import Nest
 
 
 class EvalStep:

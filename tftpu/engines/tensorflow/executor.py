@@ -16,9 +16,8 @@ from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.tensors import Nest, ops
 from tftpu.tpu import target
-
-Nest = Any
 
 
 class TensorFlowExecutor:
@@ -72,7 +71,7 @@ class TensorFlowExecutor:
     @property
     def learning_rate(self) -> float:
         """The optimizer's learning rate at this step."""
-        return float(keras.ops.convert_to_numpy(self.variables.optimizer.learning_rate))
+        return float(ops.convert_to_numpy(self.variables.optimizer.learning_rate))
 
     @property
     def weight_norm(self) -> float:

@@ -17,8 +17,7 @@ from tftpu.engines.tensorflow.batches import (
     weigh,
 )
 from tftpu.engines.tensorflow.hosts import input_hosts
-
-Nest = Any
+from tftpu.tensors import Nest
 
 
 @runtime_checkable

@@ -1,29 +1,31 @@
 """The model FLOPs of a step: its matrix products, from the traced forward pass."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-# Once forward, and backward once for the input and once for the weights.
+# Once forward; backward once for the input and once for the weights.
 PASSES = 3
+Shape = Any  # a tf.TensorShape that is fully defined
 
 
 def of_forward(ops: Iterable[tf.Operation]) -> int:
-    """The floating-point operations of the products with weights among ops, as preflight counts.
+    """Returns the FLOPs of the products with weights among ops, as preflight counts them.
 
-    A multiplication and its addition count as two. What is elementwise is left out, and so are
-    batched products, which are attention's, of activations with activations: 6 x parameters x
-    tokens for a transformer (Kaplan et al. 2020, arXiv:2001.08361).
+    A multiplication and its addition count as two. Elementwise ops are left out, and so are batched
+    products of activations with activations, such as attention's: 6 x parameters x tokens for a
+    transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361).
     """
     return sum(_flops(op) for op in ops)
 
 
 def _flops(op: tf.Operation) -> int:
-    shapes = [tensor.shape for tensor in op.inputs]
+    shapes: list[Shape] = [tensor.shape for tensor in op.inputs]
     if op.type == "Einsum":
         return _einsum(op.get_attr("equation").decode(), shapes)
-    output = op.outputs[0].shape if op.outputs else None
+    output: Shape = op.outputs[0].shape if op.outputs else None
     if output is None or not output.is_fully_defined():
         return 0
     if op.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
@@ -44,7 +46,7 @@ def _flops(op: tf.Operation) -> int:
 
 
 def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
-    """How often a kernel meets an input along one axis: what is padded costs nothing."""
+    """Returns how often a kernel meets an input along one axis; padding costs nothing."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0
@@ -52,8 +54,8 @@ def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> 
     return sum(0 <= place < size for place in places)
 
 
-def _einsum(equation: str, shapes: list[tf.TensorShape]) -> int:
-    """Twice the product of all its axes; an ellipsis stands for those that are not named."""
+def _einsum(equation: str, shapes: Sequence[Shape]) -> int:
+    """Returns twice the product of all axes; an ellipsis stands for those without a name."""
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:

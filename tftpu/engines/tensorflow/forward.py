@@ -13,9 +13,7 @@ import tensorflow as tf
 from tftpu.engines import objective
 from tftpu.engines.objective import Elements, Outputs
 from tftpu.engines.tensorflow.state import ModelState
-
-Tensor = Any
-Nest = Any
+from tftpu.tensors import Nest, Tensor
 
 
 class Values(NamedTuple):

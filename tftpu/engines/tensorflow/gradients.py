@@ -10,9 +10,8 @@ import tensorflow as tf
 from tftpu.engines.objective import divisor, weighted_sum
 from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
+from tftpu.tensors import Nest, Tensor
 
-Tensor = Any
-Nest = Any
 Context = Any  # tf.distribute.ReplicaContext
 
 

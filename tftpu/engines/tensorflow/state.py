@@ -12,8 +12,8 @@ from tftpu.engines.engine import Leaf
 from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import checks
 from tftpu.engines.tensorflow.leaves import leaves_of
+from tftpu.tensors import Nest
 
-Nest = Any  # a nest of tensors or specs
 Tensors = list[Any]  # a list of tensors
 
 
@@ -101,7 +101,7 @@ class ModelState:
         apart = (tf.cast(self.step, tf.int32), replica, microbatch)
         seeds = []
         for index, state in enumerate(self.seed_states):
-            seed = tf.constant([self.options.seed, index], tf.int32)
+            seed: Any = tf.constant([self.options.seed, index], tf.int32)
             by_example = index >= len(self.drawn_apart)
             for data in apart[:1] if by_example else apart:
                 seed = tf.random.fold_in(seed, data)

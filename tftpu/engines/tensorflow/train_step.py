@@ -29,8 +29,7 @@ from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.gradients import Description, ShareGradients
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.errors import UserError
-
-Nest = Any
+from tftpu.tensors import Nest
 
 
 class TrainStep:

@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow.state import ModelState
-
-Tensor = Any
+from tftpu.tensors import Tensor
 
 
 def apply_gradients(state: ModelState, grads: list[Tensor], reached: list[bool]) -> None:

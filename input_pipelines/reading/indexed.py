@@ -1,10 +1,11 @@
-"""Examples that can be had one by one, in any order: arrays, files of images."""
+"""Examples with random access: arrays, files of images."""
 
 import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading import order
+from tftpu.input_pipelines.tensors import Tensor
 
 
 class Indexed:
@@ -13,42 +14,48 @@ class Indexed:
     A record is its number: the pipeline's `parse` fetches the example.
 
     Args:
-        paths: of the examples' files, (examples,), string.
+        paths: files of the examples, (examples,), string.
     """
 
-    def __init__(self, paths: tf.Tensor):
+    def __init__(self, paths: Tensor):
         self.count = int(tf.size(paths))
         if not self.count:
-            raise UserError("The data hold no example.")
+            raise UserError("The data set has no examples.")
         self._paths = paths
 
-    def names(self, numbers: tf.Tensor) -> tf.Tensor:
-        """What to call examples in an error: their files."""
+    def names(self, numbers: Tensor) -> Tensor:
+        """Returns the names of examples for errors: their files."""
         return tf.gather(self._paths, numbers)
 
     def drawn(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
-        """One host's part of each global batch from a step on: numbers twice, and seeds."""
+        """Returns one host's part of each global batch from a step on.
+
+        Returns:
+            An endless dataset of (records (share,), numbers (share,), seeds (share, 2)); records
+            and numbers are equal.
+        """
         share = global_batch_size // hosts
         places = tf.constant(np.arange(share) + host * share, tf.int64)
 
-        def batch(step: tf.Tensor) -> tuple:
+        def batch(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             numbers, seeds = draw(self.count, seed, step * global_batch_size + places)
             return numbers, numbers, seeds
 
         return tf.data.Dataset.range(step, tf.int64.max).map(batch)
 
     def once(self) -> tf.data.Dataset:
-        """Every number once, twice."""
+        """Returns every record once, with its number."""
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
 
-def draw(count: int, seed: int, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which example stands at each position of the endless stream, and its seeds.
+def draw(count: int, seed: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the examples at positions of the endless stream, and their seeds.
 
     Args:
         count: examples of an epoch.
+        seed: of the run.
         positions: (n,), int64.
 
     Returns:

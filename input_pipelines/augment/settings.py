@@ -1,0 +1,43 @@
+"""The options of image augmentation. Imports no TensorFlow."""
+
+import dataclasses
+
+from tftpu.errors import UserError
+
+
+@dataclasses.dataclass
+class Augment:
+    """The augmentation of training images, and the crop of evaluation images."""
+
+    crop: bool = True  # a random part, resized; False: the same part as in evaluation
+    min_area: float = 0.08  # of a random crop, as a share of the image's area
+    max_aspect: float = 4 / 3  # of a random crop, longer side over shorter side
+    flip: bool = True  # left and right, for half of the images
+    randaugment: int = 0  # operations per image; 2 is common
+    magnitude: float = 9.0  # of RandAugment, from 0 to 30
+    jitter: float = 0.0  # scales brightness, contrast, saturation by 1 - jitter to 1 + jitter
+    hue: float = 0.0  # largest rotation of the hue, as a share of the circle, up to 0.5
+    erasing: float = 0.0  # probability that a rectangle is filled with noise
+    mixup: float = 0.0  # alpha of its Beta distribution; 0: no MixUp
+    cutmix: float = 0.0  # likewise; with both, each image draws one of them
+    eval_crop: float = 0.875  # side of the central square over the image's shorter side
+
+    def validate(self) -> None:
+        """Raises `UserError` for a value out of range."""
+        for field, low, high in (
+            ("min_area", 1e-4, 1.0),
+            ("max_aspect", 1.0, 100.0),
+            ("randaugment", 0, 14),
+            ("magnitude", 0.0, 30.0),
+            ("jitter", 0.0, 10.0),
+            ("hue", 0.0, 0.5),
+            ("erasing", 0.0, 1.0),
+            ("mixup", 0.0, 100.0),
+            ("cutmix", 0.0, 100.0),
+            ("eval_crop", 0.01, 1.0),
+        ):
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise UserError(
+                    f"data.augment.{field} is {value}: it must lie between {low} and {high}."
+                )

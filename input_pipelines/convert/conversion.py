@@ -1,0 +1,85 @@
+"""The options of a conversion, and what follows from them."""
+
+import dataclasses
+import hashlib
+import json
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.convert.plan import Plan
+from tftpu.input_pipelines.convert.readers.reader import Reader, ReadOptions
+from tftpu.input_pipelines.formats import manifest
+from tftpu.storage import buckets
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """The source, the output and the options of a conversion.
+
+    Args:
+        source: address of the source, as `readers.addresses` reads it.
+        output: a folder, local or `gs://`, that holds this data set or nothing.
+        options: of the reader.
+        seed: of the shuffle.
+        shard_mb: approximate size of a shard in MiB. The numbers of examples in two shards differ
+            by at most one.
+        min_shards: least number of shards; every host should have one of its own.
+        compression: "" or "GZIP".
+    """
+
+    source: str
+    output: str
+    options: ReadOptions = dataclasses.field(default_factory=ReadOptions)
+    seed: int = 0
+    shard_mb: float = 150
+    min_shards: int = 1
+    compression: str = ""
+
+    def validate(self) -> None:
+        """Raises `UserError` for a value that is not allowed."""
+        if self.shard_mb <= 0:
+            raise UserError(f"shard_mb is {self.shard_mb}: it must be above 0.")
+        if self.min_shards < 1:
+            raise UserError(f"min_shards is {self.min_shards}: it must be 1 or more.")
+        if self.compression not in manifest.COMPRESSIONS:
+            raise UserError(f"compression is {self.compression!r}: use GZIP, or leave it out.")
+
+    @property
+    def split(self) -> str:
+        """The split's name in the output."""
+        return self.options.output_split
+
+    def fingerprint(self, reader: Reader) -> str:
+        """Returns a hash of the options and of the source's state: equal for equal output."""
+        options = dataclasses.asdict(self.options)
+        if self.options.tokenizer:
+            options["tokenizer"] = buckets.checksum(self.options.tokenizer).crc32c
+        made_of = {**dataclasses.asdict(self), "options": options, "output": ""}
+        made_of["shard_mb"] = float(self.shard_mb)
+        made_of["state"] = reader.state
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+    def plan(self, counts: list[int], size: int) -> Plan:
+        """Returns the plan of the shards.
+
+        Args:
+            counts: records of each part.
+            size: bytes of all records.
+
+        Raises:
+            UserError: there are fewer records than `min_shards`.
+        """
+        examples = sum(counts)
+        if examples < self.min_shards:
+            raise UserError(
+                f"{self.source} has {examples:,} examples: too few for "
+                f"min_shards={self.min_shards}."
+            )
+        shards = round(size / (self.shard_mb * MIB))
+        shards = min(max(shards, self.min_shards, 1), examples)
+        return Plan(tuple(counts), shards, self.seed)
+
+    def shard_name(self, shard: int, shards: int) -> str:
+        """Returns the file name of one of the split's shards."""
+        return f"{self.split}-{shard:05d}-of-{shards:05d}.tfrecord"

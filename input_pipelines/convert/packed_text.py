@@ -1,0 +1,27 @@
+"""Text files as packed shards in the cache folder, converted on first use."""
+
+import dataclasses
+import hashlib
+
+from tftpu.input_pipelines.convert import converter
+from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.convert.readers import addresses
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
+from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.storage import files
+
+
+def folder(pattern: str, options: ReadOptions) -> str:
+    """Returns the folder with the packed text of a split; packs the text if it is new.
+
+    Args:
+        pattern: of the text files.
+        options: of the reader.
+    """
+    conversion = Conversion(f"text:{pattern}", "", options)
+    reader = addresses.reader_of(conversion.source, options)
+    # Text that has changed gets another name, and is packed again.
+    name = hashlib.sha256(conversion.fingerprint(reader).encode()).hexdigest()[:16]
+    output = files.join(cache_folder(), "packed", name)
+    converter.run(dataclasses.replace(conversion, output=output))
+    return output

@@ -1,0 +1,1 @@
+"""Readers of `tftpu data convert`: one module for each kind of source."""

@@ -1,0 +1,42 @@
+"""Addresses of sources, as `tftpu data convert` takes them.
+
+tfds:NAME            a TFDS data set that is prepared
+images:FOLDER        a folder with a subfolder of images for each class
+index:FILE           a CSV or JSON-lines file with the columns image and label; images beside it
+text:PATTERN         text files, one document each, or JSON lines (.jsonl)
+tfrecord:FOLDER      a data set of shards, to be cut or shuffled again
+bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
+"""
+
+from collections.abc import Callable
+
+from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.convert.readers import bigquery, images, text, tfds, tfrecord_shards
+from tftpu.input_pipelines.convert.readers.reader import Reader, ReadOptions
+
+_KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
+    "tfds": tfds.TfdsReader,
+    "images": images.of_folders,
+    "index": images.of_index,
+    "text": text.TextReader,
+    "tfrecord": tfrecord_shards.ShardReader,
+    "bigquery": bigquery.BigQueryReader,
+}
+
+
+def reader_of(address: str, options: ReadOptions) -> Reader:
+    """Returns the reader of an address `KIND:WHAT`.
+
+    Raises:
+        UserError: an unknown kind, or an empty source.
+    """
+    kind, _, what = address.partition(":")
+    if kind not in _KINDS or not what:
+        raise UserError(
+            f"The source {address!r} should be KIND:WHAT, as images:FOLDER."
+            f"{did_you_mean(kind, _KINDS)}"
+        )
+    found = _KINDS[kind](what, options)
+    if not found.parts:
+        raise UserError(f"There is nothing in {address}.")
+    return found

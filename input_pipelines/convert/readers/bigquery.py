@@ -1,0 +1,29 @@
+"""BigQuery tables and queries."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tftpu.input_pipelines.convert.readers.reader import Example, Part, ReadOptions
+
+
+class BigQueryReader:
+    """The rows of a table or query; BigQuery cuts them into streams as it likes.
+
+    Args:
+        what: `project.dataset.table`, or a query.
+        options: features, snapshot.
+    """
+
+    ordered = False  # the parts differ each time
+
+    def __init__(self, what: str, options: ReadOptions):
+        from tftpu.input_pipelines.datasets.bigquery import Table
+
+        self._table = Table(what, options.features, options.snapshot)
+        self.features = self._table.features
+        self.parts: list[Part] = self._table.parts
+        self.state: Part = self._table.state
+        self.about: dict[str, Any] = {}
+
+    def examples(self, part: Part) -> Iterator[Example]:
+        return self._table.examples(part)

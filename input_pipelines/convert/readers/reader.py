@@ -1,0 +1,109 @@
+"""The interface of readers, and their options."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.formats.manifest import Feature
+
+Example = dict[str, Any]  # values by feature name, as `example_proto.encode` takes them
+Part = Any  # a JSON value that identifies a part
+Value = TypeVar("Value")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """Options of a reader; those that do not apply to it keep their defaults.
+
+    Args:
+        split: of the source (tfds, tfrecord), and its name in the output; NAME=SPLIT if the two
+            differ, such as validation=train[90%:].
+        data_dir: of TFDS.
+        features: names of the features to read; (): all.
+        tokenizer, end_of_text, context: of text; see `packing`.
+        field: the field of a JSON line that holds the text.
+        snapshot: of BigQuery, the point in time to read, such as 2026-11-20T12:00:00Z.
+    """
+
+    split: str = "train"
+    data_dir: str | None = None
+    features: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    end_of_text: str | None = None
+    context: int = 1024
+    field: str = "text"
+    snapshot: str | None = None
+
+    @property
+    def source_split(self) -> str:
+        """The split of the source to read."""
+        return self.split.partition("=")[2] or self.split
+
+    @property
+    def output_split(self) -> str:
+        """The name of the split in the output."""
+        return self.split.partition("=")[0].partition("[")[0]
+
+
+class Reader(Protocol):
+    """A source of examples, cut into parts that any process can read on its own.
+
+    A part always yields the same examples in the same order; the conversion shuffles later. A
+    reader is sent to other processes, so it holds no open files.
+    """
+
+    features: dict[str, Feature]
+    about: dict[str, Any]  # for the manifest
+    parts: list[Part]
+
+    @property
+    def state(self) -> Part:
+        """A JSON value that changes if the source does; for most readers the parts, with sizes."""
+        ...
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the parts and their order are the same each time."""
+        ...
+
+    def examples(self, part: Part) -> Iterator[Example]:
+        """Yields the examples of a part, in order.
+
+        Raises:
+            UserError: an example that cannot be read; names the file and the record.
+        """
+        ...
+
+
+class OrderedReader:
+    """The base of readers whose parts, and the examples in them, are the same each time.
+
+    Args:
+        features: of an example.
+        parts: of the source.
+        about: for the manifest.
+    """
+
+    ordered = True
+
+    def __init__(self, features: dict[str, Feature], parts: list[Part], about: dict[str, Any]):
+        self.features = features
+        self.parts = parts
+        self.about = about
+
+    @property
+    def state(self) -> list[Part]:
+        return self.parts
+
+
+def chosen(features: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
+    """Returns the features with these names; all if there are none.
+
+    Raises:
+        UserError: there is no such feature.
+    """
+    for name in names:
+        if name not in features:
+            raise UserError(f"There is no feature {name!r}.{did_you_mean(name, features)}")
+    return {name: features[name] for name in names or features}

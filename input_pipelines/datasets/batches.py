@@ -1,0 +1,66 @@
+"""Batches of named features in dtypes that devices support."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.tensors import Spec, Tensor
+
+_NARROW: dict[str, Any] = {"int64": tf.int32, "uint16": tf.int32}  # unsupported, or needlessly wide
+
+
+def spec(
+    found: Mapping[str, Feature],
+    features: tuple[str, ...],
+    label: str,
+    weight: str = "",
+    *,
+    examples: int,
+) -> Spec:
+    """Returns the spec of the batch that `arranged` makes.
+
+    Raises:
+        UserError: a feature is missing, or is a string.
+    """
+    values = {}
+    for name in filter(None, (*features, label, weight)):
+        if name not in found:
+            raise UserError(f"The data have no feature {name!r}; they have {sorted(found)}.")
+        if found[name].dtype == "string":
+            raise UserError(
+                f"The feature {name!r} is a string, which no device supports: use StreamedImages "
+                "for images, and convert text to tokens."
+            )
+        dtype = _NARROW.get(found[name].dtype, tf.as_dtype(found[name].dtype))
+        values[name] = tf.TensorSpec((examples, *found[name].shape), dtype)
+    return arranged(values, features, label, weight)
+
+
+def arranged(
+    values: Mapping[str, Any], features: tuple[str, ...], label: str, weight: str = ""
+) -> Any:
+    """Returns (features, labels[, weights]) of values by name; a single feature is not a dict."""
+    chosen = {name: values[name] for name in features}
+    batch = [chosen if len(chosen) > 1 else next(iter(chosen.values()))]
+    batch += [values[name] for name in (label, weight) if name]
+    return tuple(batch) if len(batch) > 1 else batch[0]
+
+
+def narrowed(values: Mapping[str, Tensor], found: Mapping[str, Feature]) -> dict[str, Tensor]:
+    """Converts values to dtypes that devices support.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a number does not fit int32.
+    """
+    for name, value in values.items():
+        if value.dtype == tf.int64:
+            tf.debugging.assert_equal(
+                tf.cast(tf.cast(value, tf.int32), tf.int64), value, f"{name!r} does not fit int32"
+            )
+    return {
+        name: tf.cast(value, _NARROW.get(found[name].dtype, value.dtype))
+        for name, value in values.items()
+    }

@@ -1,0 +1,42 @@
+"""Random examples in memory."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu.input_pipelines.datasets import batches
+from tftpu.input_pipelines.formats.manifest import parse_features
+from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.tensors import Spec
+
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.sources import Synthetic
+
+
+def training(data: "Synthetic", seed: int) -> Training:
+    """Returns random examples, shuffled."""
+    return Training(_random(data), data.global_batch_size, seed, lambda examples, seeds: examples)
+
+
+def evaluation(data: "Synthetic") -> tf.data.Dataset:
+    """Returns the same random examples, in order."""
+    return tf.data.Dataset.from_tensor_slices(_random(data)).batch(data.global_batch_size)
+
+
+def batch_spec(data: "Synthetic", examples: int) -> Spec:
+    """Returns the spec of a batch: (features, labels)."""
+    return batches.spec(parse_features(data.spec), data.features, data.label, examples=examples)
+
+
+def _random(data: "Synthetic") -> Any:
+    rng = np.random.default_rng(0)
+    values = {}
+    for name, feature in parse_features(data.spec).items():
+        shape = (data.examples, *feature.shape)
+        if feature.dtype == "float32":
+            values[name] = rng.standard_normal(shape, np.float32)
+        else:
+            dtype = np.int32 if feature.dtype in ("int64", "uint16") else feature.dtype
+            values[name] = rng.integers(0, feature.num_classes, shape).astype(dtype)
+    return batches.arranged(values, data.features, data.label)

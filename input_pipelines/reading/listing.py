@@ -1,0 +1,28 @@
+"""Listings of files, local or in a bucket."""
+
+import fnmatch
+import os
+import re
+
+from tftpu.storage import buckets, files
+
+
+def tree(folder: str) -> dict[str, int]:
+    """Returns the sizes of all files below a folder, by their sorted relative path."""
+    if files.is_remote(folder):
+        return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
+    sizes = {}
+    for path, _, names in os.walk(folder):
+        for name in names:
+            whole = os.path.join(path, name)
+            sizes[os.path.relpath(whole, folder).replace(os.sep, "/")] = os.path.getsize(whole)
+    return dict(sorted(sizes.items()))
+
+
+def matching(pattern: str) -> dict[str, int]:
+    """Returns the sizes of the files that match a pattern (*, ?, [...]), by their sorted path."""
+    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    folder = os.path.dirname(fixed) or "."
+    found = {f"{folder}/{name}": size for name, size in tree(folder).items()}
+    pattern = pattern if os.path.dirname(fixed) else f"./{pattern}"
+    return {path: size for path, size in found.items() if fnmatch.fnmatchcase(path, pattern)}

@@ -1,0 +1,58 @@
+"""The options of data sets that are read while training. Imports no TensorFlow."""
+
+import dataclasses
+import re
+
+from tftpu.config import Data
+from tftpu.errors import UserError, did_you_mean
+
+ON_BAD_RECORD = ("raise", "skip")
+
+
+@dataclasses.dataclass
+class Streamed(Data):
+    """The options common to all data sets that are read while training; see `pipeline`."""
+
+    shuffle: int = 16_384  # examples shuffled in memory at a time; files are shuffled whole
+    on_bad_record: str = "raise"  # skip: a record that cannot be used gets weight 0
+    max_bad_records: int = 100  # the run stops after skipping more than this
+    service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service`
+    cache_dir: str = ""  # a local folder that keeps shards of a bucket after their first use
+    cache_gb: float = 100.0  # size limit of that folder, in GiB
+
+    def validate(self) -> None:
+        super().validate()
+        for field in ("shuffle", "max_bad_records"):
+            if getattr(self, field) < 1:
+                raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
+        one_of("data.on_bad_record", self.on_bad_record, ON_BAD_RECORD)
+        if self.cache_gb <= 0:
+            raise UserError(f"data.cache_gb is {self.cache_gb}: it must be above 0.")
+        if self.cache_dir and self.service:
+            raise UserError(
+                "data.cache_dir is a folder of the machine that trains, but data.service makes "
+                "other machines read the data: use one of the two."
+            )
+        if self.service and not all(
+            re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.services
+        ):
+            raise UserError(
+                f"data.service is {self.service!r}: give addresses as grpc://HOST:PORT, separated "
+                "by commas."
+            )
+        if self.service and self.on_bad_record == "skip":
+            raise UserError(
+                "data.on_bad_record=skip counts bad records in the process that trains, but "
+                "data.service prepares the data in other processes: use one of the two."
+            )
+
+    @property
+    def services(self) -> list[str]:
+        """The addresses in `service`."""
+        return self.service.split(",") if self.service else []
+
+
+def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises `UserError` if the value of a field is not one of the allowed ones."""
+    if value not in allowed:
+        raise UserError(f"{field} is {value!r}, which is unknown.{did_you_mean(value, allowed)}")

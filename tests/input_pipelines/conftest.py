@@ -1,0 +1,28 @@
+"""Fixtures for tests of conversions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tftpu.input_pipelines.convert.readers import images, text
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of three classes, no two the same."""
+    root = tmp_path_factory.mktemp("pictures")
+    for number in range(60):
+        folder = root / ["cat", "dog", "owl"][number % 3]
+        folder.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (9, 8, 3), np.uint8)
+        (folder / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    return root
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of few examples, so that small sources have several."""
+    monkeypatch.setattr(images, "PART_EXAMPLES", 7)
+    monkeypatch.setattr(text, "PART_BYTES", 2000)

@@ -1,0 +1,61 @@
+"""The embedded data sets: prepared quietly on first use, then read without TFDS."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tftpu import input_pipelines
+from tftpu.input_pipelines.datasets import embedded, tfds
+from tftpu.input_pipelines.sources import Images
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_digits_read_without_tfds_equal_those_that_tfds_reads(split):
+    expected = tfds.in_memory(tfds.prepared("digits", None), split)
+    found = embedded.in_memory("digits", None, split)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype
+        assert np.array_equal(found[name], values)
+
+
+def test_the_python_source_read_without_tfds_equals_that_of_tfds():
+    expected = tfds.in_memory(tfds.prepared("python_source", None), "test")
+    found = embedded.in_memory("python_source", None, "test")
+    assert found["text"].tolist() == expected["text"].tolist()
+
+
+@pytest.mark.parametrize("split", ["train[:50%]", "train+test", "tests"])
+def test_tfds_reads_what_is_not_one_whole_split(split):
+    tfds.prepared("digits", None)
+    assert embedded.in_memory("digits", None, split) is None
+
+
+def test_a_slice_of_a_split_is_read_all_the_same():
+    data = Images("digits", image_size=8, channels=1, train_split="train[:50%]")
+    assert input_pipelines.training(data).count == pytest.approx(1437 / 2, abs=1)
+
+
+def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
+    data = Images("digits", data_dir=str(tmp_path), image_size=8, channels=1)
+    assert embedded.in_memory("digits", str(tmp_path), "train") is None
+    assert input_pipelines.training(data).count == 1437
+    out, err = capfd.readouterr()
+    assert out.splitlines() == [f"Preparing the data set 'digits' in {tmp_path}/digits/1.0.0"]
+    assert "Generating" not in err and "%|" not in err
+    assert len(embedded.in_memory("digits", str(tmp_path), "train")["label"]) == 1437
+
+
+def test_a_prepared_data_set_is_read_without_importing_tfds():
+    tfds.prepared("digits", None)
+    code = (
+        "import sys\n"
+        "from tftpu import input_pipelines\n"
+        "from tftpu.input_pipelines.sources import Images\n"
+        "data = Images('digits', image_size=8, channels=1)\n"
+        "print(input_pipelines.training(data).count, 'tensorflow_datasets' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1437 False"

@@ -1,0 +1,133 @@
+"""Every code block, link and path of README and of the documentation works as it stands."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import doc_blocks
+from tests.support.doc_blocks import PAGES, ROOT
+
+# Blocks that are checked but not executed, page by page: each says why in a comment above it.
+CHECKED = {
+    "README.md": 3,
+    "docs/installation.md": 3,
+    "docs/guides/input-data.md": 2,
+    "docs/guides/launching.md": 5,
+    "docs/guides/watching-a-run.md": 2,
+}
+
+
+def executed(page: str) -> bool:
+    found = doc_blocks.blocks(page)
+    return any(b.language in ("python", "console") and not b.reason for b in found)
+
+
+TOTAL = 2400  # seconds for all pages, on cores that others use as well
+RUN = [page for page in PAGES if executed(page)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, str]:
+    """The error of each page, "" if it has none; all pages run in one process."""
+    folder = tmp_path_factory.mktemp("documents")
+    with (folder / "output.txt").open("w") as output:
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.doc_blocks", *RUN],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=TOTAL,
+        )
+    print((folder / "output.txt").read_text()[-10_000:])
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TOTAL)
+@pytest.mark.parametrize("page", RUN)
+def test_the_code_of_a_page_runs(page, results):
+    assert results[page] == ""
+
+
+def test_no_block_is_left_out_in_silence():
+    found = {page: sum(bool(b.reason) for b in doc_blocks.blocks(page)) for page in PAGES}
+    assert {page: count for page, count in found.items() if count} == CHECKED
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_language_it_is_in(page):
+    assert {block.language for block in doc_blocks.blocks(page)} <= set(doc_blocks.LANGUAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_code_hides_in_an_indented_block(page):
+    text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    assert not re.findall(r"^    (?:tftpu|pip|make|python|import|from) .*", text, re.M)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_to_files(page):
+    """The site's own links are checked by `make docs`."""
+    for link in re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text()):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_paths_that_are_named_exist(page):
+    text = (ROOT / page).read_text()
+    folders = "tftpu|models|input_pipelines|launch|tests|docs"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)
+    made_up = re.compile(r".*/greet\.py")  # the command that CONTRIBUTING adds
+    assert [p for p in named if not (ROOT / p).exists() and not made_up.fullmatch(p)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_modules_that_are_run_exist(page):
+    for module in set(re.findall(r"python -m ((?:tests|tftpu)[\w.]+)", (ROOT / page).read_text())):
+        assert importlib.util.find_spec(module), module
+
+
+def room_of(module: str, rooms: dict[str, int]) -> str | None:
+    """The room of the picture that a module belongs to: the longest name that it begins with."""
+    found = [room for room in rooms if f"{module}.".startswith(f"{room}.")]
+    return max(found, key=len, default=None)
+
+
+def imports_of(path) -> set[str]:
+    """The modules that a file imports, those in functions and for type checkers included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_picture_of_the_rooms_is_true():
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    outside = ("launch", "models", "input_pipelines")
+    rooms = {
+        f"tftpu.{name}" if name in outside else name: floor
+        for floor, (_, names) in enumerate(pictures.FLOORS)
+        for name, _ in names
+    }
+    upwards = []
+    for folder in ("tftpu", *outside):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            own = room_of(name if folder == "tftpu" else f"tftpu.{name}", rooms)
+            for module in imports_of(path) if own else ():
+                other = room_of(module, rooms)
+                if other and rooms[other] < rooms[own]:
+                    upwards.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert upwards == []

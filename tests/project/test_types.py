@@ -1,0 +1,79 @@
+"""The public API checks in a user's editor: strictly typed, and what is not there is an error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import keras
+import tensorflow as tf
+
+import tftpu
+
+
+def dataset() -> tf.data.Dataset:
+    x = tf.zeros((64, 8))
+    y = tf.zeros((64,), tf.int32)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+
+
+def main() -> float:
+    engine: tftpu.Engine = tftpu.connect(tpu="none", virtual_devices=2)
+    with engine.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    options = tftpu.TrainOptions(global_clipnorm=1.0, gradient_accumulation_steps=2)
+    trainer = tftpu.Trainer(model, "runs/mine", options)
+    trainer.fit(dataset(), 10, validation_data=dataset(), eval_every=5)
+    results: dict[str, float] = trainer.evaluate(dataset())
+    return results["loss"]
+"""
+WRONG = """
+import tftpu
+
+tftpu.Nonexistent
+options = tftpu.TrainOptions(global_clip=1.0)
+trainer: int = tftpu.connect()
+"""
+# The strict rules that TensorFlow and Keras break by publishing no types of their own.
+THEIRS = (
+    *("reportUnknownMemberType", "reportUnknownVariableType", "reportUnknownArgumentType"),
+    *("reportMissingTypeStubs", "reportUnknownParameterType", "reportMissingTypeArgument"),
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """The package as it is installed: the checkout's folders below `tftpu`."""
+    import shutil
+
+    from tests.support.imports import FOLDERS, ROOT
+
+    folder = tmp_path_factory.mktemp("types")
+    for package, source in FOLDERS.items():
+        shutil.copytree(ROOT / source, folder.joinpath(*package.split(".")), dirs_exist_ok=True)
+    return folder
+
+
+def errors(tree: Path, script: str) -> list[str]:
+    """Returns the rules that a script breaks, in strict mode."""
+    (tree / "mine.py").write_text(f"# pyright: strict\n{script}")
+    (tree / "pyrightconfig.json").write_text(json.dumps({"include": ["mine.py"]}))
+    command = [sys.executable, "-m", "pyright", "--project", str(tree), "--outputjson"]
+    command += ["--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    return [item["rule"] for item in found if item["severity"] == "error"]
+
+
+def test_a_script_of_the_public_api_checks_in_strict_mode(tree):
+    assert [rule for rule in errors(tree, SCRIPT) if rule not in THEIRS] == []
+
+
+def test_a_mistake_is_an_error(tree):
+    """The check can fail: an unknown name, an unknown option, a wrong type."""
+    found = set(errors(tree, WRONG))
+    assert found >= {"reportAttributeAccessIssue", "reportCallIssue", "reportAssignmentType"}

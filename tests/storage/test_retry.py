@@ -1,0 +1,55 @@
+"""One retry policy serves both clients of buckets."""
+
+import time
+
+import pytest
+
+from tftpu.storage import retry
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(0.2, first_wait=0.01, longest_wait=0.04))
+
+
+def failing(*errors: Exception):
+    """A request that raises errors in turn, and then succeeds."""
+    left = list(errors)
+
+    def request() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return request
+
+
+def test_transient_errors_are_retried_until_the_request_succeeds(caplog):
+    request = failing(TimeoutError(), TimeoutError())
+    assert retry.call(request, (TimeoutError,), "gs://b/name") == "done"
+    assert caplog.text.count("gs://b/name failed (TimeoutError): retrying.") == 2
+
+
+def test_any_other_error_is_raised_at_once(caplog):
+    with pytest.raises(PermissionError):
+        retry.call(failing(PermissionError()), (TimeoutError,), "gs://b/name")
+    assert not caplog.text
+
+
+def test_after_the_time_of_the_policy_the_last_error_counts():
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        retry.call(failing(*[TimeoutError()] * 1000), (TimeoutError,), "gs://b/name")
+    assert 0.1 < time.monotonic() - began < 1.0
+
+
+def test_an_error_that_waiting_does_not_cure_has_a_number_of_tries(caplog):
+    with pytest.raises(ValueError, match="third"):
+        errors = ValueError("first"), ValueError("second"), ValueError("third")
+        retry.call(failing(*errors), (ValueError,), "gs://b/name", tries=3)
+    assert caplog.text.count("retrying") == 2
+
+
+def test_googles_client_follows_the_same_policy():
+    policy = retry.of_google_client()
+    assert (policy._initial, policy._maximum, policy.timeout) == (0.01, 0.04, 0.2)

@@ -1,0 +1,171 @@
+"""Models, data and options that cannot be honoured are refused before training, with the reason."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support.strategies import mlp
+from tests.support.training import compiled, data, examples, make_trainer
+from tftpu.errors import UserError
+
+
+class OwnMetric(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(4)
+        self.norm = keras.metrics.Mean(name="norm")
+
+    def call(self, x):
+        self.norm.update_state(keras.ops.norm(x))
+        return self.out(x)
+
+
+class OwnTrainStep(keras.Sequential):
+    def train_step(self, data):
+        return {}
+
+
+def with_layer(layer) -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((8, 8, 3)), layer, keras.layers.Flatten(), keras.layers.Dense(4)]
+    )
+
+
+def images(dtype=np.float32) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(
+        (np.zeros((16, 8, 8, 3), dtype), np.zeros(16, int))
+    ).batch(8)
+
+
+REFUSED = {
+    "not compiled": (mlp, data, "call model.compile"),
+    "train_step": (
+        lambda: compiled(OwnTrainStep([keras.Input((6,)), keras.layers.Dense(4)])),
+        data,
+        "overrides train_step",
+    ),
+    "run_eagerly": (lambda: compiled(run_eagerly=True), data, "run_eagerly"),
+    "accumulation": (
+        lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
+        data,
+        r"TrainOptions\(gradient_accumulation_steps=N\)",
+    ),
+    "ema": (
+        lambda: compiled(optimizer=keras.optimizers.SGD(use_ema=True)),
+        data,
+        r"TrainOptions\(ema_momentum=",
+    ),
+    "nadam": (lambda: compiled(optimizer="nadam"), data, "Nadam"),
+    "scalar loss": (
+        lambda: compiled(loss=lambda y, p: keras.ops.mean(p)),
+        data,
+        "one number for the whole batch",
+    ),
+    "a metric of its own": (lambda: compiled(OwnMetric()), data, "the metric 'norm' within itself"),
+    "scalar metric": (
+        lambda: compiled(metrics=[lambda y, p: keras.ops.mean(p)]),
+        data,
+        "returns one number for the whole batch",
+    ),
+    "numpy": (compiled, lambda: examples(), "pass a tf.data.Dataset"),
+    "not batched": (compiled, lambda: data().unbatch(), "add .batch"),
+    "empty": (compiled, lambda: data().take(0), "is empty"),
+    "strings": (
+        compiled,
+        lambda: tf.data.Dataset.from_tensor_slices((["a"] * 8, [0] * 8)).batch(4),
+        "string",
+    ),
+    "ragged": (
+        compiled,
+        lambda: tf.data.Dataset.from_tensor_slices(
+            (tf.ragged.constant([[1.0], [2.0, 3.0]] * 4), [0] * 8)
+        ).batch(4),
+        "RaggedTensor",
+    ),
+    "dynamic shape": (
+        lambda: compiled(keras.Sequential([keras.Input((None, 6)), keras.layers.Dense(4)])),
+        lambda: tf.data.Dataset.from_generator(
+            lambda: iter([(np.zeros((3, 6)), 0)] * 8),
+            output_signature=(tf.TensorSpec((None, 6)), tf.TensorSpec((), tf.int32)),
+        ).batch(4),
+        "static shapes only",
+    ),
+    "host op": (
+        lambda: compiled(with_layer(keras.layers.RandomRotation(0.1, name="augment"))),
+        images,
+        "The layer 'augment' uses the op ImageProjectiveTransformV3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_honoured_is_refused_before_training(case):
+    make, dataset, sentence = REFUSED[case]
+    with pytest.raises(UserError, match=sentence):
+        make_trainer(make()).fit(dataset(), 4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("gradient_accumulation_steps", 0),
+        ("global_clipnorm", -1.0),
+        ("ema_momentum", 1.5),
+        ("on_nan", "pray"),
+        ("keep", 0),
+    ],
+)
+def test_an_option_out_of_range_is_refused(option, value):
+    with pytest.raises(UserError, match=rf"train\.{option} is {value!r}"):
+        make_trainer(compiled(), **{option: value})
+
+
+def test_times_that_make_no_sense_are_refused():
+    with pytest.raises(UserError, match=r"steps is 2\.5"):
+        make_trainer(compiled()).fit(data(), 2.5)
+    with pytest.raises(UserError, match="watchdog_seconds is 0"):
+        make_trainer(compiled(), watchdog_seconds=0)
+    with pytest.raises(UserError, match="eval_every is -5"):
+        make_trainer(compiled()).fit(data(), 4, validation_data=data(), eval_every=-5)
+
+
+def test_validation_data_that_cannot_be_used_are_refused_before_a_step_is_trained():
+    for wrong, sentence in ((examples(), "The data is a tuple"), (data().repeat(), "never end")):
+        trainer = make_trainer(compiled())
+        with pytest.raises(UserError, match=sentence):
+            trainer.fit(data(), 4, validation_data=wrong)
+        assert trainer.step == 0
+
+
+def test_a_best_metric_that_no_evaluation_has_is_refused_before_a_step_is_trained():
+    trainer = make_trainer(compiled(), best_metric="acuracy")
+    with pytest.raises(UserError, match=r"no 'acuracy' for best_metric\. Did you mean 'accuracy'"):
+        trainer.fit(data(), 4, validation_data=data())
+    assert trainer.step == 0
+
+
+def test_evaluation_data_that_never_end_are_refused():
+    with pytest.raises(UserError, match="never end"):
+        make_trainer(compiled()).evaluate(data().repeat())
+
+
+def test_evaluation_batches_that_grow_are_said():
+    x, y = examples()
+
+    def growing():
+        yield x[:4], y[:4]
+        yield x[:8], y[:8]
+
+    spec = tuple(tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, y))
+    batches = tf.data.Dataset.from_generator(growing, output_signature=spec)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"larger than the first one.*rebatch"):
+        make_trainer(compiled()).evaluate(batches)
+
+
+def test_a_batch_that_the_replicas_do_not_divide_is_refused():
+    with tftpu.connect(virtual_devices=8).scope():
+        model = compiled()
+    with pytest.raises(UserError, match="use a multiple of 8, such as 8 or 16"):
+        make_trainer(model).fit(data(batch=12), 4)
