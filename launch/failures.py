@@ -1,7 +1,7 @@
-"""What TensorFlow, XLA and libtpu say when a run fails, what it means, and what to do.
+"""Explains known error messages of TensorFlow, XLA and libtpu.
 
-One table. A row is found by words of the message that do not change between versions; the first
-row that matches explains it.
+One table. A row matches a message by words that do not change between versions; the first row that
+matches explains it.
 """
 
 import re
@@ -12,8 +12,8 @@ class Failure(NamedTuple):
     """A known failure.
 
     Attributes:
-        name: for the tests, one of each.
-        pattern: found in the message; its named groups fill the two sentences.
+        name: unique; tests refer to it.
+        pattern: regular expression for the message; its named groups fill the next two texts.
         meaning: what happened.
         remedy: what to do.
     """
@@ -26,8 +26,9 @@ class Failure(NamedTuple):
 
 _STEP_TOO_BIG = "The step does not fit into the memory of the TPU: it needs {used} of {limit}."
 _MAKE_IT_SMALLER = (
-    "Halve config.data.global_batch_size, or keep it and double config.train.gradient_accumulation_steps; mixed_bfloat16 "
-    "halves the activations, and in a model of the zoo config.model.remat=block keeps few of them."
+    "Halve config.data.global_batch_size, or keep it and double "
+    "config.train.gradient_accumulation_steps; mixed_bfloat16 halves the activations, and for a "
+    "model of the zoo config.model.remat=block recomputes most of them."
 )
 FAILURES = (
     Failure(
@@ -40,33 +41,33 @@ FAILURES = (
         "no-tpu-kernels",
         r"No OpKernel was registered to support Op '(?:ConfigureDistributedTPU|TPU\w+)'",
         "The TensorFlow that is loaded was not built for TPUs: plain tensorflow or tensorflow-cpu "
-        "lies over, or in the place of, tensorflow-tpu.",
-        "Run `tftpu doctor`, which says whose files they are and how to mend it.",
+        "overwrote tensorflow-tpu, or is installed instead of it.",
+        "Run `tftpu doctor`, which shows whose files they are and how to fix it.",
     ),
     Failure(
         "no-kernel",
         r"No OpKernel was registered to support Op '(?P<op>\w+)'",
-        "This TensorFlow has no kernel of the op {op} for the device that it was put on.",
-        "Move it into the input pipeline, which runs on the CPU, or replace it by other ops.",
+        "This TensorFlow has no kernel of the op {op} for the device that it was placed on.",
+        "Move it into the input pipeline, which runs on the CPU, or replace it with other ops.",
     ),
     Failure(
         "no-tpu-name",
         r"Please provide a TPU Name to connect to",
-        "TPUClusterResolver() was not told where the TPU is.",
+        "TPUClusterResolver() does not know where the TPU is.",
         'Use tftpu.connect(), or TPUClusterResolver(tpu="local") on a TPU VM, Colab or Kaggle.',
     ),
     Failure(
         "no-tpu",
         r"No matching devices found for '/device:TPU_SYSTEM:0'",
-        "There is no TPU here that this process can have.",
+        "There is no TPU here that this process can use.",
         "On Colab or Kaggle choose a TPU as the accelerator; on a TPU VM run `tftpu doctor`, which "
-        "looks for another process that holds it and for a stale lockfile.",
+        "looks for another process that uses it and for a stale lockfile.",
     ),
     Failure(
         "tpu-in-use",
         r"The TPU is already in use by (?:process with pid (?P<pid>\d+)|another process)"
         r"|Internal error when accessing libtpu multi-process lockfile",
-        "Another process holds the TPU, or died holding it: a TPU belongs to one at a time.",
+        "Another process uses the TPU, or died using it: a TPU belongs to one process at a time.",
         "Run `tftpu doctor`, which names the process or the stale lockfile.",
     ),
     Failure(
@@ -91,9 +92,9 @@ FAILURES = (
         "hbm-at-run-time",
         r"Attempting to (?:allocate|reserve) (?P<used>[\d.]+\w?)\b.*?That was not possible\. "
         r"There are (?P<limit>[\d.]+\w?) free",
-        "The memory of the TPU is full: {used} were asked for and {limit} are free.",
+        "The memory of the TPU is full: {used} were requested and {limit} are free.",
         "Something besides the step holds memory: a second model, another program in this process, "
-        "results kept on the device. Else halve config.data.global_batch_size, or double "
+        "results kept on the device. Otherwise halve config.data.global_batch_size, or double "
         "config.train.gradient_accumulation_steps.",
     ),
     Failure(
@@ -101,22 +102,22 @@ FAILURES = (
         r"Failed to allocate using premapped buffer|premapped allocation failed"
         r"|Allocating buffer from premapped region failed",
         "The host memory through which data goes to the TPU (the premapped buffer) is full.",
-        "Make it larger before the run, as `export TPU_PREMAPPED_BUFFER_SIZE=17179869184` (bytes, "
+        "Enlarge it before the run, such as `export TPU_PREMAPPED_BUFFER_SIZE=17179869184` (bytes, "
         "a power of two), or feed smaller batches.",
     ),
     Failure(
         "transfer-manager",
         r"could not find registered transfer manager for platform Host",
-        "A function compiled for the host (jit_compile=True) is called round, or inside, the step "
-        "of a TPU, which compiles everything by itself. Keras does it for jit_compile='auto' and "
-        "for convolutions with groups.",
+        "A function compiled for the host (jit_compile=True) is called around or inside a step for "
+        "a TPU, which is compiled as a whole. Keras does so for jit_compile='auto' and for "
+        "convolutions with groups.",
         "Compile the model with jit_compile=False, or leave the step to tftpu.Trainer.",
     ),
     Failure(
         "strings",
         r"No registered '_Arg' OpKernel for XLA_\w+_JIT[^\n]*\n?[^\n]*T=DT_STRING"
         r"|Unsupported data type for TPU: string",
-        "Strings reach the device, which knows numbers only.",
+        "Strings reach the device, which supports numbers only.",
         "Turn them into numbers in the input pipeline, or drop them there: "
         "`dataset.map(lambda x: (x['image'], x['label']))`.",
     ),
@@ -125,14 +126,14 @@ FAILURES = (
         r"Detected unsupported operations when trying to compile graph .*?: "
         r"(?P<op>\w+) \(No registered",
         "XLA, which compiles for the TPU, has no {op}.",
-        "Move what uses it into the input pipeline, or write it with other ops. Python functions, "
-        "files, text and image decoding all belong into the pipeline.",
+        "Move the code that uses it into the input pipeline, or use other ops. Python functions, "
+        "files, text and image decoding all belong in the pipeline.",
     ),
     Failure(
         "dynamic-shape",
         r"must be a compile-time constant",
         "A shape depends on data. A TPU program is compiled for fixed shapes.",
-        "Batch with drop_remainder=True, pad what varies to one length, and take sizes from "
+        "Batch with drop_remainder=True, pad to one length, and take sizes from "
         "`x.shape` instead of `tf.shape(x)`.",
     ),
     Failure(
@@ -144,60 +145,59 @@ FAILURES = (
     Failure(
         "local-files",
         r"File system scheme '\[local\]' not implemented",
-        "A TPU node (not a TPU VM) reads and writes by itself, and has no disk.",
+        "A TPU node (not a TPU VM) reads and writes files itself, and has no disk.",
         "Put data, checkpoints and logs into a bucket (gs://…), or use a TPU VM.",
     ),
     Failure(
         "data-file-gone",
         r"(NotFoundError|PermissionDeniedError): .*?(?P<file>/[^;\n]*); "
         r"(No such file or directory|Permission denied)",
-        "The file {file} cannot be opened any more: it was removed, or may not be read.",
-        "Put it back, and start again with the same --workdir: the run goes on from its last "
-        "checkpoint.",
+        "The file {file} can no longer be opened: it was removed, or its permissions changed.",
+        "Put it back, and run the same command again: the run resumes from its last checkpoint.",
     ),
     Failure(
         "worker-killed",
         r"^BrokenProcessPool: ",
-        "A process that works on the data was killed, as systems do when memory is short.",
-        "Start the same command again, which goes on, with fewer --workers.",
+        "A process of the data conversion was killed, probably because memory was short.",
+        "Run the same command again, with fewer --workers: it resumes.",
     ),
     Failure(
         "norm-batch",
-        r"norm_batch=\d+ does not divide the batch of \w+ examples that layer '[^']+' was given",
-        "A layer with batch statistics over fixed groups was given a batch that holds no whole "
-        "number of them.",
+        r"norm_batch=\d+ does not divide the batch of \w+ examples given to layer '[^']+'",
+        "A layer with batch statistics over fixed groups got a batch that is no multiple of the "
+        "group.",
         "Make the global batch a multiple of norm_batch x replicas x microbatches.",
     ),
     Failure(
         "disk-full",
         r"No space left on device|Disk quota exceeded",
         "The disk is full.",
-        "Make room, or write elsewhere, and start the same command again: what was written whole "
-        "is kept.",
+        "Free some space, or write elsewhere, and run the same command again: complete files are "
+        "kept.",
     ),
     Failure(
         "may-not-write",
         r"^PermissionError: |^OSError: \[Errno 30\] Read-only file system",
-        "A file or folder may not be written, or not be read.",
-        "Name another, or mend its permissions.",
+        "Permission to write or read a file or folder is missing.",
+        "Choose another one, or fix its permissions.",
     ),
     Failure(
         "host-memory",
         r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>[CG]PU):",
         "The memory of the {device} is full: a tensor of shape {shape} did not fit.",
-        "Halve config.data.global_batch_size, or double config.train.gradient_accumulation_steps; `cache()` only what "
-        "fits into memory.",
+        "Halve config.data.global_batch_size, or double config.train.gradient_accumulation_steps; "
+        "`cache()` only what fits into memory.",
     ),
     Failure(
         "no-tensorboard",
         r"TensorBoard is not installed, missing implementation for tf\.summary",
-        "tf.summary needs TensorBoard, which TensorFlow 2.21 no longer brings.",
+        "tf.summary needs TensorBoard, which TensorFlow 2.21 no longer installs.",
         "Run `pip install 'tensorboard>=2.20,<2.22'`.",
     ),
 )
 
 _NODES = (r'op_name="([^"]+)"', r"\{\{node ([^}]+)\}\}", r"to node `([^`]+)`")
-# Parts of a node's name that are TensorFlow's own: loops, calls, replicas, gradients.
+# Parts of a node's name that TensorFlow adds: loops, calls, replicas, gradients.
 _NOT_A_LAYER = re.compile(
     r"while|body|cond|then|else|gradient_tape|gradients|(Stateful)?PartitionedCall|_\d+|"
     r"(while|cond|body|(Stateful)?PartitionedCall|replica|tpu|cluster)(_\d+)+|\w*\(.*\)"
@@ -205,10 +205,10 @@ _NOT_A_LAYER = re.compile(
 
 
 def explain(error: BaseException) -> str | None:
-    """What a failure means and what to do, with the message below; None if it is not known.
+    """Explains a failure and what to do, with its message below; returns None if it is unknown.
 
     Args:
-        error: as it was raised.
+        error: the exception.
     """
     message = f"{type(error).__name__}: {error}"
     for failure in FAILURES:
@@ -219,7 +219,7 @@ def explain(error: BaseException) -> str | None:
             said = "\n".join(f"  {line}".rstrip() for line in message.strip().splitlines())
             sentences = [
                 failure.meaning.format_map(values),
-                *([f"It is in the layer {where!r}."] if where else []),
+                *([f"The layer is {where!r}."] if where else []),
                 failure.remedy.format_map(values),
             ]
             return f"{' '.join(filter(None, sentences))}\n\n{said}"
@@ -227,7 +227,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def layer(message: str) -> str | None:
-    """The layer that a message is about, as "encoder/block_3/attention"; None if it says none."""
+    """Returns the layer that a message names, such as "encoder/block_3/attention", or None."""
     for pattern in _NODES:
         for node in re.findall(pattern, message):
             parts = [part for part in node.split("/")[:-1] if not _NOT_A_LAYER.fullmatch(part)]

@@ -1,4 +1,4 @@
-"""`tftpu train --restarts=N`: a run that crashes is started again, as long as it gets on."""
+"""Restarts a run that crashes, as long as it makes progress: `tftpu train --restarts=N`."""
 
 import signal
 import subprocess
@@ -13,15 +13,15 @@ _LONGEST_WAIT = 60.0
 
 
 def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0) -> int:
-    """Runs a command until it ends well, gets nowhere, or the restarts are used up.
+    """Runs a command until it succeeds, makes no progress, or the restarts are used up.
 
-    Signals go on to the command; what ends after one is not started again.
+    Signals are forwarded to the command, which is not restarted after one.
 
     Args:
-        command: trains in the workdir, and goes on there.
-        workdir: whose checkpoints tell whether steps were gained.
-        restarts: at most so many.
-        first_wait: seconds before the first restart; each later wait is twice the one before.
+        command: trains in the workdir, and resumes there.
+        workdir: its checkpoints show whether steps were gained.
+        restarts: largest number of restarts.
+        first_wait: seconds before the first restart; each wait is twice the one before.
 
     Returns:
         The exit code of the last run; 128 and the signal's number if one killed it.
@@ -40,34 +40,35 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
             _say(f"{happened}. All {restarts} restarts are used up.")
             return code
         if reached is not None and saved <= reached:
-            _say(f"{happened}, as before the restart: no step was gained, so it is given up.")
+            _say(f"{happened}, as before the restart. No step was gained: giving up.")
             return code
         reached = saved
         _say(f"{happened}. Restart {restart} of {restarts} in {wait:.0f} s.")
         if child.stopped.wait(wait):
             return PREEMPTED
         wait = min(2 * wait, _LONGEST_WAIT)
-    raise AssertionError("not reached")
+    raise RuntimeError("unreachable: the last restart returns")
 
 
 class _Child:
-    """The command as a process of a group of its own, so that a terminal's Ctrl-C comes once."""
+    """The command in a process group of its own, so that a terminal's Ctrl-C arrives once."""
 
     def __init__(self, command: list[str]):
         self._command = command
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._forward)
 
     def run(self) -> int:
+        """Runs the command; returns its exit code, or 128 and the signal that killed it."""
         self._process = subprocess.Popen(self._command, process_group=0)
-        if self.stopped.is_set():  # the signal came before there was a process to tell
+        if self.stopped.is_set():  # the signal arrived before the process was started
             self._process.terminate()
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
-    def _forward(self, number: int, _) -> None:
+    def _forward(self, number: int, _: object) -> None:
         self.stopped.set()
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)

@@ -1,5 +1,5 @@
-# Runs at every boot of a TPU VM, as root: trains, and reports to the bucket. Above this line stand
-# the values of the run, quoted: name, folder, package, config_text, arguments.
+# Runs at every boot of a TPU VM, as root: trains, and reports to the bucket. The lines above set the
+# values of the run, quoted: name, folder, package, config_text, arguments.
 set -u
 export HOME=/root
 home="${TFTPU_HOME:-/opt/tftpu}"
@@ -14,7 +14,7 @@ report() {
 }
 
 install() {
-  # The images have Python 3.10, which TensorFlow 2.20 and tftpu do not run on together.
+  # The images have Python 3.10, which is too old for tftpu.
   python3 -m pip install --quiet uv
   python3 -m uv venv --quiet --allow-existing --python=3.12 "$home/venv"
   case "$package" in
@@ -28,7 +28,7 @@ install() {
 }
 
 train() {
-  rm -f /tmp/libtpu_lockfile # of a process that a restart of the machine ended
+  rm -f /tmp/libtpu_lockfile # left by a process that a restart of the machine ended
   if [ -n "$config_text" ]; then
     printf '%s' "$config_text" >"$home/$name.py"
     arguments=(train "--config=$home/$name.py" "${arguments[@]}")
@@ -46,7 +46,7 @@ reporter=$!
 code=$?
 kill "$reporter"
 report
-if [ "$code" -ne 75 ]; then # 75: stopped and saved, as before a preemption; the next boot goes on
+if [ "$code" -ne 75 ]; then # 75: stopped and saved, as before a preemption; the next boot resumes
   touch "$home/done"
 fi
 printf '%s\n' "$code" >"$home/exit_code"

@@ -1,1 +1,1 @@
-"""The experiments that come with tftpu; `get_config()` of each returns an `Experiment`."""
+"""The configs that come with tftpu; `get_config()` of each returns an `Experiment`."""

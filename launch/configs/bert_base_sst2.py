@@ -1,4 +1,4 @@
-"""BERT-base fine-tuned on SST-2, sentences that praise or blame, 3 epochs.
+"""BERT-base fine-tuned on SST-2, the sentiment of sentences, 3 epochs.
 
     tftpu train --config=bert_base_sst2 --config.model.init_from=bert-base-uncased \\
         --config.data.data_dir=data/sst2

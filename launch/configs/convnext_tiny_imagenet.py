@@ -3,9 +3,9 @@
     tftpu train --config=convnext_tiny_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
 Recipe: Liu et al. 2022 (https://arxiv.org/abs/2201.03545), table 5: 82.1 % top-1 on the validation
-images, which theirs resizes to 256 pixels and cuts to 224. Not run here. `data_dir` is where TFDS
-prepared imagenet2012. The batch of 4096 is 128 images a core on a v3-32; on a smaller slice
-`--config.train.gradient_accumulation_steps` cuts it up, with the same numbers.
+images, resized to 256 pixels and cropped to 224. Not run here. `data_dir` is where TFDS prepared
+imagenet2012. The batch of 4096 is 128 images per core on a v3-32; on a smaller slice use
+`--config.train.gradient_accumulation_steps`, which gives the same numbers.
 """
 
 from tftpu import models

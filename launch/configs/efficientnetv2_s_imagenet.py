@@ -3,10 +3,10 @@
     tftpu train --config=efficientnetv2_s_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
 Recipe: torchvision's reference training (references/classification of pytorch/vision), whose
-weights reach 84.2 % top-1 at 384 pixels. What differs here: RandAugment in place of TrivialAugment,
-no repeated augmentation, evaluation at 300 pixels; so expect less. Not run here. Tan & Le 2021
+weights reach 84.2 % top-1 at 384 pixels. Differences: RandAugment instead of TrivialAugment, no
+repeated augmentation, evaluation at 300 pixels; so expect less. Not run here. Tan & Le 2021
 (https://arxiv.org/abs/2104.00298) report 83.9 % with images that grow during training. `data_dir`
-is where TFDS prepared imagenet2012. 32 images a core on a v3-32.
+is where TFDS prepared imagenet2012. A core of a v3-32 has 32 images.
 """
 
 from tftpu import models
@@ -31,7 +31,7 @@ def get_config() -> Experiment:
             learning_rate=0.5,
             momentum=0.9,
             warmup_steps=5 * epoch,
-            # 2e-5 in the gradient there, which momentum of 0.9 adds up to ten times as much.
+            # Theirs is 2e-5 in the gradient, which a momentum of 0.9 multiplies by ten.
             weight_decay=2e-4,
         ),
         train=Train(

@@ -2,8 +2,8 @@
 
     tftpu train --config=python_gpt
 
-2 CPU cores: under 3 minutes, to well below the bits per byte of a bigram model; then a sample of
-what it writes.
+It takes less than 3 minutes on 2 CPU cores, and ends well below the bits per byte of a bigram
+model, with a sample of its text.
 """
 
 from tftpu.config import Experiment, Optimizer, Train

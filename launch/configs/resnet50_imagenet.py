@@ -1,15 +1,15 @@
 """ResNet-50 on ImageNet, 90 epochs, 76 % top-1.
 
-The recipe of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), which reports 76.3 %; not
-repeated by us.
+The recipe of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), which reports 76.3 %. Not run
+here.
 
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
     tftpu train --config=resnet50_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
-The data set is TFDS's imagenet2012, prepared once. With another `global_batch_size` the learning rate
-follows; `train.steps` has to be set as well, to remain 90 epochs. Batch statistics are over 32
-examples, as in the paper; over 128 (`--config.model.norm_batch=128`, on 8 cores all that each has)
-a step takes a fifth less time on a TPU (preflight for v5e-8: 41.9 for 54.1 ms).
+The data set is TFDS's imagenet2012, prepared once. The learning rate scales with
+`global_batch_size`; set `train.steps` as well, to keep 90 epochs. Batch statistics are over 32
+examples, as in the paper; over 128 (`--config.model.norm_batch=128`, all examples of a core on 8
+cores) a step is a fifth faster on a TPU (preflight for v5e-8: 41.9 instead of 54.1 ms).
 """
 
 from tftpu import models

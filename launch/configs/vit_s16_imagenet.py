@@ -2,10 +2,10 @@
 
     tftpu train --config=vit_s16_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
-Recipe: Beyer et al. 2022 (https://arxiv.org/abs/2205.01580), whose config for big_vision names
+Recipe: Beyer et al. 2022 (https://arxiv.org/abs/2205.01580), whose config for big_vision reports
 76.5 % top-1 after 6 to 7 hours on a v3-8; 80.0 % after 300 epochs (`--config.train.steps=375300`).
 They train on the first 99 % of the training images. Not run here. `data_dir` is where TFDS prepared
-imagenet2012. 128 images a core on a v3-8.
+imagenet2012. A core of a v3-8 has 128 images.
 """
 
 from tftpu import models
@@ -28,7 +28,7 @@ def get_config() -> Experiment:
             name="adamw",
             learning_rate=1e-3,
             warmup_steps=10_000,
-            weight_decay=0.1,  # 1e-4 there, which is not multiplied by the learning rate
+            weight_decay=0.1,  # theirs is 1e-4, not multiplied by the learning rate
         ),
         train=Train(
             steps=EPOCHS * epoch,

@@ -11,7 +11,7 @@ _NEEDED = ["storage.objects.create", "storage.objects.get", "storage.objects.lis
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """The facts for the top of the report; never a secret, only where it lies."""
+    """Returns the facts for the top of the report: where credentials are, never a secret."""
     path = _credentials_file(machine)
     if path is not None and path.exists():
         return {"Credentials": f"{_read(path).get('type', 'unknown')} in {path}"}
@@ -21,9 +21,10 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def problems(machine: Machine, buckets: list[str]) -> list[Problem]:
-    """What keeps this machine from Google Cloud.
+    """Finds what keeps this machine from using Google Cloud.
 
     Args:
+        machine: the one to examine.
         buckets: names of the buckets that the run needs.
     """
     path = _credentials_file(machine)
@@ -64,7 +65,7 @@ def _credentials_file(machine: Machine) -> Path:
     return Path(folder) / "application_default_credentials.json"
 
 
-def _read(path: Path) -> dict:
+def _read(path: Path) -> dict[str, str]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -77,7 +78,7 @@ def _bucket(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
     if not (has_file or on_google_cloud or emulator):
         return Problem(
             "no-credentials",
-            f"The run needs gs://{bucket}, and there are no credentials for Google Cloud here.",
+            f"The run needs gs://{bucket}, and this machine has no credentials for Google Cloud.",
             "Reading or writing a bucket fails with 401 or DefaultCredentialsError.",
             _LOGIN,
         )
@@ -95,14 +96,14 @@ def _bucket(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
         return Problem(
             "no-bucket",
             f"There is no bucket gs://{bucket}.",
-            "The run ends at its first file.",
+            "The run fails at its first file.",
             f"gcloud storage buckets create gs://{bucket}",
         )
     except (exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError) as error:
         return Problem(
             "bucket-unreachable",
             f"gs://{bucket} cannot be reached: {type(error).__name__}.",
-            "The run ends at its first file.",
+            "The run fails at its first file.",
             _LOGIN,
         )
     missing = sorted(set(_NEEDED) - set(granted))
@@ -110,8 +111,8 @@ def _bucket(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
         return None
     return Problem(
         "bucket-permissions",
-        f"These credentials may not use gs://{bucket} fully: {', '.join(missing)} is missing.",
-        "The run ends at its first file, or at its first checkpoint.",
+        f"The credentials lack permissions for gs://{bucket}: {', '.join(missing)}.",
+        "The run fails at its first file, or at its first checkpoint.",
         f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=MEMBER "
         "--role=roles/storage.objectUser",
     )

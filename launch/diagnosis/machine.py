@@ -1,4 +1,4 @@
-"""The machine under examination, and what may be found on it."""
+"""The machine to examine, and the problems found on it."""
 
 import dataclasses
 import glob
@@ -11,9 +11,9 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Something that is wrong: what, why it matters, and the one command that mends it."""
+    """A problem: what is wrong, why it matters, and the command that fixes it."""
 
-    name: str  # does not change between versions, for scripts that read --json
+    name: str  # stable between versions, for scripts that read --json
     what: str
     why: str
     command: str
@@ -21,13 +21,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where to look. The defaults are this process's own machine.
+    """A machine to examine; by default the one of this process.
 
     Attributes:
-        site: the folders that packages are imported from.
-        root: of the file system.
+        site: folders that packages are imported from.
+        root: root of the file system.
         environ: environment variables.
-        python: version.
+        python: version of Python.
     """
 
     site: tuple[str, ...] = dataclasses.field(default_factory=lambda: tuple(sys.path))
@@ -36,18 +36,19 @@ class Machine:
     python: tuple[int, int] = sys.version_info[:2]
 
     def distribution(self, name: str) -> importlib.metadata.Distribution | None:
-        """An installed distribution; of two of the same name, the one that is imported."""
+        """Returns an installed distribution; of two of one name, the one that is imported."""
         found = importlib.metadata.distributions(name=name, path=list(self.site))
         return next(iter(found), None)
 
     def version(self, name: str) -> str | None:
+        """Returns the version of an installed distribution."""
         distribution = self.distribution(name)
-        return distribution and distribution.version
+        return distribution.version if distribution else None
 
     def path(self, absolute: str) -> Path:
-        """A path of the machine's file system."""
+        """Returns a path in the machine's file system."""
         return self.root / absolute.lstrip("/")
 
     def matches(self, pattern: str) -> list[str]:
-        """The machine's files of a pattern, sorted."""
+        """Returns the machine's files that match a pattern, sorted."""
         return sorted(glob.glob(str(self.path(pattern))))

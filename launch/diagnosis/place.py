@@ -1,4 +1,4 @@
-"""Where this is: Colab, Kaggle, a TPU VM, GKE; and what the metadata server says of the slice."""
+"""Tells Colab, Kaggle, TPU VMs and GKE apart, and asks the metadata server about the slice."""
 
 import urllib.error
 import urllib.request
@@ -9,7 +9,7 @@ _TIMEOUT_S = 0.5  # the server is on the machine itself, or nowhere
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """The facts for the top of the report."""
+    """Returns the facts for the top of the report."""
     environ = machine.environ
     accelerator = attribute(machine, "accelerator-type")
     if "COLAB_RELEASE_TAG" in environ:
@@ -33,11 +33,11 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def attribute(machine: Machine, name: str) -> str | None:
-    """An attribute of this machine, from Google Cloud's metadata server; None if there is none."""
+    """Returns an attribute of the machine from Google Cloud's metadata server, or None."""
     if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None
-    # The variable is that of Google's own client libraries. The address needs no name server,
-    # which might hang.
+    # Google's client libraries use the same variable. The address needs no name server, which
+    # might hang.
     host = machine.environ.get("GCE_METADATA_HOST", "169.254.169.254")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/attributes/{name}",

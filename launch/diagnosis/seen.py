@@ -1,4 +1,4 @@
-"""What TensorFlow sees, asked in a process of its own: an import that aborts takes only it down."""
+"""Asks TensorFlow for its devices, in a process of its own because its import may abort."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 from tftpu.launch import failures
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
-_TIMEOUT_S = 120  # a TPU that does not answer
+_TIMEOUT_S = 120  # for a TPU that does not answer
 _MARK = "tftpu-doctor:"
 _PROGRAM = f"""
 import json
@@ -23,10 +23,10 @@ print({_MARK!r} + json.dumps({{
 
 
 def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
-    """The fact for the report, and the problem if TensorFlow does not answer.
+    """Returns the fact for the report, and the problem if TensorFlow does not answer.
 
     Args:
-        machine: only its environment variables count: the process uses this one's packages.
+        machine: its environment variables are used; the packages are those of this process.
     """
     environ = {**machine.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     try:
@@ -47,18 +47,18 @@ def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
         return {}, [_problem(f"`import tensorflow` ends with {end}.", lines)]
     seen = json.loads(answers[-1].removeprefix(_MARK))
     kernels = "with" if seen["tpu_kernels"] else "without"
-    # The wheel for TPUs lists the TPU's system device also where there is no TPU.
+    # The TPU wheel lists the system device of a TPU even where there is none.
     devices = [name for name in seen["devices"] if name != "TPU_SYSTEM"]
     fact = f"{', '.join(devices)}; version {seen['version']}, {kernels} TPU kernels"
     return {"TensorFlow sees": fact}, []
 
 
 def _problem(what: str, lines: list[str]) -> Problem:
-    said = f" It says: {lines[-1][:200]}" if lines else ""
+    said = f" Its last line: {lines[-1][:200]}" if lines else ""
     explanation = failures.explain(RuntimeError("\n".join(lines)))
     return Problem(
         "tensorflow-fails",
         what + said,
-        explanation.partition("\n\n")[0] if explanation else "Nothing runs before it is mended.",
+        explanation.partition("\n\n")[0] if explanation else "Nothing runs until this is fixed.",
         f"{os.path.basename(sys.executable)} -c 'import tensorflow'",
     )

@@ -1,4 +1,4 @@
-"""The TPU of this machine: whether it is attached, who holds it, what the variables say."""
+"""Finds the TPU of this machine, the process that uses it, and wrong variables."""
 
 import glob
 import os
@@ -16,12 +16,12 @@ _VARIABLES = (
 
 
 def devices(machine: Machine) -> list[str]:
-    """The device files of the TPU chips attached here."""
+    """Returns the device files of the TPU chips attached to the machine."""
     return [path for pattern in (UP_TO_V4, FROM_V5E) for path in machine.matches(pattern)]
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """The facts for the top of the report."""
+    """Returns the facts for the top of the report."""
     chips = devices(machine)
     variables = [
         f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ
@@ -33,7 +33,7 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def problems(machine: Machine) -> list[Problem]:
-    """What keeps TensorFlow from the TPU, besides what is installed."""
+    """Finds what keeps TensorFlow from using the TPU, apart from the installed packages."""
     if devices(machine):
         found = [_held(machine) or _stale_lockfile(machine), _wrong_pjrt_device(machine)]
     else:
@@ -50,14 +50,14 @@ def _held(machine: Machine) -> Problem | None:
             return Problem(
                 "tpu-held",
                 f"Process {process.name} ({words}){_framework(process)} holds the TPU.",
-                "A TPU belongs to one process at a time: another one finds no devices.",
+                "A TPU belongs to one process at a time: others find no devices.",
                 f"kill {process.name}",
             )
     return None
 
 
 def _open_files(process: Path) -> set[str]:
-    """What a process has open, relative to the root; nothing if we may not look."""
+    """Returns the files a process has open, relative to the root; none without permission."""
     links = glob.glob(f"{process}/fd/*")
     return {_link(link).lstrip("/") for link in links}
 
@@ -89,8 +89,8 @@ def _stale_lockfile(machine: Machine) -> Problem | None:
         return None
     return Problem(
         "stale-lockfile",
-        f"{LOCKFILE} is there and no process of yours holds the TPU.",
-        'A process that died left it behind: TensorFlow then says "No matching devices found for '
+        f"{LOCKFILE} exists, and no process of yours uses the TPU.",
+        'A process that died left it; TensorFlow then fails with "No matching devices found for '
         "'/device:TPU_SYSTEM:0'\".",
         f"sudo rm {LOCKFILE}",
     )
@@ -102,8 +102,8 @@ def _wrong_pjrt_device(machine: Machine) -> Problem | None:
         return None
     return Problem(
         "pjrt-device",
-        f"PJRT_DEVICE is {device!r}, and there is a TPU here.",
-        "The TPU is left out.",
+        f"PJRT_DEVICE is {device!r}, and this machine has a TPU.",
+        "The TPU is not used.",
         "export PJRT_DEVICE=TPU",
     )
 
@@ -115,9 +115,10 @@ def _not_attached(machine: Machine) -> Problem | None:
         return None
     return Problem(
         "no-tpu",
-        f"{' and '.join(asked)}: that is the TPU of this machine, which has none attached.",
-        "TensorFlow waits some seconds and says \"No matching devices found for '/device:TPU_SYSTEM"
-        ":0'\". On Colab and Kaggle the runtime type decides whether there is a TPU.",
+        f"{' and '.join(asked)} asks for the TPU of this machine, which has none attached.",
+        'TensorFlow waits for seconds and fails with "No matching devices found for '
+        "'/device:TPU_SYSTEM:0'\". On Colab and Kaggle the runtime type decides whether there is "
+        "a TPU.",
         f"unset {' '.join(pair.partition('=')[0] for pair in asked)}",
     )
 

@@ -1,4 +1,4 @@
-"""What is installed: the TensorFlow wheels, who owns their files, and what must fit them."""
+"""Examines the installed packages: TensorFlow's wheels, their files, and what must fit them."""
 
 import base64
 import csv
@@ -12,7 +12,7 @@ from tftpu.launch.diagnosis.machine import Machine, Problem
 
 WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 PYTHONS = ((3, 11), (3, 13))
-# The libtpu that a release of tensorflow-tpu runs with. 2.20.0 declares ~=0.0.14, which lets in
+# The libtpu that a release of tensorflow-tpu runs with. 2.20.0 declares ~=0.0.14, which allows
 # releases from 0.0.46 on; these lack ConfigureDistributedTpuOp_DoWork, and the import aborts.
 LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # from, below
 _TPU_WHEELS = "'tensorflow-tpu==2.20.0' 'libtpu==0.0.14'"
@@ -20,12 +20,12 @@ _HASHED_FILES = 12
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """The facts for the top of the report."""
+    """Returns the facts for the top of the report."""
     facts = {"Python": ".".join(map(str, machine.python))}
     installed = _installed(machine)
     owner = _owner(installed) if len(installed) > 1 else None
     names = [
-        f"{name} {dist.version}" + (" (its files are the ones there)" if name == owner else "")
+        f"{name} {dist.version}" + (" (its files are in place)" if name == owner else "")
         for name, dist in installed.items()
     ]
     facts["TensorFlow"] = ", ".join(names) or "not installed"
@@ -37,10 +37,11 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
-    """What is wrong with the installed packages.
+    """Finds what is wrong with the installed packages.
 
     Args:
-        has_tpu: whether the machine has a TPU, so that its wheel is the one to have.
+        machine: the one to examine.
+        has_tpu: whether the machine has a TPU, which needs the TPU wheel.
     """
     installed = _installed(machine)
     found = [_python(machine), *_tensorflow(installed, has_tpu)]
@@ -64,7 +65,7 @@ def _python(machine: Machine) -> Problem | None:
     return Problem(
         "python-version",
         f"This is Python {version}; tftpu runs on 3.11, 3.12 and 3.13.",
-        "There is no wheel of TensorFlow 2.20, the version that TPUs have, for another Python.",
+        "TensorFlow 2.20, the version with a TPU wheel, has no wheel for another Python.",
         "python3.12 -m venv .venv && .venv/bin/pip install 'tftpu[cpu]'",
     )
 
@@ -76,8 +77,8 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Probl
             Problem(
                 "no-tensorflow",
                 "No TensorFlow is installed.",
-                "tftpu pulls none in by itself, since the wheels overwrite one another: an extra "
-                "chooses one.",
+                "tftpu installs none by itself, because the wheels overwrite one another: an "
+                "extra chooses one.",
                 f"pip install 'tftpu[{extra}]'",
             )
         ]
@@ -90,7 +91,7 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Probl
             Problem(
                 "damaged-wheel",
                 f"{damaged[0]} and {len(damaged) - 1} other file(s) of {name} "
-                f"{distribution.version} are missing or not as installed.",
+                f"{distribution.version} are missing or changed.",
                 "Removing one TensorFlow wheel also deletes the files that it shares with another.",
                 f"pip install --force-reinstall --no-deps '{name}=={distribution.version}'",
             )
@@ -99,7 +100,7 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Probl
         return [
             Problem(
                 "no-tpu-wheel",
-                f"There is a TPU here, and the TensorFlow is {name}, which cannot drive it.",
+                f"This machine has a TPU, and its TensorFlow is {name}, which cannot use it.",
                 "It fails with \"No OpKernel was registered to support Op 'ConfigureDistributedTPU"
                 "'\".",
                 f"pip uninstall -y {name} && pip install {_TPU_WHEELS}",
@@ -111,13 +112,13 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Probl
 def _several(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
     owner = _owner(installed)
     names = " and ".join(installed)
-    loaded = f"the files there are {owner}'s" if owner else "the files there are a mixture"
+    loaded = f"the files in place are {owner}'s" if owner else "their files are mixed"
     wants_tpu = has_tpu or "tensorflow-tpu" in installed
     if wants_tpu and owner != "tensorflow-tpu":
         name = "clobbered-wheel"
         why = (
-            "All of them own the folder tensorflow/ and the one installed last wins (often pulled "
-            'in by tensorflow-text or keras-hub). A TPU then fails with "No OpKernel was '
+            "All of them own the folder tensorflow/ and the one installed last wins (often a "
+            'dependency of tensorflow-text or keras-hub). A TPU then fails with "No OpKernel was '
             "registered to support Op 'ConfigureDistributedTPU'\"."
         )
     else:
@@ -146,7 +147,7 @@ def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
         return Problem(
             "no-libtpu",
             f"tensorflow-tpu {tensorflow} is installed without libtpu.",
-            "libtpu is the driver of the TPU: without it TensorFlow finds none.",
+            "libtpu is the driver of the TPU: without it TensorFlow finds no TPU.",
             command,
         )
     if _numbers(low) <= _numbers(libtpu) < _numbers(high):
@@ -155,9 +156,9 @@ def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
         "libtpu-version",
         f"libtpu {libtpu} does not fit tensorflow-tpu {tensorflow}, which runs with {low} up to, "
         f"but not with, {high}.",
-        "The two meet at symbols that libtpu drops without notice: with one that is too new, "
+        "libtpu removes symbols without notice: with one that is too new, "
         "`import tensorflow` aborts (ConfigureDistributedTpuOp_DoWork not available in this "
-        "library). jax and the preflight extra bring such a one.",
+        "library). jax and the preflight extra install such a version.",
         command,
     )
 
@@ -185,14 +186,14 @@ def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Proble
             "no-tensorboard",
             "TensorBoard is not installed.",
             "tf.summary raises TBNotInstalledError when a run writes its first event. TensorFlow "
-            "2.21 no longer brings it.",
+            "2.21 no longer installs it.",
             "pip install 'tensorboard>=2.20,<2.22'",
         )
     if _numbers(tensorflow)[:2] == (2, 20) and _numbers(tensorboard)[:2] != (2, 20):
         return Problem(
             "tensorboard-version",
             f"TensorBoard {tensorboard} does not fit TensorFlow {tensorflow}, which asks for 2.20.",
-            "pip leaves such a pair behind when one of them is upgraded alone.",
+            "pip allows this when one of them is upgraded alone.",
             "pip install 'tensorboard==2.20.*'",
         )
     return None
@@ -204,10 +205,8 @@ def _keras(machine: Machine) -> Problem | None:
         return None
     return Problem(
         "keras-version",
-        f"Keras {version} is not one that tftpu was tried with."
-        if version
-        else "Keras is missing.",
-        "tftpu leans on inner interfaces of Keras 3.13 to 3.15.",
+        f"Keras {version} was not tested with tftpu." if version else "Keras is missing.",
+        "tftpu uses internal interfaces of Keras 3.13 to 3.15.",
         "pip install 'keras>=3.13,<3.16'",
     )
 
@@ -218,7 +217,7 @@ def _importlib_resources(machine: Machine) -> Problem | None:
     return Problem(
         "no-importlib-resources",
         "tensorflow-datasets is installed without importlib_resources.",
-        "It uses that package without asking for it: preparing a data set fails.",
+        "It needs that package without declaring it: preparing a data set fails.",
         "pip install importlib_resources",
     )
 
@@ -231,7 +230,7 @@ def _metadata(machine: Machine) -> Problem | None:
         return None
     return Problem(
         "tensorflow-metadata-version",
-        f"tensorflow-metadata {metadata} was made for protobuf 6.31, and this is {protobuf}.",
+        f"tensorflow-metadata {metadata} needs protobuf 6.31 or later, and this is {protobuf}.",
         "Importing tensorflow-datasets fails with a VersionError of protobuf. TensorFlow 2.19 "
         "holds protobuf below 6.",
         "pip install 'tensorflow-metadata<1.18'",
@@ -240,14 +239,14 @@ def _metadata(machine: Machine) -> Problem | None:
 
 def _gcs_plugin(machine: Machine, installed: dict[str, Distribution]) -> Problem | None:
     name = "tensorflow-io-gcs-filesystem"
-    # TensorFlow 2.19 asks for it; since 2.20 it has a gs:// of its own.
+    # TensorFlow 2.19 needs it; since 2.20 it has gs:// built in.
     older = any(_numbers(dist.version) < (2, 20) for dist in installed.values())
     if not machine.version(name) or older:
         return None
     return Problem(
         "gcs-filesystem-plugin",
         f"{name} is installed.",
-        "It replaces TensorFlow's own gs:// and kills the process at the first write to a bucket.",
+        "It replaces TensorFlow's own gs:// and crashes at the first write to a bucket.",
         f"pip uninstall -y {name}",
     )
 
@@ -258,10 +257,10 @@ def _installed(machine: Machine) -> dict[str, Distribution]:
 
 
 def _owner(installed: dict[str, Distribution]) -> str | None:
-    """The wheel whose recorded hashes the files have; None if they are a mixture.
+    """Returns the wheel whose recorded hashes the files have; None if they are mixed.
 
-    Only files on which the records disagree can tell, and the smallest of them say it soonest:
-    the big libraries are a gigabyte.
+    Only files on which the records disagree are hashed, smallest first: the big libraries are a
+    gigabyte.
     """
     records = {name: _record(distribution) for name, distribution in installed.items()}
     paths = {path for record in records.values() for path in record if _is_tensorflow(path)}
@@ -277,7 +276,7 @@ def _owner(installed: dict[str, Distribution]) -> str | None:
 
 
 def _damaged(distribution: Distribution) -> list[str]:
-    """The files of the wheel that are missing or of another size, and changed small ones."""
+    """Returns files of a wheel that are missing or of another size, and changed small ones."""
     record, folder = _record(distribution), _folder(distribution)
     files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
     wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]
@@ -288,7 +287,7 @@ def _damaged(distribution: Distribution) -> list[str]:
 
 
 def _record(distribution: Distribution) -> dict[str, tuple[str, int]]:
-    """Path to (hash, size), of the files that a wheel was installed with."""
+    """Maps the path of each file of a wheel to its recorded (hash, size)."""
     rows = csv.reader(io.StringIO(distribution.read_text("RECORD") or ""))
     return {row[0]: (row[1], int(row[2])) for row in rows if len(row) == 3 and row[1] and row[2]}
 
@@ -314,5 +313,5 @@ def _is_as_recorded(path: Path, digest: str, size: int) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """ "0.0.43.2" as numbers that compare; what follows them, as "rc1", does not count."""
+    """Converts "0.0.43.2" to comparable numbers; a suffix such as "rc1" is ignored."""
     return tuple(int(part) for part in re.findall(r"^[\d.]*", version)[0].split(".") if part)

@@ -79,7 +79,7 @@ def test_a_plain_wheel_installed_over_the_tpu_one(tpu_vm, other):
     tpu_vm.install(other, "2.20.0")
     problem = tpu_vm.problem()
     assert problem.name == "clobbered-wheel"
-    assert f"the files there are {other}'s" in problem.what
+    assert f"the files in place are {other}'s" in problem.what
     assert problem.command.startswith(f"pip uninstall -y {other} tensorflow-tpu && pip install ")
 
 
@@ -90,14 +90,14 @@ def test_the_tpu_wheel_installed_over_a_plain_one(scratch):
     scratch.write(V3)
     problem = scratch.problem()
     assert problem.name == "several-wheels"
-    assert "the files there are tensorflow-tpu's" in problem.what
+    assert "the files in place are tensorflow-tpu's" in problem.what
 
 
 def test_two_plain_wheels(laptop):
     laptop.install("tensorflow", "2.20.0")
     problem = laptop.problem()
     assert problem.name == "several-wheels"
-    assert "the files there are tensorflow's" in problem.what
+    assert "the files in place are tensorflow's" in problem.what
 
 
 def test_a_wheel_broken_by_removing_the_other(tpu_vm):

@@ -201,7 +201,7 @@ def test_a_disk_that_is_full():
         error = raised(file.flush)
         with contextlib.suppress(OSError):
             file.close()
-    assert "what was written whole is kept" in explained("disk-full", error)
+    assert "complete files are kept" in explained("disk-full", error)
 
 
 def test_a_file_that_may_not_be_written():
@@ -244,14 +244,14 @@ PUBLISHED = [
         "hbm-at-run-time",
         "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 196.00M. That "
         "was not possible. There are 134.44M free.; (1x0x0_HBM0)",
-        "196.00M were asked for and 134.44M are free",
+        "196.00M were requested and 134.44M are free",
     ),
     (
         "hbm-at-run-time",
         "Resource exhausted: From /job:tpu_worker/replica:0/task:0:\nAttempting to reserve 3.95G "
         "at the bottom of memory. That was not possible. There are 1.92G free, 0B reserved, and "
         "1.92G reservable.;",
-        "3.95G were asked for and 1.92G are free",
+        "3.95G were requested and 1.92G are free",
     ),
     (
         "premapped-buffer",

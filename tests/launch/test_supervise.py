@@ -1,4 +1,4 @@
-"""Restarts: of crashes alone, as long as steps are gained. The children are small programs."""
+"""Restarts after crashes, as long as steps are gained. The children are small programs."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Does what the next word of a script says: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
+# Runs a script of words: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
 CHILD = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -64,12 +64,12 @@ def test_a_run_that_gains_steps_is_restarted_until_it_is_done(tmp_path):
     assert "exit code 124; its newest checkpoint is of step 20. Restart 3 of 5" in said
 
 
-def test_a_run_that_gains_nothing_is_given_up(tmp_path):
+def test_a_run_that_gains_no_step_is_given_up(tmp_path):
     process = start(tmp_path, ["save:10 exit:1", "exit:1", "exit:0"], 9)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert lives_left(tmp_path) == 1
-    assert "no step was gained, so it is given up" in said
+    assert "No step was gained: giving up" in said
 
 
 def test_restarts_are_used_up(tmp_path):
@@ -81,14 +81,14 @@ def test_restarts_are_used_up(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 2, 75])
-def test_what_a_restart_would_not_mend_is_not_restarted(code, tmp_path):
+def test_what_a_restart_would_not_fix_is_not_restarted(code, tmp_path):
     process = start(tmp_path, [f"exit:{code}", "exit:0"], 3)
     assert process.wait(timeout=60) == code
     assert lives_left(tmp_path) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_go_on_to_the_run_and_end_the_supervisor(number, tmp_path):
+def test_signals_are_forwarded_to_the_run_and_end_the_supervisor(number, tmp_path):
     process = start(tmp_path, ["sleep", "exit:0"], 3)
     end = time.monotonic() + 60
     asleep = tmp_path / "asleep"
