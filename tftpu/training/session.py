@@ -177,7 +177,7 @@ class Session:
         self._callbacks.batch_end(self._step, logs)
 
     def _any_asks(self, notice: PreemptionNotice) -> bool:
-        """Returns whether any host was asked to stop; `stop_training` on one ends the run on all."""
+        """Returns whether any host was asked to stop; `stop_training` on one ends it on all."""
         asked = notice.requested is not None
         asked, self._callbacks.stopped = self._context.engine.hosts.any(
             asked, self._callbacks.stopped
