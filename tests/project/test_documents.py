@@ -28,7 +28,7 @@ def executed(page: str) -> bool:
     return any(b.language in ("python", "console") and not b.reason for b in found)
 
 
-TOTAL = 2400  # seconds for all pages, on cores that others use as well
+TOTAL = 3000  # seconds for all pages, on cores that others use as well
 RUN = [page for page in PAGES if executed(page)]
 
 

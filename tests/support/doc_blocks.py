@@ -36,7 +36,7 @@ LANGUAGES = ("python", "console", "text", "diff")  # the first two are executed
 STEPS = {"digits_resnet": 40}
 FEW_STEPS = 2
 PROFILED = 120
-LIMIT = 600  # seconds for the blocks of a page, on cores that others use as well
+LIMIT = 900  # seconds for the blocks of a page, on cores that others use as well
 CHECKED = re.compile(r"<!-- checked, not run: (.+) -->")
 
 
