@@ -29,8 +29,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
         loaded = build.initialise(experiment, trainer)
-    clock = trainer.account.clock
-    clock.started_earlier(goodput.process_age() - clock.wall())
+    trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
     # Only now: a run that was refused must not claim the workdir for its configuration.

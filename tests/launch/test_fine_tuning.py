@@ -61,7 +61,7 @@ def test_a_run_starts_from_weights_and_goes_on_from_its_own(pretrained, tmp_path
     # The same command with more steps: what is loaded is the run's own checkpoint.
     run(tmp_path, 20, start, freeze)
     said = capsys.readouterr().out
-    assert "Weights from" not in said and "Going on from the checkpoint of step 10" in said
+    assert "Weights from" not in said and "Resuming from the checkpoint of step 10" in said
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_weights_of_another_model_end_the_run(pretrained, tmp_path):
     with pytest.raises(tftpu.UserError, match=r"Nothing was loaded .* shapes differ"):
         run(tmp_path, 10, start, "--config.model.width=16")
     # A run that did not start leaves nothing that would keep the next from starting.
-    with pytest.raises(tftpu.UserError, match=r"/61. is no file of weights, nor a folder"):
+    with pytest.raises(tftpu.UserError, match=r"/61. is neither a weight file nor a folder"):
         run(tmp_path, 10, start.replace("60", "61"))
 
 

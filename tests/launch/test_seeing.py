@@ -96,7 +96,7 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["status"], "needs the workdirs"),
+        (["status"], "needs WORKDIR"),
         (["status", "/nowhere"], "There is no run in '/nowhere'"),
         (["plot", "/nowhere"], "There are no metrics in '/nowhere'"),
         (["plot", "/nowhere", "--output=x.doc"], ".png, .svg or .pdf"),
@@ -266,9 +266,9 @@ def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path):
     class Stall(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if self.model.optimizer.iterations.numpy() == 130:
-                trainer.profiler.observe(1.0)  # as the loop of step 130 would have
+                trainer._profiler.observe(1.0)  # as the loop of step 130 would have
 
     trainer = make_trainer(compiled(), tmp_path, steps_per_loop=1, profile="slow")
     trainer.fit(data().cache().repeat(), 160, callbacks=[Stall()])
     assert profile.read(str(tmp_path)).steps == 10
-    assert trainer.clock.seconds()["profiling"] > 0
+    assert trainer.account.clock.seconds()["profiling"] > 0

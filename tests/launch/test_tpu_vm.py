@@ -127,7 +127,7 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         (["--workdir="], "write gs://BUCKET/FOLDER"),
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),
-        (["--config.data.global_batch_size=144"], "one of 8 replicas"),
+        (["--config.data.global_batch_size=144"], "each of 8 replicas"),
         (["--preflight=/nonexistent"], "has no price for v5e-8"),
         ([], "add --yes"),
     ],

@@ -267,11 +267,9 @@ def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):
     from tests.support.training import compiled
 
     for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
+        share = tf.TensorSpec((16 // replicas, 6)), tf.TensorSpec((16 // replicas,), tf.int32)
         with tftpu.connect(virtual_devices=replicas).scope():
-            model = compiled()
-        step = train_step(
-            model,
-            (tf.TensorSpec((16 // replicas, 6)), tf.TensorSpec((16 // replicas,), tf.int32)),
-            gradient_accumulation_steps=gradient_accumulation_steps,
-        )
+            step = train_step(
+                compiled(), share, gradient_accumulation_steps=gradient_accumulation_steps
+            )
         assert step.model_flops == 3 * 2 * 16 * (6 * 16 + 16 * 4)

@@ -48,7 +48,7 @@ def test_a_profile_of_a_window_of_steps_is_written_and_readable(tmp_path):
     (trace,) = tmp_path.rglob("*.xplane.pb")
     stats, _ = raw_to_tool_data.xspace_to_tool_data([str(trace)], "framework_op_stats", {})
     assert b"MatMul" in stats
-    assert trainer.clock.seconds()["profiling"] > 0
+    assert trainer.account.clock.seconds()["profiling"] > 0
 
 
 def test_a_profile_plan_is_windows_of_steps_and_slow_loops():
@@ -137,7 +137,7 @@ def hyperparameters(folder) -> dict[str, Any]:
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_tensorboard_lists_no_run_but_those_of_the_splits(evaluated, tmp_path):
     config = {"data.name": "ones", "train.seed": 3}
-    trainer = tftpu.Trainer(compiled(), tmp_path, log_every=10, config=config, verbose=False)
+    trainer = make_trainer(compiled(), tmp_path, log_every=10, hyperparameters=config)
     trainer.fit(data(), 20, validation_data=data() if evaluated else None)
     runs = {path.parent.relative_to(tmp_path).name for path in tmp_path.rglob("events*")}
     assert runs == ({"train", "eval"} if evaluated else {"train"})

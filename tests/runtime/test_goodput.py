@@ -38,8 +38,8 @@ RUN = textwrap.dedent(
     trainer = make_trainer(
         compiled(), sys.argv[1], steps_per_loop=1, log_every=10, checkpoint_every=20
     )
-    clock = trainer.account.clock
-    clock.started_earlier(goodput.process_age() - clock.wall())
+    account = trainer.account
+    account.started_earlier(goodput.process_age() - account.clock.wall())
     trainer.fit(data(), 60, validation_data=data(), callbacks=[Watch()], verbose=False)
     print("done", flush=True)
     os._exit(0)

@@ -228,6 +228,7 @@ class Account:
         self._lock = threading.Lock()
         start = time.time() - clock.wall()
         self._started = earlier.started if earlier else start
+        self._resumed = earlier is not None
         self._failed = False
         self._lost = 0.0
         # A clock that was set back would make the gap negative.
@@ -238,6 +239,13 @@ class Account:
         self.restarts = earlier.restarts + 1 if earlier else 0
         self.repeated_steps = earlier.repeated_steps if earlier else 0
         self.reached = (earlier.facts.step or 0) if earlier else 0
+
+    def started_earlier(self, seconds: float) -> None:
+        """Adds time of this process from before its clock, such as the imports."""
+        self.clock.started_earlier(seconds)
+        self._lost = max(0.0, self._lost - seconds)
+        if not self._resumed:
+            self._started -= seconds
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each part over all processes."""

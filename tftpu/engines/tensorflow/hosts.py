@@ -15,8 +15,8 @@ class StrategyHosts:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        self.index, self.count = hosts.task() if several else hosts.Task()
-        self.chief = self.index == 0
+        place = hosts.task() if several else hosts.Task()
+        self.index, self.count, self.chief = place.index, place.count, place.chief
         self._strategy: Any = strategy
         replicas = strategy.num_replicas_in_sync // self.count
 
