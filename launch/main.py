@@ -27,6 +27,7 @@ from typing import Any
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch.options import HELP, Flag, Options, flags_of, parse, takes_config
+from tftpu.observe import logs
 from tftpu.version import __version__
 
 DONE = 0
@@ -90,6 +91,7 @@ class Command:
 
 def run() -> None:
     """Runs the command line of this process, and exits; the console script."""
+    logs.set_up()
     sys.exit(main(sys.argv[1:]))
 
 

@@ -61,7 +61,7 @@ def test_a_run_starts_from_weights_and_goes_on_from_its_own(pretrained, tmp_path
     # The same command with more steps: what is loaded is the run's own checkpoint.
     run(tmp_path, 20, start, freeze)
     said = capsys.readouterr().out
-    assert "Weights from" not in said and "Going on from the checkpoint of step 10" in said
+    assert "Weights from" not in said and "Resuming from the checkpoint of step 10" in said
 
 
 @pytest.mark.slow

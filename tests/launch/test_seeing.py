@@ -96,7 +96,7 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["status"], "needs the workdirs"),
+        (["status"], "needs WORKDIR"),
         (["status", "/nowhere"], "There is no run in '/nowhere'"),
         (["plot", "/nowhere"], "There are no metrics in '/nowhere'"),
         (["plot", "/nowhere", "--output=x.doc"], ".png, .svg or .pdf"),
