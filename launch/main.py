@@ -65,7 +65,7 @@ class Command:
 
     @property
     def takes_config(self) -> bool:
-        """Whether `--config.GROUP.FIELD=VALUE` is allowed."""
+        """True if `--config.GROUP.FIELD=VALUE` is allowed."""
         return takes_config(self.options)
 
     @property
