@@ -91,6 +91,7 @@ class Command:
 
 def run() -> None:
     """Runs the command line of this process, and exits; the console script."""
+    logs.set_up()
     sys.exit(main(sys.argv[1:]))
 
 

@@ -1,4 +1,4 @@
-"""What `tftpu preflight` wrote into a workdir."""
+"""Predictions of `tftpu preflight` that are in a workdir."""
 
 import json
 from typing import Any

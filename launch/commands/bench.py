@@ -14,7 +14,7 @@ from tftpu.launch.startup import import_tensorflow
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """What to time, and where."""
+    """The config to time, and its devices."""
 
     compare: bool = flag(False, "time Keras's own fit as well")
 

@@ -18,7 +18,7 @@ from tftpu.tpu.slices import parse_slice
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """What to compile, and for which slices."""
+    """The config to compile, and the slices."""
 
     workdir: str | None = flag(
         None, "folder for preflight.json, local or gs://", metavar="DIR", shown="runs/<config>"

@@ -25,7 +25,7 @@ _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """What to train, where, and what happens after a crash or a hang."""
+    """The config to train, the workdir, and the handling of crashes and hangs."""
 
     workdir: str | None = flag(
         None, "folder of the run, local or gs://", metavar="DIR", shown="runs/<config>"

@@ -1,1 +1,1 @@
-"""What `tftpu doctor` looks at, one kind of thing a module; none imports TensorFlow."""
+"""The checks of `tftpu doctor`, one subject per module; none imports TensorFlow."""

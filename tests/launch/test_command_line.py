@@ -148,7 +148,7 @@ def test_a_disk_without_locks_is_no_reason_not_to_train(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(files.fcntl, "flock", refused)
     with files.claim(str(tmp_path)):
-        assert "two runs on it would not be kept apart" in caplog.text
+        assert "start only one run on it" in caplog.text
 
 
 def test_a_workdir_of_another_model_is_refused(tmp_path, capsys):

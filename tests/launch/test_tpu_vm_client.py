@@ -209,7 +209,7 @@ def test_preempted_while_training_it_goes_on_elsewhere(service, capsys):
         .splitlines()
         if line.startswith("arguments=")
     ]
-    assert workdirs[0] == workdirs[1]  # the same run, which goes on from its checkpoint
+    assert workdirs[0] == workdirs[1]  # the same run, which resumes from its checkpoint
     assert f"trained on {id_of(service, 1)}" in capsys.readouterr().out
 
 

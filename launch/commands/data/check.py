@@ -29,7 +29,7 @@ Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """Which data to check, for which machines."""
+    """The data to check, and the machines they are for."""
 
     workdir: str | None = flag(
         None, "folder with preflight.json", metavar="DIR", shown="runs/<config>"

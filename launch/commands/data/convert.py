@@ -15,7 +15,7 @@ from tftpu.launch.startup import import_tensorflow
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to convert, where to, and how."""
+    """The source, the data set to write, and how to convert."""
 
     source: str = required(
         "KIND:WHAT",

@@ -32,7 +32,7 @@ Batch = Any  # NumPy arrays, nested as the model takes them
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """Which examples to show."""
+    """The examples to show."""
 
     output: str | None = flag(
         None, "PNG file to write", metavar="FILE", shown="<config>_examples.png"

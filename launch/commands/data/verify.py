@@ -12,7 +12,7 @@ from tftpu.launch.startup import import_tensorflow
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which data set to verify."""
+    """The data set to verify."""
 
     folder: str = argument("FOLDER", "folder of the data set, local or gs://")
     workers: int = flag(0, "number of processes", metavar="N", shown="one per core")

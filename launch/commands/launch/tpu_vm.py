@@ -17,7 +17,7 @@ from tftpu.version import __version__
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """What to rent, and what to run on it."""
+    """The slice to rent, and the run for it."""
 
     slice: str = flag("v3-8", "TPU slice, such as v5e-4", metavar="SLICE")
     zone: str | None = flag(None, "zone, such as us-west4-a (needed)", metavar="ZONE")

@@ -13,7 +13,7 @@ from tftpu.version import __version__
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """What to run, and how the job is set up."""
+    """The config to run, and the job for it."""
 
     slice: str = flag("v3-8", "TPU slice, such as v5e-4", metavar="SLICE")
     workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
