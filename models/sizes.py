@@ -33,7 +33,7 @@ class ResNet(Model):
     dropout: float = 0.0
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.one_of("stride_in", self.stride_in, ("3x3", "1x1"))
         checks.one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
@@ -42,7 +42,7 @@ class ResNet(Model):
                 f"model.stem='space_to_depth' needs an even model.image_size, not "
                 f"{self.image_size}: use model.stem='imagenet'."
             )
-        checks.norm_batch(self.norm_batch, per_step)
+        checks.norm_batch(self.norm_batch, share)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import resnet
@@ -63,7 +63,7 @@ class GPT(Model):
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)
@@ -87,7 +87,7 @@ class ConvNeXt(Model):
     stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.stages(self.blocks, widths=self.widths)
         checks.rate("stochastic_depth", self.stochastic_depth)
@@ -118,12 +118,12 @@ class EfficientNetV2(Model):
     stochastic_depth: float = 0.2  # rate after the last block; falls to 0 at the first
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.stages(self.blocks, widths=self.widths, strides=self.strides, expand=self.expand)
         checks.rate("dropout", self.dropout)
         checks.rate("stochastic_depth", self.stochastic_depth)
-        checks.norm_batch(self.norm_batch, per_step)
+        checks.norm_batch(self.norm_batch, share)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import efficientnetv2
@@ -150,7 +150,7 @@ class ViT(Model):
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)
@@ -189,7 +189,7 @@ class BERT(Model):
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)
@@ -220,7 +220,7 @@ class Llama(Model):
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
 
-    def validate(self, per_step: Share) -> None:
+    def validate(self, share: Share) -> None:
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)

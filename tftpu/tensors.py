@@ -10,3 +10,5 @@ Tensor = Any
 Nest = Any
 # `keras.ops`: its inferred return types include None, which no caller of it ever gets.
 ops: Any = keras.ops
+# A Keras initializer; Keras annotates its layers as if they took only names of them.
+Initializer = Any

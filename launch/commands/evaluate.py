@@ -11,7 +11,7 @@ from tftpu.launch.options import DeviceOptions, required
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(DeviceOptions):
-    """Which run to evaluate, and where."""
+    """The run to evaluate, and the devices."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
 

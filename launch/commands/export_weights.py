@@ -12,7 +12,7 @@ from tftpu.launch.options import required
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which run to export, and where to."""
+    """The run to export, and the file to write."""
 
     workdir: str = required("DIR", "folder of the run, local or gs://")
     to: str = required("FILE", "file to write, .weights.h5 or .safetensors")

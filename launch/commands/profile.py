@@ -53,7 +53,7 @@ class Profile(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which profiles to show."""
+    """The runs whose profiles to show."""
 
     workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run; two are compared")
 

@@ -35,7 +35,7 @@ _IN_WORDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which runs to show, and how."""
+    """The runs to show, and the format."""
 
     workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run, local or gs://")
     json: bool = flag(False, "print JSON, for programs")

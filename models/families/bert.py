@@ -8,7 +8,7 @@ from keras import layers
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.token_model import TokenModel, token_inputs
-from tftpu.models.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import BERT

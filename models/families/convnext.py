@@ -8,7 +8,7 @@ from keras import layers
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.tensors import Initializer, Tensor
+from tftpu.tensors import Initializer, Tensor
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import ConvNeXt

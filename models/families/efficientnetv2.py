@@ -9,7 +9,7 @@ from keras import layers
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import EfficientNetV2

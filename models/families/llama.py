@@ -16,7 +16,7 @@ from keras import layers
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, TokenModel, token_inputs
-from tftpu.models.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import Llama

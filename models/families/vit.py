@@ -15,7 +15,7 @@ from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import ViT

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.models.kernels import internals
-from tftpu.models.tensors import Tensor
+from tftpu.tensors import Tensor
 from tftpu.tpu import target
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.models.kernels import internals
-from tftpu.models.tensors import Tensor, ops
+from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
 
 _INSTALL = (

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tftpu.models import checks
-from tftpu.models.tensors import Tensor, ops
+from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
 
 BLOCKS = 4  # blocks of causal queries: keys after a block are skipped, 5/8 of the scores remain

@@ -11,7 +11,7 @@ import keras
 
 from tftpu.config import Model
 from tftpu.models import checks
-from tftpu.models.tensors import Tensor
+from tftpu.tensors import Tensor
 
 SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
 

@@ -4,7 +4,7 @@ import math
 
 import keras
 
-from tftpu.models.tensors import Tensor, ops
+from tftpu.tensors import Tensor, ops
 
 
 @keras.saving.register_keras_serializable("tftpu")

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from tftpu.models.tensors import Tensor, ops
+from tftpu.tensors import Tensor, ops
 
 
 class GhostBatchNormalization(keras.layers.Layer):

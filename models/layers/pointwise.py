@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.models.tensors import Tensor, ops
+from tftpu.tensors import Tensor, ops
 
 # product: (batch, height, width, filters); x: (batch, height, width, channels); kernel: (channels,
 # filters), all of one dtype. Scale and shift are float32: (groups, filters), from the statistics of

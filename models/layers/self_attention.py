@@ -6,7 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.attention import attention_by_heads, whole_sequences
-from tftpu.models.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Initializer, Tensor, ops
 
 
 class SelfAttention(layers.Layer):

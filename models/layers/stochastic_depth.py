@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tftpu.models.tensors import Tensor, ops
+from tftpu.tensors import Tensor, ops
 
 
 class StochasticDepth(layers.Layer):

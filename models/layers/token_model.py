@@ -7,7 +7,7 @@ import keras
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel, Part
 from tftpu.models.layers.heads import TiedHead
-from tftpu.models.tensors import Tensor
+from tftpu.tensors import Tensor
 
 HEAD = "head"  # the name of the last layer of every model of the zoo
 

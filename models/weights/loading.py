@@ -14,10 +14,10 @@ import numpy as np
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel
-from tftpu.models.tensors import ops
 from tftpu.models.weights import files
 from tftpu.models.weights.layouts import hugging_face, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
+from tftpu.tensors import ops
 
 _HEAD = ("head/kernel", "head/bias")
 _FORMATS = ("safetensors",)

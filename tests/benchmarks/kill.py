@@ -135,7 +135,7 @@ class Process:
 
 
 def saving(workdir: Path) -> bool:
-    """Whether there is a part of a checkpoint."""
+    """Returns whether there is a part of a checkpoint."""
     folders = [f for f in (workdir / "checkpoints").glob("*") if f.name.isdigit()]
     return any(not (folder / "manifest.json").exists() for folder in folders)
 
@@ -147,7 +147,7 @@ def newest(workdir: Path) -> int:
 
 
 def outcome(workdir: Path) -> tuple[dict[str, bytes], list[dict]]:
-    """What must not depend on what happened to a run."""
+    """Returns the results that must not depend on what happened to a run."""
     folder = workdir / "checkpoints" / str(STEPS)
     variables = {group: (folder / f"{group}.safetensors").read_bytes() for group in _GROUPS}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Where the time from `tftpu train` to the first trained step goes, by part.
+"""The time from `tftpu train` to the first trained step, by part.
 
     python -m tests.benchmarks.startup [runs]
 

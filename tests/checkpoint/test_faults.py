@@ -34,7 +34,7 @@ def two_saves(workdir: str) -> Checkpoints:
 
 
 def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
-    """What another process finds there."""
+    """Returns what another process finds there."""
     found = Checkpoints(workdir, keep=1)
     target = leaves(0)
     restored = found.restore(target)
@@ -83,7 +83,7 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
 
 
 def test_half_a_write_is_no_checkpoint(tmp_path):
-    """That the comparison can fail: without the manifest's checksums the torn one is taken."""
+    """The comparison can fail: without the manifest's checksums the torn one is loaded."""
     checkpoints = two_saves(str(tmp_path))
     model = tmp_path / "checkpoints/2/model.safetensors"
     model.write_bytes(model.read_bytes()[:-4] + bytes(4))

@@ -99,7 +99,7 @@ def test_evaluation_sees_every_image_once(folder):
 
 def test_the_engine_feeds_it(folder):
     pipeline = input_pipelines.training(settings(folder, image_dtype="float32"))
-    assert feed.is_pipeline(pipeline)
+    assert isinstance(pipeline, feed.Pipeline)
     images, labels = next(iter(feed.for_training(pipeline, 5)))
     assert images.shape == (8, 8, 8, 3) and labels.shape == (8,)
 

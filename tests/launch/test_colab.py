@@ -52,7 +52,7 @@ def test_it_installs_nothing_where_all_is_there(executed):
 
 def test_it_shows_what_preflight_found(executed):
     table = text_of(executed).partition("Preflight: global batch 128")[2]
-    assert "$/1k steps" in table
+    assert "cost/1k steps" in table
     assert "\nv5e-1 " in table
 
 

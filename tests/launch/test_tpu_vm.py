@@ -282,7 +282,7 @@ def test_a_boot_after_a_stop_that_saved_goes_on(machine):
     script = order().startup_script("n")
     machine.tftpu("exit 75")
     assert (machine.boot(script, "n") / "exit_code").read_text() == "75\n"
-    machine.tftpu("echo going on")
+    machine.tftpu("echo training")
     assert (machine.boot(script, "n") / "exit_code").read_text() == "0\n"
 
 

@@ -1,4 +1,4 @@
-"""How the machine does: samples against the kernel's own figures, alerts in words."""
+"""Samples of the machine against the kernel's own figures, and alerts in words."""
 
 import os
 import time
@@ -85,7 +85,7 @@ def test_alerts_say_what_is_wrong_and_what_to_do():
 
 
 def test_libtpus_figures_become_one_number_each(monkeypatch):
-    """As libtpu gives them: strings, one a chip. There is no TPU here to ask."""
+    """Returns metrics as libtpu does: strings, one a chip. There is no TPU here to ask."""
     import sys
     import types
 

@@ -63,7 +63,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(workdir):
-    """Where TensorBoard shows the run."""
+    """The address at which TensorBoard shows the run."""
     command = [sys.executable, "-m", "tensorboard.main", "--load_fast=false", "--port=0"]
     server = subprocess.Popen(
         [*command, f"--logdir={workdir}"],
@@ -101,7 +101,7 @@ def browser():
 
 
 def wait_for(browser, wanted, seconds: float = 60.0) -> dict:
-    """What the page shows, once it is what is wanted."""
+    """Returns what the page shows, once it is what is wanted."""
     end = time.monotonic() + seconds
     while True:
         seen = browser.execute_script(LOOK)

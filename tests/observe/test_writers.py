@@ -1,4 +1,4 @@
-"""Where a run's numbers go: TensorBoard, metrics.jsonl, the console; and profiles."""
+"""Writers of a run's metrics: TensorBoard, metrics.jsonl, the console; and profiles."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who may import whom, and what `import tftpu` costs."""
+"""Rules of imports between packages, and the cost of `import tftpu`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Where the time of a run went: every second once, over restarts too."""
+"""The account of a run's time: every second counts once, over restarts too."""
 
 import json
 import os

@@ -64,7 +64,7 @@ class Storage:
 
     @property
     def reached(self) -> bool:
-        """Whether the failing operation was reached."""
+        """True once the failing operation was reached."""
         return 0 < self.fails <= len(self.operations)
 
 

@@ -93,7 +93,7 @@ def test_a_preempted_run_that_cannot_save_says_where_it_goes_on(tmp_path, monkey
 
 
 def test_a_clock_that_jumps_neither_stops_nor_floods_the_saves(tmp_path, monkeypatch):
-    """A day forward, a day back: what is due each so many minutes is of the monotonic clock."""
+    """A day forward, a day back: checkpoints due every few minutes follow the monotonic clock."""
     jumps = iter([0, 86_400, -86_400] * 10_000)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))

@@ -27,7 +27,7 @@ class Task:
 
     @property
     def chief(self) -> bool:
-        """Whether this process writes what is written once."""
+        """True for the process that writes what is written once."""
         return self.index == 0
 
 

@@ -20,7 +20,7 @@ _RANDOM = random.Random()
 
 @dataclass(frozen=True)
 class Policy:
-    """How long a request is retried while the bucket is busy or out of reach.
+    """Limits of the retries of a request while the bucket is busy or out of reach.
 
     Attributes:
         seconds: after which the last error counts.

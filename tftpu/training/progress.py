@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class RunProgress:
-    """How far a run is, and what it has summed up.
+    """The position of a run, and the sums it has accumulated.
 
     Device loops stop at steps that depend on the options alone, never on when a run was started
     or stopped. So a resumed run adds up the same numbers in the same order.

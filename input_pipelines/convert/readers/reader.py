@@ -64,7 +64,7 @@ class Reader(Protocol):
 
     @property
     def ordered(self) -> bool:
-        """Whether the parts and their order are the same each time."""
+        """True if the parts and their order are the same each time."""
         ...
 
     def examples(self, part: Part) -> Iterator[Example]:
