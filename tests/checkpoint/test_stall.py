@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 
+@pytest.mark.slow
 def test_the_copy_is_one_and_less_than_the_whole_save():
     """The figures are for a quiet machine; here only what holds on any."""
     command = [sys.executable, "-m", "tests.benchmarks.checkpoint_stall", "--parameters=2e7"]

@@ -70,6 +70,7 @@ def test_ghost_batches_equal_one_device_in_training_and_evaluation(parts):
     assert_equal(trained(*parts, norm_batch=4), trained(1, 1, norm_batch=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])
 def test_global_statistics_equal_one_device(count):
     one = trained(1, 1, norm_batch="global")

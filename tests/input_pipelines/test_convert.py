@@ -105,9 +105,11 @@ def test_a_conversion_killed_at_20_random_points_gives_the_same_bytes(pictures, 
     draw, kills, number = random.Random(7), 0, 0
     while kills < 20:
         number += 1
-        # A few kills each, so that all stages are hit, including the last ones.
-        while killed(conversion(f"{number}"), draw.uniform(0, seconds / 2)):
-            kills += 1
+        # A few kills each, so that all stages are hit, including the last ones. Ever later, since a
+        # fork of a large process may take as long as a whole conversion.
+        later = 0.0
+        while killed(conversion(f"{number}"), later + draw.uniform(0, seconds / 2)):
+            kills, later = kills + 1, later + seconds / 10
         assert content(tmp_path / f"{number}") == whole
 
 

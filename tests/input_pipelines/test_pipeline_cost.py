@@ -58,6 +58,7 @@ def costs(folder: Path, batch: int, skipped: int, steps: int, turns: int) -> lis
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_an_epoch_reads_what_there_is_and_takes_the_same_memory_in_all_five(tmp_path):
     folder = made(tmp_path / "data", shards=40, records=100)
     size = sum(path.stat().st_size for path in folder.iterdir())

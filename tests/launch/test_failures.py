@@ -139,6 +139,7 @@ def test_strings_on_the_device():
     assert "dataset.map" in explained("strings", error)
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_host():
     error = raised(tf.zeros, [10**6, 10**7])
     text = explained("host-memory", error)

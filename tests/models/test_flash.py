@@ -152,6 +152,7 @@ def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     assert all(p.seconds > 0 for p in calls)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_a_kernel_larger_than_a_cores_memory_fails_preflight_with_the_alternative():
     tokens = tf.TensorSpec((8, 8192), tf.int32)

@@ -138,6 +138,7 @@ def test_nothing_is_copied_between_the_products():
     assert copying("flash") < 0.1 * copying("plain")
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize(("name", "time"), [("v2-8", 448), ("v3-8", 448), ("v4-8", 500)])
 def test_the_largest_sequences_fit_the_smallest_cores(name, time):

@@ -146,6 +146,7 @@ def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
     assert service.requested("GET", "train-0.*alt=media|buckets.googleapis.*train-0") == 0
 
 
+@pytest.mark.slow
 def test_a_cache_with_room_for_what_is_read_at_once_fetches_again(service, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "PART_BYTES", 100)
     rows = converted(tmp_path, f"gs://{BUCKET}/many", 70)
