@@ -3,6 +3,7 @@
 Tried with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when one of them changes.
 """
 
+import functools
 import re
 from typing import Any
 
@@ -20,6 +21,7 @@ OneDeviceExtended = one_device_strategy.OneDeviceExtended
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 
 
+@functools.cache
 def xla_kernel(op_type: str) -> bool:
     """Returns whether XLA can compile an op.
 

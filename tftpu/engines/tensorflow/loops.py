@@ -40,23 +40,25 @@ def device_loop(
         that the loop waited for its input. Where the host runs ahead of the devices, as on a TPU,
         that is an upper bound of what the devices waited.
     """
-    # Keras traces its layers without AutoGraph, too. No jit_compile: a TPU compiles everything
-    # anyway, and a nested XLA function would run on its host ("could not find registered transfer
-    # manager for platform Host"); on a CPU, XLA's convolutions are the slower ones.
-    function = tf.autograph.experimental.do_not_convert(step)
 
-    @tf.function
+    # No jit_compile: a TPU compiles everything anyway, and a nested XLA function would run on its
+    # host ("could not find registered transfer manager for platform Host"); on a CPU, XLA's
+    # convolutions are the slower ones.
     def loop(iterator, count):
-        waited = tf.zeros((), tf.float64)
-        for _ in tf.range(count):
+        def body(index, waited):
             asked = tf.timestamp()
             with tf.control_dependencies([asked]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 waited += tf.timestamp() - asked
-            strategy.run(function, args=(batch,))
+            strategy.run(step, args=(batch,))
+            return index + 1, waited
+
+        start = tf.constant(0), tf.zeros((), tf.float64)
+        _, waited = tf.while_loop(lambda index, _: index < count, body, start)
         if afterwards is not None:
             strategy.run(afterwards)
         return waited
 
-    return loop
+    # AutoGraph would convert all that is called, which takes longer than to trace it.
+    return tf.function(loop, autograph=False)
