@@ -31,7 +31,7 @@ MISTAKES = [
     ([*TRAIN, "--workdir"], "write --workdir=VALUE"),
     ([*TRAIN, "--virtual_devices=many"], "--virtual_devices=many"),
     ([*TRAIN, "--virtual_devices=0"], "virtual_devices is 0"),
-    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "give one of the two"),
+    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "set only one of them"),
     ([*TRAIN, "--config.train.stepz=5"], "Did you mean 'steps'?"),
     ([*TRAIN, "--config.trian.steps=5"], "Did you mean 'train'?"),
     ([*TRAIN, "--config.train.steps=many"], "a whole number"),

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from tftpu.config import profile_plan
 from tftpu.engines.engine import Tracer
 
-INPUT_WAIT = "tftpu_input_wait"  # the event that holds how long a device loop waited for its input
-LENGTH = 10  # steps of a profile that no window was given for
+INPUT_WAIT = "tftpu_input_wait"  # the event with the time a device loop waited for its input
+LENGTH = 10  # steps of a profile without a planned window
 SLOW_AT_MOST = 5  # profiles of slow loops in a run
 _LOOPS = 100  # device loops before one can be counted among the slowest 1 %
 

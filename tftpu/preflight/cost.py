@@ -67,7 +67,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes that the program needs in all."""
+        """Total bytes that the program needs."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
@@ -306,7 +306,7 @@ def _layer(instruction: Instruction, layers: Collection[str], kind: str = "") ->
 def _all_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction and all that it runs as a fusion, each with its computation."""
+    """Returns an instruction, and those it fuses, each with its computation."""
     found = [(instruction, computation)]
     for outer, _ in found:
         for name in outer.called if outer.opcode == "fusion" else ():

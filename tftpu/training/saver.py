@@ -67,7 +67,7 @@ class Saver:
         if self.saved_step != step:
             self._checkpoints.save(step, self._executor.state(), self._state(), best)
             self.saved_step, self._saved_at = step, time.monotonic()
-        elif best is not None:  # a run that was asked to stop had saved it before its evaluation
+        elif best is not None:  # a run that was asked to stop saved it before evaluating
             self._checkpoints.mark_best(step, best)
 
     def settle(self) -> int | None:

@@ -46,7 +46,7 @@ def _flops(op: tf.Operation) -> int:
 
 
 def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
-    """Returns how often a kernel meets an input along one axis; padding costs nothing."""
+    """Returns the number of kernel positions on real input along one axis, without padding."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0
