@@ -26,7 +26,7 @@ def remat(value: str) -> None:
 
 
 def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises `UserError` if `value` is not among the allowed ones."""
+    """Raises `UserError` if `value` is not allowed."""
     if value not in allowed:
         raise UserError(f"There is no model.{field} {value!r}.{did_you_mean(value, allowed)}")
 

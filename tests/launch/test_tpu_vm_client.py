@@ -126,7 +126,7 @@ def test_kept_it_is_named(service, capsys):
     assert launch("--keep") == 0
     assert len(service.slices) == 1
     said = capsys.readouterr().out
-    assert f"The slice {id_of(service)} is kept, and costs; this deletes it: " in said
+    assert f"The slice {id_of(service)} is kept, and incurs costs; this deletes it: " in said
 
 
 def test_a_run_that_fails_ends_the_rent(service, capsys):
@@ -272,7 +272,8 @@ def test_the_network_is_lost_while_it_trains(service, capsys):
     assert launch() == 2
     said = capsys.readouterr().out
     assert (
-        f"The run may continue, and cost; this deletes it: {delete_command(id_of(service))}" in said
+        "The run may continue, and incur costs; this deletes it: " + delete_command(id_of(service))
+        in said
     )
     assert len(service.slices) == 1  # it may be training well
 
@@ -310,9 +311,8 @@ def test_an_interrupt(service, capsys, monkeypatch, active):
     if active:  # it trains: left alone, and named
         assert code == 0
         assert len(service.slices) == 1
-        assert "The run continues, and costs; " + "this deletes it: " + delete_command(name) in (
-            captured.out
-        )
+        message = f"The run continues, and incurs costs; this deletes it: {delete_command(name)}"
+        assert message in captured.out
     else:  # nothing ran on it
         assert code == 130
         assert not service.slices

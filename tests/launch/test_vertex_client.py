@@ -156,7 +156,8 @@ def test_a_lost_connection_names_the_job_that_may_run(service, capsys, monkeypat
     service.unreachable = 10**6
     assert launch() == 2
     error = capsys.readouterr().err
-    assert f"The job {service.created[0].custom_job.display_name} may run, and cost." in error
+    name = service.created[0].custom_job.display_name
+    assert f"The job {name} may run, and incur costs." in error
     assert "gcloud ai custom-jobs cancel NAME --region=europe-west4" in error
 
 
@@ -205,7 +206,7 @@ def test_an_interrupt_during_the_request_names_the_job(service, capsys, monkeypa
 
     monkeypatch.setattr(client, "create_custom_job", interrupt)
     assert launch() == 2
-    assert "may run, and cost" in capsys.readouterr().err
+    assert "may run, and incur costs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["--project", "--workdir"])

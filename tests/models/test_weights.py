@@ -163,7 +163,7 @@ def test_what_cannot_be_loaded_or_saved_fails_with_the_reason(tmp_path):
         (build("gpt", 1), tmp_path / "no.safetensors", "There is no weight file"),
         (build("gpt", 1), tmp_path, "nor a folder with model.safetensors"),
         (build("gpt", 1), tmp_path / "no.h5", "There is no weight file"),
-        (build("vit", 1), tmp_path / "gpt.safetensors", "of another family"),
+        (build("vit", 1), tmp_path / "gpt.safetensors", "belong to another family"),
         (build("efficientnetv2", 1), tmp_path / "gpt.safetensors", "has no model like"),
         (keras.Sequential(), tmp_path / "gpt.safetensors", "not built by tftpu.models.build"),
     ):

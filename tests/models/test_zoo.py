@@ -140,7 +140,7 @@ def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
 
 
 def test_a_config_without_a_model_is_refused():
-    with pytest.raises(tftpu.UserError, match="no family of the zoo"):
+    with pytest.raises(tftpu.UserError, match="not a family of the zoo"):
         models.build(tftpu.config.Model("mine"))
 
 

@@ -224,8 +224,8 @@ class Trainer:
             step: of the checkpoint; None is the newest.
 
         Raises:
-            UserError: the checkpoint belongs to another model or is damaged; or nothing was trained or
-                evaluated yet.
+            UserError: the checkpoint belongs to another model or is damaged, or nothing was
+                trained or evaluated yet.
         """
         if self.checkpoints is None:
             return None
