@@ -3,7 +3,7 @@
 The contract of an augmentation: for training an image data set calls
 
     (example, seed) -> example      seed (2,), int32: random, a function of the run's seed, the
-                                    epoch and the example alone
+                                    epoch and the example
 
 and for evaluation
 
@@ -18,5 +18,5 @@ batching:
 
 Each host holds a consecutive part of the global batch, of any even size. To give the same result
 on any number of hosts, such a function may mix example j with its neighbour j XOR 1 only, and must
-take whatever the pair shares (such as the box of CutMix) from the seed of the even one.
+derive whatever the pair shares (such as the box of CutMix) from the seed of the even one.
 """

@@ -1,7 +1,7 @@
 """The data sets that come with tftpu, read without TFDS once they are prepared.
 
 TFDS takes about a second to import. A prepared data set is one TFRecord file for each split beside
-a `dataset_info.json`, which TensorFlow alone can read.
+a `dataset_info.json`, which TensorFlow can read without TFDS.
 """
 
 import dataclasses

@@ -31,7 +31,7 @@ class Streamed(Data):
         if self.cache_dir and self.service:
             raise UserError(
                 "data.cache_dir is a folder of the machine that trains, but data.service makes "
-                "other machines read the data: use one of the two."
+                "other machines read the data: use only one of them."
             )
         if self.service and not all(
             re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.services
@@ -43,7 +43,7 @@ class Streamed(Data):
         if self.service and self.on_bad_record == "skip":
             raise UserError(
                 "data.on_bad_record=skip counts bad records in the process that trains, but "
-                "data.service prepares the data in other processes: use one of the two."
+                "data.service prepares the data in other processes: use only one of them."
             )
 
     @property

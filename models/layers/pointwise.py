@@ -89,7 +89,7 @@ class Sum(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)  # scales stay float32
 
     def call(self, inputs: Sequence[Tensor | Term]) -> Tensor:
-        """Adds up tensors of (batch, height, width, filters), and terms that represent such tensors."""
+        """Adds up tensors of (batch, height, width, filters), and terms that represent them."""
         if all(_has_batch_statistics(x) for x in inputs):
             return normalized(*inputs)
         total, *others = (_value(x) for x in inputs)

@@ -238,5 +238,5 @@ def test_without_augmentation_training_equals_evaluation():
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_name(field, value):
-    with pytest.raises(UserError, match=rf"data.augment.{field} is {value}: it must lie between"):
+    with pytest.raises(UserError, match=rf"data.augment.{field} is {value}: it must be between"):
         Augment(**{field: value}).validate()

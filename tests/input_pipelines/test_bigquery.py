@@ -125,7 +125,7 @@ def test_shards_of_a_table_are_the_same_whatever_order_bigquery_gives(service, t
     assert "already" in said[0]
     # The table changes, so its conversion is another data set.
     service.modified += 1
-    with pytest.raises(UserError, match="of other data or options"):
+    with pytest.raises(UserError, match="from other data or options"):
         converter.run(conversion("one"), workers=1)
     with pytest.raises(UserError, match="convert without a runner"):
         beam.run(conversion("beam"), ["--runner=DirectRunner"])
@@ -166,7 +166,7 @@ def test_a_service_that_refuses_fails_with_a_clear_error(service):
     service.breaks, service.code = 100, grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(UserError, match=r"roles/bigquery.dataViewer"):
         bigquery.Table("p.d.t", ("id",)).read()
-    with pytest.raises(UserError, match="The snapshot yesterday is no time"):
+    with pytest.raises(UserError, match="The snapshot yesterday is not a time"):
         bigquery.Table("p.d.t", ("id",), "yesterday")
     with pytest.raises(UserError, match="for a table"):
         bigquery.Table("SELECT 1", (), "2026-11-20")

@@ -163,7 +163,7 @@ def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tm
             holder.communicate("go\n")
 
     converter.run(conversion, workers=1, say=say)
-    assert "Another process converts the same" in said[0]
+    assert "Another process is making this conversion" in said[0]
     assert manifest.read(str(tmp_path)).examples("train") == 60
 
 

@@ -91,7 +91,7 @@ def test_a_mistake_fails_with_a_clear_error(tmp_path, changes, message):
 
 
 def test_files_without_a_manifest_need_a_spec_and_have_to_be_there(tmp_path):
-    with pytest.raises(UserError, match=r"say with data\.spec what a record holds"):
+    with pytest.raises(UserError, match=r"describe its records in data\.spec"):
         input_pipelines.training(settings(tmp_path))
     with pytest.raises(UserError, match="There is no file"):
         input_pipelines.training(settings(tmp_path, spec=SPEC))
@@ -130,7 +130,7 @@ def test_arrays_are_shuffled_and_resume_exactly():
     "arrays, message",
     [
         ((np.zeros(3), np.zeros(4)), "3, 4 examples"),
-        ((np.zeros((0, 2)), np.zeros(0)), "one at least"),
+        ((np.zeros((0, 2)), np.zeros(0)), "at least one"),
         ((np.array(["a"]), np.zeros(1)), "cannot go to a device"),
         ((np.array([1 << 40]), np.zeros(1)), "numbers that do not fit int32"),
     ],

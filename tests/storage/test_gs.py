@@ -174,7 +174,7 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
     [
         ({"data_dir": "/local"}, "for shards in a bucket"),
         ({"cache_gb": 0}, "must be above 0"),
-        ({"service": "grpc://localhost:1"}, "use one of the two"),
+        ({"service": "grpc://localhost:1"}, "use only one of them"),
     ],
 )
 def test_a_cache_that_makes_no_sense_is_refused(tmp_path, changes, sentence):
