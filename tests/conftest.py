@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, before anything uses TensorFlow; a cache folder of the tests' own."""
+"""Eight virtual CPU devices, before anything uses TensorFlow; a cache folder for the tests."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""BigQuery: the real clients against services on loopback; streams that break; what is exact."""
+"""BigQuery: the real clients against services on loopback; broken streams; exact order."""
 
 import datetime
 import json
@@ -42,7 +42,7 @@ def service(monkeypatch):
         yield fake
 
 
-def test_a_table_is_read_whole_in_several_streams(service):
+def test_a_table_is_read_completely_in_several_streams(service):
     columns = bigquery.Table("p.d.t", ("id", "x", "name", "even")).read()
     order = np.argsort(columns["id"])
     assert columns["id"][order].tolist() == list(range(ROWS))
@@ -131,7 +131,7 @@ def test_shards_of_a_table_are_the_same_whatever_order_bigquery_gives(service, t
         beam.run(conversion("beam"), ["--runner=DirectRunner"])
 
 
-def test_half_a_conversion_of_another_session_is_read_again(service, tmp_path, monkeypatch):
+def test_a_partial_conversion_of_another_session_is_read_again(service, tmp_path, monkeypatch):
     options = ReadOptions(features=("id",))
     whole = Conversion("bigquery:p.d.t", str(tmp_path / "whole"), options)
     half = Conversion("bigquery:p.d.t", str(tmp_path / "half"), options)

@@ -66,7 +66,7 @@ def test_a_tfds_data_set_split_by_split_and_converted_again(tmp_path):
         assert pixels == pytest.approx((digits.images * 255 / 16).round().sum(), rel=1e-5)
 
 
-def test_slices_of_a_split_become_splits_of_their_own(tmp_path):
+def test_slices_of_a_split_become_separate_splits(tmp_path):
     for split in ("train[:90%]", "validation=train[90%:]"):
         options = ReadOptions(split=split)
         converter.run(Conversion("tfds:digits", str(tmp_path), options), 1, say=silent)

@@ -29,7 +29,7 @@ def row(*lengths: int) -> dict:
     }
 
 
-def test_positions_and_weights_of_a_row_computed_by_hand():
+def test_positions_and_weights_of_a_row_match_a_worked_example():
     rows = {name: tf.constant(value[None], tf.uint16) for name, value in row(3, 1, 4).items()}
     features, labels, weights = packed_tokens.packed(rows)
     assert features["tokens"].numpy().tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]

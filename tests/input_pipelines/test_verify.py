@@ -1,4 +1,4 @@
-"""`tftpu data verify`: names the file and the record of every damage."""
+"""`tftpu data verify` names the file and the record of all damage."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tftpu status`, `plot` and `profile`: what the files of a workdir tell."""
+"""`tftpu status`, `plot` and `profile`: views of the files of a workdir."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def starved(tmp_path_factory):
 # Status
 
 
-def test_the_status_of_a_finished_run_is_what_its_files_say(run):
+def test_the_status_of_a_finished_run_matches_its_files(run):
     record = status.status(str(run))
     assert (record["state"], record["step"], record["steps"]) == ("finished", 60, 60)
     assert record["checkpoints"]["steps"][-1] == 60
@@ -56,7 +56,7 @@ def test_the_status_of_a_finished_run_is_what_its_files_say(run):
 
 
 def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
-    """Running while the lock is held; crashed once its holder is gone without a word."""
+    """The run is running while the lock is held, and crashed once its holder disappears."""
     with files.claim(str(tmp_path)):
         assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
     record = goodput.read(str(run)).to_json()
@@ -78,7 +78,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
         holder.kill()
         holder.wait()
     assert status.status(str(tmp_path))["state"] == "crashed"
-    with files.claim(str(tmp_path)):  # having looked leaves no lock behind
+    with files.claim(str(tmp_path)):  # status leaves no lock behind
         pass
 
 
@@ -224,7 +224,7 @@ def test_a_profile_names_its_steps_and_the_ops_of_the_model(run):
 
 def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(run, starved):
     waits = profile.read(str(starved))
-    assert waits.input_share > 0.3  # nearly all, but on a machine that is busy elsewhere
+    assert waits.input_share > 0.3  # nearly all, except on a busy machine
     assert "input pipeline" in profile.bound_by(waits)
     assert waits.step_ms[0] > 15
     text = "\n".join(profile.comparison(profile.read(str(run)), waits))

@@ -139,7 +139,7 @@ def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_config_without_a_model_is_refused():
+def test_a_config_without_a_model_fails_with_a_clear_error():
     with pytest.raises(tftpu.UserError, match="not a family of the zoo"):
         models.build(tftpu.config.Model("mine"))
 

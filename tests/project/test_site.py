@@ -1,6 +1,6 @@
-"""The built documentation: nothing of others is loaded, and no page is wider than the screen.
+"""The built documentation: nothing external is loaded, and no page is wider than the screen.
 
-The second is seen with a browser, at the widths of a desktop and of a phone.
+The second is checked with a browser, at the widths of a desktop and of a phone.
 """
 
 import functools
@@ -74,7 +74,7 @@ def browser():
 
 
 def screen(browser, width: int, height: int) -> None:
-    """Gives the browser a screen of a size; a window cannot be as narrow as a phone."""
+    """Sets the browser's screen size; a window cannot be as narrow as a phone."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 

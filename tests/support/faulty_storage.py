@@ -13,7 +13,7 @@ from tftpu.storage import files
 
 
 class KilledError(BaseException):
-    """Stands for the end of the process: nothing after it happens."""
+    """Simulates the end of the process: nothing happens after it."""
 
 
 def like_a_bucket(upload: Callable, path: str, parts) -> None:
