@@ -34,7 +34,7 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
             return code
         saved = (Checkpoints(workdir).steps() or [0])[-1]
         happened = (
-            f"The run ended with {_described(code)}; its newest checkpoint is of step {saved}"
+            f"The run ended with {_described(code)}; its newest checkpoint is at step {saved}"
         )
         if restart > restarts:
             _say(f"{happened}. All {restarts} restarts are used up.")

@@ -11,7 +11,7 @@ and for evaluation
 
 with examples {"image": ..., "label": int32 ()}, the image encoded (a scalar string: JPEG, PNG) or
 decoded (height, width, channels), uint8. The result has the same keys, with an image of static
-shape and a dtype that devices support. Functions of a whole batch (MixUp, CutMix) come after
+shape and a dtype that devices support. Functions of a batch (MixUp, CutMix) come after
 batching:
 
     (batch, seeds) -> batch         seeds (batch, 2), int32, one per example

@@ -114,7 +114,7 @@ class Table:
         return {name: column[order] for name, column in columns.items()}
 
     def _described(self) -> dict[str, Feature]:
-        """Returns the features by the first rows: the schema does not know the length of arrays."""
+        """Returns the features by the first rows: the schema lacks the length of arrays."""
         for part in self.parts:
             for batch in self.batches(part):
                 return {name: _feature(values) for name, values in batch.items()}

@@ -43,7 +43,7 @@ def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         **kwargs: its keyword arguments.
 
     Raises:
-        UserError: refused.
+        UserError: the request was rejected.
         ConnectionLost: no answer came, so it is not known whether the call succeeded.
     """
     from google.api_core import exceptions

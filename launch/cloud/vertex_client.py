@@ -40,7 +40,7 @@ def submit(client: "JobServiceClient", order: Order, created: CustomJob) -> str:
         created: result of `order.custom_job()`.
 
     Raises:
-        UserError: refused; or no answer came, and the job cannot be found either.
+        UserError: the request was rejected, or no answer came and the job cannot be found.
     """
     from google.cloud import aiplatform_v1
     from google.protobuf import json_format

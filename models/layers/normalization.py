@@ -82,7 +82,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         if not isinstance(self.norm_batch, int) or not examples or examples % self.norm_batch:
             raise ValueError(
                 f"norm_batch={self.norm_batch} does not divide the batch of {examples} examples "
-                f"given to layer {self.name!r}: batch statistics need whole groups. Choose a "
+                f"given to layer {self.name!r}: batch statistics need full groups. Choose a "
                 "global batch size that is a multiple of norm_batch x replicas x "
                 "gradient_accumulation_steps."
             )

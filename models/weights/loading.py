@@ -65,7 +65,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         A report of the matched and unmatched names on both sides.
 
     Raises:
-        UserError: there is no such file, or it has another family or other shapes.
+        UserError: there is no such file, it is of another family, or a shape differs.
 
     Example:
         >>> model = tftpu.models.build("resnet50", num_classes=10)

@@ -59,9 +59,9 @@ def test_a_run_that_gains_steps_is_restarted_until_it_is_done(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert lives_left(tmp_path) == 0
-    assert "exit code 255; its newest checkpoint is of step 0. Restart 1 of 5" in said
-    assert "signal SIGKILL; its newest checkpoint is of step 10. Restart 2 of 5" in said
-    assert "exit code 124; its newest checkpoint is of step 20. Restart 3 of 5" in said
+    assert "exit code 255; its newest checkpoint is at step 0. Restart 1 of 5" in said
+    assert "signal SIGKILL; its newest checkpoint is at step 10. Restart 2 of 5" in said
+    assert "exit code 124; its newest checkpoint is at step 20. Restart 3 of 5" in said
 
 
 def test_a_run_that_gains_no_step_is_not_restarted_again(tmp_path):

@@ -45,7 +45,7 @@ class Data:
 
     Attributes:
         name: name of the data set.
-        global_batch_size: examples a step, over all replicas and microbatches.
+        global_batch_size: examples per step, over all replicas and microbatches.
         data_dir: folder of the prepared data; None is the cache folder.
     """
 
@@ -64,7 +64,7 @@ class Optimizer:
 
     Attributes:
         name: one of `OPTIMIZERS`.
-        learning_rate: the peak; at `base_batch_size` examples a step unless `scaling` is "none".
+        learning_rate: the peak; at `base_batch_size` examples per step unless `scaling` is "none".
         scaling: scaling of the learning rate with the global batch: none, linear or sqrt.
         base_batch_size: global batch that `learning_rate` is given for.
         warmup_steps: steps of a linear warmup from 0.

@@ -93,7 +93,7 @@ class Train(TrainOptions):
     """Options of training in a config file: those of a `Trainer`, the length, and the precision.
 
     Attributes:
-        steps: length of the whole run.
+        steps: total length of the run.
         eval_every: steps between evaluations, which Keras calls an epoch; 0 evaluates only at
             the end.
         label_smoothing: share of the label that is spread over all classes.

@@ -207,7 +207,7 @@ def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
     if values is not None and len(values.shape) == 0:
         raise UserError(
             f"The metric {metric.name!r} returns one number for the whole batch. Return one "
-            "value an example, of shape (batch,): padding could not be left out otherwise."
+            "value per example, of shape (batch,): padding could not be left out otherwise."
         )
 
 

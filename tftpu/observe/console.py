@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: one live line; plain lines where there is no terminal."""
+"""Progress of a run on a terminal: one live line, or plain lines without a terminal."""
 
 import sys
 import time
@@ -46,7 +46,7 @@ class Console(writers.Writer):
     """A live line on a terminal, plain lines elsewhere.
 
     Args:
-        steps: of the whole run.
+        steps: total steps of the run.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: no TPU, so the total is shown.
     """
@@ -102,7 +102,7 @@ class LiveLine:
     """The live line, as wide as the terminal is when it is drawn.
 
     Args:
-        steps: of the whole run.
+        steps: total steps of the run.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: the total is shown.
 

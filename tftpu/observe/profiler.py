@@ -77,7 +77,7 @@ class Profiler:
     def note_wait(self, seconds: float) -> None:
         """Writes into a running profile how long the last device loop waited for its input.
 
-        The trace itself shows the threads of the input pipeline, not who waits for them.
+        The trace itself shows the threads of the input pipeline, not what waits for them.
         """
         if self.running:
             self._tracer.note(INPUT_WAIT, microseconds=round(1e6 * seconds))

@@ -95,7 +95,7 @@ class Writers(Writer):
 
 
 class JsonLines(Writer):
-    """`metrics.jsonl`: one JSON object a line.
+    """`metrics.jsonl`: one JSON object per line.
 
     Args:
         path: local or `gs://`.
@@ -113,11 +113,11 @@ class JsonLines(Writer):
 
 
 class LogFile(Writer):
-    """`train.log`: the lines that the console prints where there is no terminal, with the time.
+    """`train.log`: the lines that the console prints without a terminal, with the time.
 
     Args:
         path: local or `gs://`; lines are appended.
-        steps: of the whole run.
+        steps: total steps of the run.
     """
 
     def __init__(self, path: str, steps: int):

@@ -114,7 +114,7 @@ def chunked_crossentropy(
     size = math.ceil(classes / count / LANES) * LANES
 
     def rounded(factor: Tensor) -> Tensor:
-        """Rounds to the compute dtype; products and sums are taken in float32."""
+        """Rounds to the compute dtype; products and sums are computed in float32."""
         return ops.cast(ops.cast(factor, hidden.dtype), "float32")
 
     def chunked(matrix: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ BANDWIDTH_SHARE = 0.8  # fraction of the nominal HBM bandwidth that a good kerne
 VECTOR_PRICE = 0.5  # fraction of the compiler's estimate, for work outside the matrix units
 HOP_SECONDS = 1e-6  # latency between neighbouring chips
 
-# Half the width of the predicted range, as a fraction. The calibration rows lie within the first.
+# Half the width of the predicted range, as a fraction. The calibration rows are within the first.
 RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
 CALIBRATED = ("v2", "v3", "v4")
 

@@ -132,7 +132,7 @@ class Facts:
 
     Attributes:
         step: steps trained.
-        steps: steps of the whole run.
+        steps: total steps of the run.
         global_batch_size: examples of a step.
         chips: TPU chips, or devices where there is no TPU.
         eta_seconds: estimated time to the last step.

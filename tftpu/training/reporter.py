@@ -33,7 +33,7 @@ class RunOutput:
         account: of the run's time.
         hardware: the chips.
         model_flops: returns the model FLOPs of a global batch.
-        global_batch_size: examples a step.
+        global_batch_size: examples per step.
         replicas: number of devices that share a global batch.
         hyperparameters: the settings of the run, by name.
         workdir: written to; None: nothing is.
@@ -64,7 +64,7 @@ class Reporter:
 
     Args:
         output: destinations and fixed facts.
-        steps: length of the whole run.
+        steps: total length of the run.
         start: the step that it begins at.
     """
 

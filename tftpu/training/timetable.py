@@ -13,7 +13,7 @@ class Timetable:
 
     Attributes:
         options: how often things are due.
-        steps: length of the whole run.
+        steps: total length of the run.
         epoch_steps: steps between two evaluations.
 
     Raises:

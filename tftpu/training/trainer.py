@@ -131,7 +131,7 @@ class Trainer:
         Args:
             dataset: batches of the global batch, `(x, y)` or `(x, y, sample_weight)`. A finite one
                 is repeated; one whose order is deterministic resumes where a stopped run left it.
-            steps: length of the whole run; the steps of a checkpoint or an earlier call count.
+            steps: total length of the run; the steps of a checkpoint or an earlier call count.
             validation_data: finite; every example counts once.
             eval_every: steps between two evaluations, which Keras calls an epoch; None: at the
                 end only.

@@ -98,6 +98,6 @@ def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise UserError("There is no terminal to ask on whether to rent it: add --yes.")
+        raise UserError("There is no terminal to ask for confirmation: add --yes.")
     if input("Rent it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise UserError("Not rented.")

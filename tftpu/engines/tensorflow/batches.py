@@ -115,7 +115,7 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
     """Returns a batch of features and labels with the sample weights that `class_weight` implies.
 
     Raises:
-        UserError: the batch does not hold one label an example.
+        UserError: the batch does not hold one label per example.
     """
     if len(batch) != 2 or keras.tree.is_nested(batch[1]):
         raise UserError(
@@ -125,7 +125,7 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
     x, y, *_ = batch
     if y.shape.rank is not None and y.shape.rank > 2:
         raise UserError(
-            f"class_weight needs one label an example, and the labels have the shape {y.shape}: "
+            f"class_weight needs one label per example, and the labels have the shape {y.shape}: "
             "put the weights into the dataset as (features, labels, sample_weight) instead."
         )
     table = np.ones(max(class_weight) + 1, np.float32)

@@ -107,7 +107,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"tpu={name!r} was asked for and cannot be connected to. {_likely_cause(name)} "
+            f"tpu={name!r} was requested, but cannot be connected to. {_likely_cause(name)} "
             f"TensorFlow says: {first}"
         ) from error
 

@@ -152,7 +152,8 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Returns the consecutive shares of one host's replicas, one after the other.
 
-    Every host reads the whole data set, which is endless: only then is the order that of one host.
+    Every host reads the full data set, which is endless: otherwise the order would not be that of
+    one host.
     """
     size = keras.tree.flatten(dataset.element_spec)[0].shape[0]
     share = context.get_per_replica_batch_size(size)

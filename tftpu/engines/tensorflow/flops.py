@@ -55,7 +55,7 @@ def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> 
 
 
 def _einsum(equation: str, shapes: Sequence[Shape]) -> int:
-    """Returns twice the product of all axes; an ellipsis stands for those without a name."""
+    """Returns twice the product of all axes; an ellipsis represents those without a name."""
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:
