@@ -20,6 +20,6 @@ tf.config.set_logical_device_configuration(
 
 @pytest.fixture(autouse=True)
 def _float32():
-    """Every test starts in float32 and leaves no policy behind."""
+    """Resets the dtype policy to float32 after every test."""
     yield
     keras.config.set_dtype_policy("float32")

@@ -13,7 +13,7 @@ ON_BAD_RECORD = ("raise", "skip")
 class Streamed(Data):
     """The options common to all data sets that are read while training; see `pipeline`."""
 
-    shuffle: int = 16_384  # examples shuffled in memory at a time; lists of files are shuffled fully
+    shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled
     on_bad_record: str = "raise"  # skip: a record that cannot be used gets weight 0
     max_bad_records: int = 100  # the run stops after skipping more than this
     service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service`

@@ -133,7 +133,7 @@ def as_yaml(order: Order) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings as blocks, so that the script is readable."""
+    """A dumper of multi-line strings as blocks, so that the script is readable."""
 
 
 _Dumper.add_representer(

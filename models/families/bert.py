@@ -72,7 +72,7 @@ def _add_norm(x: Tensor, y: Tensor, config: "BERT", name: str) -> Tensor:
 
 
 class PositionsAndTypes(layers.Layer):
-    """Adds a learned vector for each position and one for each sentence type.
+    """The sum of its input and a learned vector per position and per sentence type.
 
     Args:
         context: number of positions.

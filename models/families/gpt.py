@@ -68,7 +68,7 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
 
 
 class Positions(layers.Layer):
-    """Adds a learned vector for each position to (batch, time, width).
+    """The sum of (batch, time, width) and a learned vector for each position.
 
     Args:
         context: number of positions.

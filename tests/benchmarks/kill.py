@@ -168,7 +168,7 @@ class Bench:
         self._expected = outcome(whole.workdir)
 
     def killed(self, index: int) -> dict:
-        """A run that is ended by SIGKILL at a random moment."""
+        """Ends a run by SIGKILL at a random moment, and resumes it."""
         rng = random.Random(index)
         workdir, moment = self._root / f"kill-{index}", ("any", "training", "saving")[index % 3]
         while True:
@@ -189,7 +189,7 @@ class Bench:
         return {**result, "equal": self._goes_on(workdir)}
 
     def stopped(self, index: int) -> dict:
-        """A run that is ended by SIGTERM at a random moment of the training."""
+        """Ends a run by SIGTERM at a random moment of the training, and resumes it."""
         rng = random.Random(10_000 + index)
         workdir = self._root / f"term-{index}"
         while True:

@@ -114,7 +114,7 @@ def _start(importtime: bool) -> tuple[float, dict[str, Any], str]:
 
 
 class _Child:
-    """Runs the command, with marks between the parts, and ends after the first device loop."""
+    """A run of the command, with marks between the parts, up to the first device loop."""
 
     def __init__(self, folder: str):
         self._folder = Path(folder)

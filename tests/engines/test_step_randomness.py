@@ -11,7 +11,7 @@ BATCH, FEATURES, KEEP = 64, 400, 0.7
 
 
 class Negative(keras.losses.Loss):
-    """Returns minus the sum of the outputs, whose gradient is -1."""
+    """Minus the sum of the outputs, whose gradient is -1."""
 
     def call(self, y_true, y_pred):
         return -keras.ops.sum(y_pred, axis=-1)

@@ -19,7 +19,7 @@ FEATURES = {"x": Feature("int32")}
 
 @pytest.fixture(scope="module")
 def machines():
-    """The addresses of two services, each a process started as a user would."""
+    """Yields the addresses of two services, each in a process started as a user would."""
     command = [sys.executable, "-m", "tftpu.input_pipelines.service", "--port=0"]
     command += ["--host=localhost"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

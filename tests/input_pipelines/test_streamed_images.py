@@ -249,7 +249,7 @@ def test_a_mistake_fails_with_a_clear_error(folder, changes, message):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """ImageNet by TFDS's own builder, from synthetic tars: 4 classes of 8, 12 to evaluate."""
+    """Prepares ImageNet with TFDS's builder from synthetic tars: 4 classes of 8, 12 to evaluate."""
     root = tmp_path_factory.mktemp("tfds")
     manual = root / "downloads" / "manual"
     manual.mkdir(parents=True)

@@ -334,7 +334,7 @@ def test_gke(laptop):
 
 
 def run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess:
-    """The command itself, on this machine."""
+    """Runs the command itself on this machine."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     program = "import sys; from tftpu.launch.main import run; sys.argv[0] = 'tftpu'; run()"
     return subprocess.run(

@@ -39,7 +39,7 @@ def weights(workdir, step: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """The workdir of 60 steps on the digits."""
+    """Returns the workdir of 60 steps on the digits."""
     workdir = tmp_path_factory.mktemp("pretrained")
     run(workdir, 60)
     return workdir

@@ -23,7 +23,7 @@ from tftpu.storage import files
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of 60 steps, five of them profiled."""
+    """Returns the workdir of a finished run of 60 steps, five of them profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "fast"
     trainer = make_trainer(compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45")
     trainer.fit(data().cache().repeat(), 60, validation_data=data(), eval_every=30)
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory):
-    """A run whose input takes 20 ms a batch, with a profile of 20 steps."""
+    """Returns the workdir of a run with 20 ms of input per batch, with a profile of 20 steps."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
     trainer = make_trainer(compiled(), workdir, log_every=5, profile="10:30")
     trainer.fit(data().cache().repeat().map(slowly), 40)
@@ -126,7 +126,7 @@ def test_the_curves_are_those_of_the_metrics_file(run):
 
 
 def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
-    """The panels of a picture by their titles."""
+    """Returns the panels of a picture by their titles."""
     from matplotlib import pyplot
 
     figures = []

@@ -48,7 +48,7 @@ PUBLISHED = {
 
 
 def without_weights(name: str) -> keras.Model:
-    """The model with variables that have a shape and no value: an 8B model takes no memory."""
+    """Returns the model with variables without values: an 8B model takes no memory."""
     with keras.StatelessScope(initialize_variables=False):
         model = models.build(name)
     keras.utils.clear_session()  # or the next scope would initialise them after all

@@ -38,7 +38,7 @@ return {text: text.join(' ').replace(/\\s+/g, ' '), images: images};
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A finished run on handwritten digits, with evaluations and a profile."""
+    """Returns the workdir of a run on handwritten digits, with evaluations and a profile."""
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("tensorboard")
@@ -63,7 +63,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(workdir):
-    """The address at which TensorBoard shows the run."""
+    """Yields the address at which TensorBoard shows the run."""
     command = [sys.executable, "-m", "tensorboard.main", "--load_fast=false", "--port=0"]
     server = subprocess.Popen(
         [*command, f"--logdir={workdir}"],

@@ -121,7 +121,7 @@ def test_the_log_holds_the_lines_printed_without_a_terminal(tmp_path, capsys):
 
 
 def hyperparameters(folder) -> dict[str, Any]:
-    """The settings that the HParams tab shows of a folder, in the order of its columns."""
+    """Returns the settings of a folder in the HParams tab, in the order of its columns."""
     found: dict[str, Any] = {}
     for path in folder.glob("events*"):
         for record in tf.data.TFRecordDataset(str(path)):

@@ -39,7 +39,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site) -> list[str]:
-    """The addresses of all pages below the site's root."""
+    """Returns the addresses of all pages below the site's root."""
     found = [path.relative_to(site).as_posix() for path in site.rglob("index.html")]
     assert len(found) > 20
     return sorted(found)

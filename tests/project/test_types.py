@@ -47,7 +47,7 @@ THEIRS = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """The package as it is installed: the checkout's folders below `tftpu`."""
+    """Lays out the package as installed, with the checkout's folders below `tftpu`."""
     import shutil
 
     from tests.support.imports import FOLDERS, ROOT

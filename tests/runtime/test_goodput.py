@@ -54,7 +54,7 @@ def start(workdir, stop_at: int) -> subprocess.Popen:
 
 @pytest.fixture(scope="module")
 def killed_and_resumed(tmp_path_factory):
-    """The account of a run killed at step 33, 13 after its checkpoint, and its true wall time."""
+    """Returns the account and wall time of a run killed at step 33, 13 after its checkpoint."""
     workdir = tmp_path_factory.mktemp("goodput")
     began = time.time()
     first = start(workdir, 33)

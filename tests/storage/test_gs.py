@@ -111,7 +111,7 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
 
 
 def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
-    """Packed text in a number of shards."""
+    """Converts text to a number of packed shards."""
     for number in range(shards):
         (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
     options = ReadOptions(context=50)
@@ -121,7 +121,7 @@ def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
 
 @pytest.fixture
 def rows(service, tmp_path, monkeypatch):
-    """Packed text in 6 shards in the bucket."""
+    """Returns packed text in 6 shards in the bucket."""
     monkeypatch.setattr(text, "PART_BYTES", 5_000)
     return converted(tmp_path, f"gs://{BUCKET}/rows", 6)
 

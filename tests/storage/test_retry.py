@@ -13,7 +13,7 @@ def _short(monkeypatch):
 
 
 def failing(*errors: Exception):
-    """A request that raises errors in turn, and then succeeds."""
+    """Returns a request that raises errors in turn, and then succeeds."""
     left = list(errors)
 
     def request() -> str:

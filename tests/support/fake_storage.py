@@ -195,7 +195,7 @@ def serving() -> Iterator[FakeStorage]:
 
 @contextlib.contextmanager
 def running(handler: type) -> Iterator[int]:
-    """A server on loopback, and its port."""
+    """Runs a server on loopback; yields its port."""
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     httpd.daemon_threads = True
     threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
@@ -210,7 +210,7 @@ def running(handler: type) -> Iterator[int]:
 
 
 def _incomplete(response, storage, upload_id, fallback_end=0):
-    """A resumable upload without a stored byte has no Range."""
+    """Answers without a Range while a resumable upload has no stored byte."""
     response.status = objects.GoogleHTTPStatus.RESUME_INCOMPLETE
     received = storage.get_resumable_byte_count(upload_id)
     if received:
@@ -233,7 +233,7 @@ def _add(
 
 
 def _read_data(handler, query, emulators=server._read_data):
-    """An empty file may be uploaded."""
+    """Reads data, which may be empty."""
     data = emulators(handler, query)
     return b"" if data is None and query.get("uploadType") == ["media"] else data
 

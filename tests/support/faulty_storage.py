@@ -25,7 +25,7 @@ def like_a_bucket(upload: Callable, path: str, parts) -> None:
 
 
 class Storage:
-    """Counts operations and makes some fail.
+    """A storage that counts operations and makes some fail.
 
     Args:
         fails: the number of the first operation that fails; 0: none.

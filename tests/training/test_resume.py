@@ -30,7 +30,7 @@ class CutError(Exception):
 
 
 class CutAfter(keras.callbacks.Callback):
-    """Ends the run at the first device loop that reaches a step."""
+    """A callback that ends the run at the first device loop that reaches a step."""
 
     def __init__(self, step: int):
         super().__init__()

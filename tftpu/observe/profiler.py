@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles steps. While a profile runs, every step is its own device loop, with a marker.
+    """A profiler of steps. While it records, every step is its own device loop, with a marker.
 
     Args:
         logdir: the folder that TensorBoard reads; None: nothing is profiled.

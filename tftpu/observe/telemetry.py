@@ -26,7 +26,7 @@ _TPU_METRICS = (
 
 
 class Telemetry:
-    """Samples the machine every few seconds in a separate thread.
+    """A thread that samples the machine every few seconds.
 
     Args:
         workdir: its disk is measured, unless it is remote.

@@ -72,7 +72,7 @@ def check(
 
 
 class Examiner:
-    """Checks one model on several slices. Slices with equally many replicas share a lowered step.
+    """A check of one model on several slices; equal numbers of replicas share a lowered step.
 
     Args:
         model_fn: returns a newly built and compiled Keras model.

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Clock:
-    """Assigns every second of a process to exactly one part, and measures throughput.
+    """A clock that assigns every second of a process to one part, and measures throughput.
 
     The parts sum to the wall time by construction: one of them is always current. Throughput
     counts device loops only: the first one, which compiles, evaluations, checkpoints and profiled

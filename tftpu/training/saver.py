@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Saves the checkpoints of a run; does nothing on hosts that do not write.
+    """The writer of a run's checkpoints; it does nothing on hosts that do not write.
 
     Args:
         checkpoints: of the workdir; None: this process writes none.

@@ -49,7 +49,7 @@ class Description(NamedTuple):
 
 
 class ShareGradients:
-    """Computes losses and gradients of one replica's share, in replica context.
+    """The computation of losses and gradients of one replica's share, in replica context.
 
     Args:
         state: the variables.
