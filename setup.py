@@ -19,7 +19,7 @@ PACKAGE_DIR = {
 
 
 def packages() -> list[str]:
-    """Every folder with an `__init__.py`, under the name that it is imported by."""
+    """Returns every folder with an `__init__.py`, under its import name."""
     found = []
     for name, folder in PACKAGE_DIR.items():
         for init in sorted((ROOT / folder).rglob("__init__.py")):

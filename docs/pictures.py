@@ -1,4 +1,4 @@
-"""Makes the pictures of README and of the documentation: `make pictures`.
+"""Generates the pictures of README and of the documentation: `make pictures`.
 
 python docs/pictures.py            all of them, which takes the TPU compiler some minutes
 python docs/pictures.py rooms      one of them: curves, preflight or rooms
@@ -124,7 +124,7 @@ FLOORS = (
         ),
     ),
     (
-        "the seam, and what stands on it",
+        "the engine protocol, and its users",
         (
             ("tftpu.engines.engine", "the protocol:|Engine, Leaf"),
             ("tftpu.checkpoint", "manifests,|the copy in host memory"),
@@ -133,7 +133,7 @@ FLOORS = (
         ),
     ),
     (
-        "the ground",
+        "foundations",
         (
             ("tftpu.optim", "optimizers,|losses, metrics"),
             ("tftpu.config", "dataclasses,|validation"),

@@ -6,10 +6,10 @@
 
 `training(data, seed)` returns an object with `global_batch_size`; `count`, the examples of an
 epoch; and `starting_at(step, host, hosts)`, an endless dataset of global batches or of one host's
-part of each. A step's examples depend on the data, the seed, the global batch size and the step
-alone; `reading.order` explains how, and `pipeline` which stages keep it so. `evaluation` yields
-every example of the evaluation split once. `batch_spec` returns shapes and dtypes without reading
-an example. `sources` has the classes that describe data.
+part of each. A step's examples depend only on the data, the seed, the global batch size and the
+step; `reading.order` explains how, and `pipeline` how the later stages preserve this. `evaluation`
+yields every example of the evaluation split once. `batch_spec` returns shapes and dtypes without
+reading an example. `sources` has the classes that describe data.
 
 Imports no TensorFlow until one of the functions is called.
 """

@@ -1,8 +1,8 @@
-"""Batches for a device from a source's records: parsed, prepared, batched, from any step on.
+"""Batches for a device from a source's records: parsed, prepared and batched, starting at any step.
 
-A run that stopped at step k and resumes sees exactly what it would have seen: the source draws
-records by position (`reading.order`); every later stage keeps their order (each parallel stage is
-deterministic) and works on one example with a seed of its own, or on neighbours in a batch. No
+A run that stopped at step k and resumes sees exactly the examples it would have seen: the source
+draws records by position (`reading.order`); every later stage keeps their order (each parallel
+stage is deterministic) and works on one example with its own seed, or on neighbours in a batch. No
 state passes from one batch to the next, so nothing has to be saved.
 
 A record that cannot be read or prepared (bad checksum, truncated JPEG, wrong feature, class id out

@@ -1,11 +1,11 @@
-"""tf.data service: other machines prepare the data of this one, in the same order.
+"""tf.data service: other machines prepare the data for this one, in the same order.
 
     python -m tftpu.input_pipelines.service --port=5000 --host=10.0.0.3        # on each of them
     tftpu train ... --config.data.service=grpc://10.0.0.3:5000,grpc://10.0.0.4:5000
 
 Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. Each
-machine is a service of its own, a dispatcher with one worker, because the elements of several
-workers of one dispatcher come in no fixed order. The training machine takes one step from each in
+machine is a separate service, a dispatcher with one worker, because the elements of several
+workers of one dispatcher arrive in no fixed order. The training machine takes one step from each in
 turn, so the stream is that of a run without a service, from any step on. If a machine dies, the
 run stalls or stops; once it is back, the same command resumes from the checkpoint.
 """

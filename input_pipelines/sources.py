@@ -149,7 +149,7 @@ class StreamedImages(Streamed, ReadableData):
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
     image_dtype: str = "float32"  # of the model's input; uint8: pixels from 0 to 255
-    download: bool = False  # format tfds: TFDS may download and prepare what is missing
+    download: bool = False  # format tfds: TFDS may download and prepare missing data
 
     def validate(self) -> None:
         super().validate()
@@ -223,7 +223,7 @@ class Tokens(Streamed, ReadableData):
         if bool(self.data_dir) == bool(self.train_text):
             raise UserError(
                 "Give data.data_dir, a folder of packed shards, or data.train_text, a pattern of "
-                "text files: one of the two."
+                "text files, but not both."
             )
         if self.train_text and not self.eval_text:
             raise UserError("data.eval_text is empty: give a pattern of text files to evaluate on.")
@@ -361,7 +361,7 @@ class Synthetic(ReadableData):
 
 @dataclasses.dataclass
 class BigQuery(ReadableData):
-    """Rows of BigQuery, held in memory; see `datasets.bigquery` for what is exact.
+    """Rows of BigQuery, held in memory; see `datasets.bigquery` for the guarantees.
 
     Args:
         train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.

@@ -1,1 +1,1 @@
-"""The command line, the experiments, and the ways to where TPUs are."""
+"""The command line, the configs, and the launchers for Google Cloud."""

@@ -25,7 +25,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     """Prints milliseconds per step of each contestant, and the ratios between them.
 
     Args:
-        experiment: validated, without regard to the devices that there are.
+        experiment: validated, but not yet for the available devices.
         name: name of the config.
         compare: time Keras's own `fit` as well.
     """
@@ -33,7 +33,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment.train.checkpoint_every = 0
-    # A turn lasts from one line of the log to the next, so that it holds all that `train` does.
+    # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
     contestants: dict[str, Contestant] = {
         "trainer": lambda turn: _trainer(experiment, engine, turn),
@@ -58,7 +58,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
 
 
 def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, list[float]]:
-    """Runs the contestants in turn, over and over, each in a thread of its own.
+    """Runs the contestants in turn, repeatedly, each in its own thread.
 
     Args:
         contestants: by name; each calls the `Turn` that it is given after every step or device
@@ -82,7 +82,7 @@ def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, li
 
 
 class Over(BaseException):
-    """Ends a contestant's thread from within."""
+    """Raised in a contestant's thread to end it."""
 
 
 class Turn:
@@ -161,7 +161,7 @@ class CallTurn(keras.callbacks.Callback):
 
 
 def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
-    """Does all that `tftpu train` does in a step: pipeline, device loop, log, events."""
+    """Runs everything that `tftpu train` runs in a step: pipeline, device loop, log, events."""
     with tempfile.TemporaryDirectory() as workdir:
         with engine.scope():
             trainer = build.build_trainer(experiment, workdir)
@@ -194,7 +194,7 @@ def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> 
 
 
 def _pipeline(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
-    """Runs the input pipeline alone."""
+    """Runs only the input pipeline."""
     for _ in engine.batches(build.training_data(experiment), 0):
         turn(1)
 

@@ -26,7 +26,7 @@ class Published:
         optimizer: name of the optimizer.
         step_ms: milliseconds per training step.
         source: publication.
-        note: anything besides training steps that the time includes.
+        note: anything other than training steps that the time includes.
     """
 
     slice: str

@@ -16,7 +16,7 @@ def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], w
     """Returns the closing block of a run.
 
     Args:
-        experiment: what was trained.
+        experiment: the experiment of the run.
         trainer: after `fit`.
         results: the metrics of the last evaluation.
         workdir: folder of the run.

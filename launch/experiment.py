@@ -1,4 +1,4 @@
-"""Builds what an `Experiment` describes: the compiled model, the data and the trainer."""
+"""Builds the compiled model, the data and the trainer that an `Experiment` describes."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
 
 
 def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
-    """Returns the fields of an experiment that are set, by their path: "optimizer.name"."""
+    """Returns the fields of an experiment that have a value, by path: "optimizer.name"."""
     found = {
         f"{group}.{field}": value
         for group, fields in dataclasses.asdict(experiment).items()

@@ -1,6 +1,6 @@
 """Explains known error messages of TensorFlow, XLA and libtpu.
 
-One table. A row matches a message by words that do not change between versions; the first row that
+One table. A row matches a message by words that are stable across versions; the first row that
 matches explains it.
 """
 
@@ -93,7 +93,7 @@ FAILURES = (
         r"Attempting to (?:allocate|reserve) (?P<used>[\d.]+\w?)\b.*?That was not possible\. "
         r"There are (?P<limit>[\d.]+\w?) free",
         "The memory of the TPU is full: {used} were requested and {limit} are free.",
-        "Something besides the step holds memory: a second model, another program in this process, "
+        "Something other than the step uses memory: a second model, another program here, "
         "results kept on the device. Otherwise halve config.data.global_batch_size, or double "
         "config.train.gradient_accumulation_steps.",
     ),
@@ -101,7 +101,7 @@ FAILURES = (
         "premapped-buffer",
         r"Failed to allocate using premapped buffer|premapped allocation failed"
         r"|Allocating buffer from premapped region failed",
-        "The host memory through which data goes to the TPU (the premapped buffer) is full.",
+        "The host memory for transfers to the TPU (the premapped buffer) is full.",
         "Enlarge it before the run, such as `export TPU_PREMAPPED_BUFFER_SIZE=17179869184` (bytes, "
         "a power of two), or feed smaller batches.",
     ),
@@ -164,7 +164,7 @@ FAILURES = (
     Failure(
         "norm-batch",
         r"norm_batch=\d+ does not divide the batch of \w+ examples given to layer '[^']+'",
-        "A layer with batch statistics over fixed groups got a batch that is no multiple of the "
+        "A layer with batch statistics over fixed groups got a batch that is not a multiple of the "
         "group.",
         "Make the global batch a multiple of norm_batch x replicas x microbatches.",
     ),
@@ -205,7 +205,7 @@ _NOT_A_LAYER = re.compile(
 
 
 def explain(error: BaseException) -> str | None:
-    """Explains a failure and what to do, with its message below; returns None if it is unknown.
+    """Returns an explanation of a failure, with its message below; None if it is unknown.
 
     Args:
         error: the exception.

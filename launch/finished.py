@@ -1,4 +1,4 @@
-"""The run in a workdir: its experiment, and its trainer with the best checkpoint."""
+"""A run in a workdir: its experiment, and its trainer with the best checkpoint."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,7 @@ class Restored(NamedTuple):
 
 
 def experiment_of(workdir: str) -> Experiment:
-    """Loads the experiment of a workdir; its devices are chosen anew.
+    """Loads the experiment of a workdir; its devices are selected again.
 
     Raises:
         UserError: there is no run in the workdir.

@@ -1,11 +1,11 @@
 """The command line: `tftpu COMMAND --flag=value`.
 
-A command is a file of `launch/commands/`; its docstring says how one is written. This module
+A command is a file of `launch/commands/`, whose docstring describes how to write one. This module
 finds the file, parses its flags, runs it, and turns exceptions into exit codes:
 
     0    done
-    1    our mistake, with a traceback
-    2    the user's mistake, with one clear message
+    1    a bug of ours, with a traceback
+    2    a mistake of the user's, with one clear message
     69   another host of the run was lost
     75   stopped and safely saved: run the same command again
     124  the run hung, and --watchdog ended it
@@ -43,7 +43,7 @@ class Command:
     """A command of the command line.
 
     Attributes:
-        name: what follows `tftpu`, such as "train" or "data check".
+        name: the words after `tftpu`, such as "train" or "data check".
         summary: one line.
         description: further paragraphs of its help, "" if there are none.
         example: one or more command lines.
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a command.
 
     Args:
-        arguments: what follows `tftpu` on the command line.
+        arguments: the words after `tftpu` on the command line.
 
     Returns:
         The exit code.

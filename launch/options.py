@@ -24,7 +24,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_flags
 
 HELP = ("-h", "--help", "-help", "--helpfull")
-OVERRIDE = "config."  # what the names of overrides begin with, as --config.train.steps
+OVERRIDE = "config."  # prefix of the names of overrides, as in --config.train.steps
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SPEC = "tftpu_flag"  # the key of a field's metadata
 
@@ -49,10 +49,10 @@ class Flag:
         help: one line.
         shown: the default as the help shows it, "" if it shows none.
         metavar: placeholder of the value in the help, such as "FILE".
-        required: whether a command line without the flag is refused.
-        hint: further words for that error, computed when it happens.
+        required: whether a command line without the flag is an error.
+        hint: returns further text for that error.
         minimum: lowest value allowed; None if there is no limit.
-        positional: whether the value stands alone, without `--name`.
+        positional: whether the value is given without `--name`.
         several: whether a positional argument takes several values.
     """
 
@@ -105,7 +105,7 @@ def flag(
         help: one line, without the default.
         minimum: lowest value allowed.
         metavar: placeholder of the value in the help.
-        shown: the default as the help shows it, where the value itself says too little.
+        shown: the default as the help shows it, where the value itself is not clear.
     """
     spec = _Spec(help, shown, metavar, minimum=minimum)
     return dataclasses.field(default=default, metadata={_SPEC: spec})
@@ -162,7 +162,7 @@ def takes_config(options: type[Options]) -> bool:
 
 
 def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyOptions:
-    """Parses what follows the command's name on the command line.
+    """Parses the words after the command's name on the command line.
 
     Args:
         command: its name, for error messages.
@@ -170,7 +170,7 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
         words: the arguments.
 
     Raises:
-        UserError: an unknown flag, a value of the wrong type, something missing or too much.
+        UserError: an unknown flag, a value of the wrong type, or missing or superfluous words.
     """
     flags = {flag.name: flag for flag in flags_of(options)}
     named, overrides, alone = _split(command, flags, words)
@@ -205,7 +205,7 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
 
 
 def words_of(options: Options) -> list[str]:
-    """Returns the arguments that `parse` makes these options of; defaults are left out."""
+    """Returns the arguments that `parse` turns into these options; defaults are left out."""
     words = []
     for flag in flags_of(type(options)):
         value = getattr(options, flag.name)
@@ -220,7 +220,7 @@ def words_of(options: Options) -> list[str]:
 def _split(
     command: str, flags: Mapping[str, Flag], words: Sequence[str]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Splits words into flags (as --name=value), overrides (likewise) and what stands alone."""
+    """Splits words into flags (as --name=value), overrides (likewise) and positional values."""
     named, overrides, alone = [], [], []
     rest = list(words)
     while rest:

@@ -112,7 +112,7 @@ def _options(experiment: Experiment) -> "PreflightOptions":
         recomputing=_recomputing(experiment),
     )
     norm_batch = getattr(experiment.model, "norm_batch", None)
-    if isinstance(norm_batch, int):  # batch statistics need whole groups of examples
+    if isinstance(norm_batch, int):  # batch statistics need full groups of examples
         options.batch_unit = norm_batch
     return options
 

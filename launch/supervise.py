@@ -13,7 +13,7 @@ _LONGEST_WAIT = 60.0
 
 
 def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0) -> int:
-    """Runs a command until it succeeds, makes no progress, or the restarts are used up.
+    """Runs a command until it succeeds, makes no progress, or runs out of restarts.
 
     Signals are forwarded to the command, which is not restarted after one.
 
@@ -34,7 +34,7 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
             return code
         saved = (Checkpoints(workdir).steps() or [0])[-1]
         happened = (
-            f"The run ended with {_described(code)}; its newest checkpoint is of step {saved}"
+            f"The run ended with {_described(code)}; its newest checkpoint is at step {saved}"
         )
         if restart > restarts:
             _say(f"{happened}. All {restarts} restarts are used up.")
@@ -51,7 +51,7 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
 
 
 class _Child:
-    """The command in a process group of its own, so that a terminal's Ctrl-C arrives once."""
+    """A command in its own process group, so that a terminal's Ctrl-C arrives once."""
 
     def __init__(self, command: list[str]):
         self._command = command

@@ -1,4 +1,4 @@
-"""`tftpu train` once its options are checked: from an experiment to a trained model."""
+"""Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
 import keras
 
@@ -15,7 +15,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     """Trains an experiment up to its steps, and prints the closing block.
 
     Args:
-        experiment: validated, without regard to the devices that there are.
+        experiment: validated, but not yet for the available devices.
         workdir: folder of the run, local or `gs://`, claimed by this process.
     """
     engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
@@ -32,7 +32,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
-    # Only now: a run that was refused must not claim the workdir for its configuration.
+    # Only now: a run that fails its checks must not claim the workdir.
     if chief:
         files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
     history = trainer.fit(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Buildable(Protocol):
-    """Hyper-parameters that can build their model, as those of the zoo do."""
+    """Hyper-parameters with a method that builds their model, as in the zoo."""
 
     def build(self) -> "keras.Model":
         """Returns the model, not compiled."""
@@ -33,7 +33,7 @@ def names() -> list[str]:
 
 
 def config(name: str, **fields: Any) -> Model:
-    """Returns the hyper-parameters of a published size, changed where `fields` says so.
+    """Returns the hyper-parameters of a published size, with `fields` changed.
 
     Raises:
         UserError: an unknown name or field; the message suggests the likeliest one.
@@ -71,8 +71,8 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
         )
     if not isinstance(model, Buildable):
         raise UserError(
-            f"{type(model).__name__} has no method build(), so it is no family of the zoo: add one "
-            "that returns a Keras model."
+            f"{type(model).__name__} has no method build(), so it is not a family of the zoo: add "
+            "one that returns a Keras model."
         )
     return model.build()
 

@@ -26,7 +26,7 @@ def remat(value: str) -> None:
 
 
 def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises `UserError` if `value` is not among the allowed ones."""
+    """Raises `UserError` if `value` is not allowed."""
     if value not in allowed:
         raise UserError(f"There is no model.{field} {value!r}.{did_you_mean(value, allowed)}")
 
@@ -73,6 +73,6 @@ def norm_batch(value: int | str, share: Share) -> None:
         raise UserError(
             f"model.norm_batch={value} does not divide the {share.examples} examples that each of "
             f"{share.replicas} replicas holds in each of {share.gradient_accumulation_steps} "
-            "microbatches: batch statistics need whole groups. Use a divisor of that number, or a "
+            "microbatches: batch statistics need full groups. Use a divisor of that number, or a "
             "larger data.global_batch_size."
         )

@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, before anything uses TensorFlow; a cache folder of the tests' own."""
+"""Eight virtual CPU devices, before anything uses TensorFlow; a cache folder for the tests."""
 
 import os
 import tempfile
@@ -20,6 +20,6 @@ tf.config.set_logical_device_configuration(
 
 @pytest.fixture(autouse=True)
 def _float32():
-    """Every test starts in float32 and leaves no policy behind."""
+    """Resets the dtype policy to float32 after every test."""
     yield
     keras.config.set_dtype_policy("float32")

@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
+if not TYPE_CHECKING:  # type checkers then report undefined names
 
     def __getattr__(name: str) -> object:
         if name in _LAZY:

@@ -1,11 +1,11 @@
-"""Exceptions that end a run for a reason that people should read, without a traceback."""
+"""Exceptions that end a run with a clear message instead of a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. The command line prints it alone and exits with 2."""
+    """A mistake that the user can fix. The command line prints its message and exits with 2."""
 
 
 class Preempted(Exception):  # noqa: N818 (an outcome, not an error)

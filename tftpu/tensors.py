@@ -8,7 +8,7 @@ import keras
 Tensor = Any
 # A nest (list, tuple, dict) of tensors, arrays or specs, as a Keras model takes and returns them.
 Nest = Any
-# `keras.ops`: its inferred return types include None, which no caller of it ever gets.
+# `keras.ops`: its inferred return types include None, which callers never get.
 ops: Any = keras.ops
-# A Keras initializer; Keras annotates its layers as if they took only names of them.
+# A Keras initializer; Keras's layers are annotated to accept only names.
 Initializer = Any

@@ -1,6 +1,6 @@
 """Writes the command reference and the tables of config fields while the site is built.
 
-A page asks for them by a line of its own: `{{ commands }}`, or `{{ fields tftpu.config.Train }}`.
+A page requests them with a separate line: `{{ commands }}`, or `{{ fields tftpu.config.Train }}`.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 def entries() -> list[Entry]:
     """Returns the commands of `tftpu` in the order of its help, read from the command table.
 
-    The only place that knows how `tftpu.launch.main` describes a command.
+    Only this function depends on how `tftpu.launch.main` describes a command.
     """
     from tftpu.launch import main
 
@@ -100,7 +100,7 @@ def fields(path: str) -> str:
 
 
 def _meanings(cls: type) -> dict[str, str]:
-    """Returns what the docstring's Attributes or Args, or a comment, say of each field."""
+    """Returns each field's description, from the docstring's Attributes or Args, or a comment."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         if dataclasses.is_dataclass(base):
@@ -161,7 +161,7 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text as a sentence of a table's cell: one line, nothing but `code` marked up."""
+    """Formats a text for a table cell: one line, with only `code` marked up."""
     return _sentence(_escaped(" ".join(text.split())))
 
 

@@ -1,4 +1,4 @@
-"""Random numbers as a function of a seed alone: for one example, or for a batch at once.
+"""Random numbers that depend only on a seed: for one example, or for a batch at once.
 
 TensorFlow's stateless ops take one seed per call, which would mean one call per example. These
 functions hash the seed, the purpose of the numbers and their index (FarmHash, as in
@@ -19,7 +19,7 @@ def uniform(seeds: Tensor, count: int, purpose: str) -> Tensor:
 
     Args:
         seeds: (..., 2), int32; at most one leading dimension.
-        count: of the numbers for each seed.
+        count: numbers for each seed.
         purpose: such as "crop"; numbers for different purposes are independent.
 
     Returns:

@@ -1,7 +1,7 @@
 """The augmentation of single images, by the settings in `settings.Augment`.
 
 Training, in this order: a random crop, resized; flip; RandAugment; colours; erasing. Evaluation: a
-central crop. Everything in uint8, one byte per value; pipelines scale the finished batch. Every
+central crop. Everything is in uint8, one byte per value; pipelines scale the finished batch. Every
 random choice is a function of the example's seed, which depends on the run's seed, the epoch and
 the example: neither the order of the work nor the number of hosts changes it.
 
@@ -37,7 +37,7 @@ def training(settings: Augment, size: int, channels: int) -> Callable[[Example, 
     """
 
     def augmented(example: Example, seed: Tensor) -> Example:
-        # One call: besides decoding, the number of operations determines the time.
+        # One call: apart from decoding, the number of operations determines the time.
         numbers = draws.uniform(seed, decode.NUMBERS + 1, "crop and flip")
 
         def window(height: Tensor, width: Tensor) -> decode.Window:

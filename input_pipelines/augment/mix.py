@@ -1,4 +1,4 @@
-"""MixUp, CutMix, soft labels and space-to-depth: operations on a whole batch.
+"""MixUp, CutMix, soft labels and space-to-depth: operations on a batch.
 
 An example is mixed with its neighbour, j with j XOR 1, by numbers from its own seed. Shuffling
 gives random neighbours, new ones each epoch; and a host that holds a part of a batch, of any even

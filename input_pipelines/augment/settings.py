@@ -39,5 +39,5 @@ class Augment:
             value = getattr(self, field)
             if not low <= value <= high:
                 raise UserError(
-                    f"data.augment.{field} is {value}: it must lie between {low} and {high}."
+                    f"data.augment.{field} is {value}: it must be between {low} and {high}."
                 )

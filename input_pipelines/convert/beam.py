@@ -4,7 +4,7 @@
           -> counts and bytes of each part -> the plan
 
 The shuffle is Beam's own grouping, so nothing is staged and a runner needs no shared disk; a shard
-is held in memory while it is written. The job itself publishes the manifest, last of all.
+is held in memory while it is written. The job publishes the manifest last.
 """
 
 import os
@@ -27,7 +27,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
     """Converts as a Beam job, and waits for its end.
 
     Args:
-        conversion: to make; its output is a folder that all workers can reach.
+        conversion: the conversion; its output is a folder that all workers can reach.
         arguments: of Beam, such as ["--runner=DataflowRunner", "--project=P", "--region=R"].
 
     Raises:
@@ -42,16 +42,16 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             "runner."
         ) from error
 
-    beam: Any = apache_beam  # whose types leave out what it re-exports
+    beam: Any = apache_beam  # its types omit its re-exports
     conversion.validate()
     reader = addresses.reader_of(conversion.source, conversion.options)
     if not reader.ordered:
         raise UserError(
-            f"{conversion.source} has no order of its own, so it is converted on one machine: "
+            f"{conversion.source} has no fixed order, so it is converted on one machine: "
             "convert without a runner."
         )
     if publishing.begun(conversion, reader) is None:
-        print(f"{conversion.output} holds all of it already.")
+        print(f"{conversion.output} is already complete.")
         return
     numbers = range(len(reader.parts))
     # Beam's check of our functions' type hints fails on protocols.

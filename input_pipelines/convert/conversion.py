@@ -1,4 +1,4 @@
-"""The options of a conversion, and what follows from them."""
+"""The options of a conversion, and the values derived from them."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ class Conversion:
         seed: of the shuffle.
         shard_mb: approximate size of a shard in MiB. The numbers of examples in two shards differ
             by at most one.
-        min_shards: least number of shards; every host should have one of its own.
+        min_shards: minimum number of shards; every host should have at least one.
         compression: "" or "GZIP".
     """
 

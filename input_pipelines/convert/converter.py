@@ -5,10 +5,10 @@
    permutation gives each record its place, so each shard can be made on its own.
 3. `publishing`: the manifest is written last, after all shards.
 
-Every file is written atomically, and its content depends on the source and the options alone, not
-on who makes it or when. (Records of a source without an order, such as BigQuery, are sorted by
-their hashes before 2.) So a conversion that is started again resumes with the files that are
-missing, and any number of processes, or a Beam job (`beam`), makes the same bytes.
+Every file is written atomically, and its content depends only on the source and the options, not
+on the process that writes it or the time. (Records of a source without an order, such as BigQuery,
+are sorted by their hashes before 2.) So a conversion that is started again resumes with the missing
+files, and any number of processes, or a Beam job (`beam`), makes the same bytes.
 """
 
 import os
@@ -32,7 +32,7 @@ def run(
     """Converts on this machine.
 
     Args:
-        conversion: to make.
+        conversion: the conversion.
         workers: number of processes; 0: one per core.
         staging_folder: a local folder with room for all records, which are removed at the end;
             None: in a local output, or in the cache folder.
@@ -46,10 +46,10 @@ def run(
     folder = staging.folder_of(conversion, staging_folder)
     if publishing.begun(conversion, reader) is None:
         files.remove_tree(str(folder))  # left by a process killed after it wrote the manifest
-        say(f"{conversion.output} holds all of it already.")
+        say(f"{conversion.output} is already complete.")
         return manifest.read(conversion.output)
     with staging.claimed(folder, say):
-        if publishing.begun(conversion, reader) is None:  # made by the process we waited for
+        if publishing.begun(conversion, reader) is None:  # made by the process that held the folder
             return manifest.read(conversion.output)
         staging.begin(folder, conversion, reader)
         made = _made(conversion, Staging(reader, folder), workers, say)

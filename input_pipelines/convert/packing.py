@@ -37,7 +37,7 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
         raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
     try:
         loaded = tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # the library raises no class of its own
+    except Exception as error:  # the library has no exception class of its own
         raise UserError(f"The tokenizer {path} cannot be read: {error}") from error
     end = loaded.token_to_id(end_of_text) if end_of_text else None
     if end_of_text and end is None:
@@ -84,7 +84,7 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
 
 
 def positions(segments: np.ndarray) -> np.ndarray:
-    """Returns the place of each token in its segment, from 0: (..., time), int32; 0 if padding."""
+    """Returns the position of each token in its segment: (..., time), int32; 0 if padding."""
     places = np.arange(segments.shape[-1])
     begins = np.diff(segments, axis=-1, prepend=0) != 0
     first = np.maximum.accumulate(np.where(begins, places, 0), axis=-1)

@@ -41,7 +41,7 @@ def each(workers: int, tasks: int) -> Iterator[Map]:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Hides the user's script, which new processes would run again though nothing needs it."""
+    """Hides the user's script, which new processes would otherwise run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -51,7 +51,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Ends a process of the pool if its parent is killed; it would wait for work forever."""
+    """Ends a pool process if its parent is killed: it would wait for work forever."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parent = multiprocessing.parent_process()
     if not parent:

@@ -30,8 +30,8 @@ def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None
         return None
     if conversion.split in found.splits:
         raise UserError(
-            f"{conversion.output} holds another {conversion.split!r} split already, of other data "
-            "or options: choose another output folder, or remove it first."
+            f"{conversion.output} holds another {conversion.split!r} split already, from other "
+            "data or options: choose another output folder, or remove it first."
         )
     if (found.features, found.compression) != (reader.features, conversion.compression):
         raise UserError(

@@ -15,7 +15,7 @@ from tftpu.storage import buckets, files
 
 @dataclasses.dataclass(frozen=True)
 class Maker:
-    """Makes one shard after another; a note of each is kept in the staging folder.
+    """A writer of shards, which records each finished one in the staging folder.
 
     Args:
         conversion: in progress.

@@ -46,7 +46,7 @@ def encoded(reader: Reader, part: int) -> Iterator[bytes]:
 
 @dataclasses.dataclass(frozen=True)
 class Staging:
-    """A staging folder, and how it is filled and read. Sent to worker processes.
+    """A staging folder, with methods to fill and read it. Sent to worker processes.
 
     Args:
         reader: of the source.
@@ -79,7 +79,7 @@ class Staging:
         return np.load(self._lengths(part))
 
     def put_in_order(self) -> None:
-        """Notes the order of the records by their content, whichever part they came in."""
+        """Records the order of the records by their content, regardless of their parts."""
         parts = range(len(self.reader.parts))
         hashes = [np.load(self.folder / f"part-{part}.hashes.npy") for part in parts]
         _save(self.folder / "order.npy", np.argsort(np.concatenate(hashes), kind="stable"))
@@ -130,14 +130,14 @@ def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
                 break
             except files.HeldError:
                 if not said:
-                    say(f"Another process converts the same, in {folder}: waiting for its end.")
+                    say(f"Another process is making this conversion in {folder}: waiting for it.")
                 said = True
                 time.sleep(0.2)
         yield
 
 
 def begin(folder: Path, conversion: Conversion, reader: Reader) -> None:
-    """Removes partial files, and what another conversion left in the staging folder."""
+    """Removes partial files, and leftovers of another conversion in the staging folder."""
     output = conversion.output
     note = folder / "conversion"
     parts = hashlib.sha256(json.dumps(reader.parts).encode()).hexdigest()

@@ -35,7 +35,7 @@ def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-    """A check of one shard after another, in any process."""
+    """A check of single shards, for any process."""
 
     manifest: Manifest
     shards: list[Shard]
@@ -82,9 +82,9 @@ def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
         yield str(error)
         return
     if count != shard.examples:
-        yield f"{path} has {count} records, and {shard.examples} by the manifest."
+        yield f"{path} has {count} records, but {shard.examples} in the manifest."
     elif shard.offsets and tuple(offsets) != tuple(shard.offsets):
-        yield f"{path}: the index in the manifest does not fit."
+        yield f"{path}: the index in the manifest does not match."
 
 
 def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> Iterator[str]:

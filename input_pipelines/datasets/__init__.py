@@ -1,1 +1,1 @@
-"""Data sets of each kind: from their options to pipelines."""
+"""Data sets of each kind: pipelines built from their options."""

@@ -1,4 +1,4 @@
-"""Data that Python holds or makes: arrays, generators."""
+"""Data from Python: arrays and generators."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ def from_arrays(
     if len(lengths) != 1 or not lengths - {0}:
         raise UserError(
             f"The arrays hold {', '.join(map(str, sorted(lengths)))} examples: they must hold the "
-            "same number, and one at least."
+            "same number, and at least one."
         )
     return Training(batch, global_batch_size, seed, prepare=lambda examples, seeds: examples)
 
@@ -59,10 +59,10 @@ def from_generator(
     """
     for part in tf.nest.flatten(spec):
         if part.dtype == tf.string or None in part.shape:
-            raise UserError(f"{part} is no static shape and dtype of a device.")
+            raise UserError(f"{part} is not of a static shape and a dtype that devices support.")
     _log.warning(
-        "Data from a Python generator come from one thread, and a TPU waits for it: for a long run "
-        "write them to TFRecord shards."
+        "Data from a Python generator comes from one thread, and a TPU waits for it: for a long "
+        "run write it to TFRecord shards."
     )
     dataset = tf.data.Dataset.from_generator(make, output_signature=spec)
     return dataset.repeat().batch(global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)

@@ -28,7 +28,7 @@ def spec(
     values = {}
     for name in filter(None, (*features, label, weight)):
         if name not in found:
-            raise UserError(f"The data have no feature {name!r}; they have {sorted(found)}.")
+            raise UserError(f"The data has no feature {name!r}; it has {sorted(found)}.")
         if found[name].dtype == "string":
             raise UserError(
                 f"The feature {name!r} is a string, which no device supports: use StreamedImages "

@@ -3,8 +3,8 @@
 A stream that breaks resumes at the row where it broke (Google's client does that by offset).
 
 The rows are exact as of one point in time: a table is read as it was at `snapshot`, or when it was
-last changed. BigQuery returns rows in no order, and distributes them over streams as it likes. So
-both ways of using a table sort the rows by a hash of each row:
+last changed. BigQuery returns rows in no fixed order, and distributes them over streams
+arbitrarily. So both ways of using a table sort the rows by a hash of each row:
 
 - `training` holds the rows in memory and resumes as exactly as any data set in memory, for as long
   as BigQuery keeps the table's state of that time (seven days).
@@ -114,7 +114,7 @@ class Table:
         return {name: column[order] for name, column in columns.items()}
 
     def _described(self) -> dict[str, Feature]:
-        """Returns the features by the first rows: the schema does not know the length of arrays."""
+        """Returns the features by the first rows: the schema lacks the length of arrays."""
         for part in self.parts:
             for batch in self.batches(part):
                 return {name: _feature(values) for name, values in batch.items()}
@@ -204,7 +204,7 @@ def _time(text: str) -> datetime.datetime:
         time = datetime.datetime.fromisoformat(text)
     except ValueError as error:
         raise UserError(
-            f"The snapshot {text} is no time: write it as 2026-11-20T12:00:00Z."
+            f"The snapshot {text} is not a time: write it as 2026-11-20T12:00:00Z."
         ) from error
     return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
 
@@ -269,7 +269,7 @@ def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except auth_exceptions.GoogleAuthError:
-        raise UserError(f"Google Cloud does not know who you are: {login}.") from None
+        raise UserError(f"There are no valid Google Cloud credentials: {login}.") from None
     except exceptions.NotFound:
         raise UserError(f"BigQuery has no {what}.") from None
     except (exceptions.Forbidden, exceptions.Unauthorized):

@@ -28,7 +28,7 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[Any]]:
-        # scikit-learn's order goes by writer, so the split is a fixed random one.
+        # scikit-learn orders the digits by writer, so the split is a fixed random one.
         order = np.random.RandomState(1797).permutation(1797)
         return {
             "train": self._generate_examples(order[EVAL_EXAMPLES:]),

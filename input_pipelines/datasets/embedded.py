@@ -1,7 +1,7 @@
 """The data sets that come with tftpu, read without TFDS once they are prepared.
 
 TFDS takes about a second to import. A prepared data set is one TFRecord file for each split beside
-a `dataset_info.json`, which TensorFlow alone can read.
+a `dataset_info.json`, which TensorFlow can read without TFDS.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def in_memory(name: str, data_dir: str | None, split: str) -> Batch | None:
     """Returns all examples of a split in order, as NumPy arrays by feature name.
 
     Returns None if TFDS is needed: the data set is not embedded, or is not prepared in a local
-    folder, or the split is not one whole file (such as "train[:90%]").
+    folder, or the split is not one complete file (such as "train[:90%]").
 
     Args:
         name: of the data set.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def training(data: "Tokens", folder: str, seed: int) -> Pipeline:
-    """Returns shuffled rows of the packed shards in a folder; see `pipeline` for what is exact."""
+    """Returns shuffled rows of packed shards; see `pipeline` for the exact guarantees."""
     return _pipeline(data, folder, data.train_split, seed)
 
 

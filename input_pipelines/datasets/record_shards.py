@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def training(data: "Records", seed: int) -> Pipeline:
-    """Returns shuffled examples; see `pipeline` for what is exact."""
+    """Returns shuffled examples; see `pipeline` for the exact guarantees."""
     return _pipeline(data, data.train_split, seed)
 
 
@@ -50,7 +50,7 @@ def described(data: "Records", split: str) -> Manifest:
         return manifest.read(folder)
     if not data.spec:
         raise UserError(
-            f"{folder} has no {manifest.NAME}: say with data.spec what a record holds, as "
+            f"{folder} has no {manifest.NAME}: describe its records in data.spec, as in "
             "('x: float32[28,28]', 'y: int64 num_classes=10')."
         )
     names = [name for name in files.names_in(folder) if name.startswith(split)]

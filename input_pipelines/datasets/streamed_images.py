@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def training(data: "StreamedImages", seed: int) -> Pipeline:
-    """Returns shuffled, augmented training images; see `pipeline` for what is exact."""
+    """Returns shuffled, augmented training images; see `pipeline` for the guarantees."""
     source, parse = _source(data, data.train_split)
     prepare = image_ops.training(data.augment, data.image_size, data.channels)
     return Pipeline(
@@ -65,7 +65,7 @@ def batch_spec(data: "StreamedImages", examples: int) -> Spec:
 
 
 def class_names(data: "StreamedImages") -> list[str] | None:
-    """Returns the names of the classes by class id, or None if the data have none."""
+    """Returns the names of the classes by class id, or None if the data has none."""
     if data.format in ("folder", "index"):
         return _listed(data, data.train_split).class_names
     if data.format == "tfrecord":
@@ -160,7 +160,7 @@ def _listed(data: "StreamedImages", split: str) -> ImageFiles:
 def _check_classes(data: "StreamedImages", found: int) -> None:
     if found and found != data.num_classes:
         raise UserError(
-            f"The data have {found} classes, but data.num_classes is {data.num_classes}: the model "
+            f"The data has {found} classes, but data.num_classes is {data.num_classes}: the model "
             f"needs as many as the data; set data.num_classes={found}."
         )
 

@@ -30,7 +30,7 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
     Args:
         name: "digits", "python_source", or a name that TFDS knows, such as "imagenet2012".
         data_dir: folder of prepared data, local or `gs://`; None: the cache folder.
-        download: whether TFDS may download and prepare what is missing.
+        download: whether TFDS may download and prepare missing data.
 
     Raises:
         UserError: an unknown data set, or one that is not prepared.

@@ -70,7 +70,7 @@ def _encoded(name: str, value: Any, feature: Feature) -> tf.train.Feature:
     _check_shape(name, value.shape, feature)
     array = value.astype(feature.dtype)
     if not np.array_equal(array, value) and not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"The feature {name!r} holds {value}, which is no {feature.dtype}.")
+        raise UserError(f"The feature {name!r} holds {value}, which is not {feature.dtype}.")
     if feature.num_classes and not (
         0 <= array.min(initial=0) <= array.max(initial=0) < feature.num_classes
     ):
@@ -116,6 +116,6 @@ def _decoded(name: str, value: Tensor, feature: Feature, names: Tensor) -> Tenso
 
 
 def _check(fine: Tensor, what: str, names: Tensor) -> None:
-    """Raises an error with the name of the first record that is not fine, (batch,)."""
+    """Raises an error with the name of the first invalid record, (batch,)."""
     bad = tf.boolean_mask(names, ~fine)[:1]
     tf.debugging.Assert(tf.reduce_all(fine), [bad, what])

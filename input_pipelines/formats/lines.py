@@ -15,9 +15,9 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{place} is no JSON: {error}") from error
+        raise UserError(f"{place} is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UserError(f"{place} is no JSON object.")
+        raise UserError(f"{place} is not a JSON object.")
     return row
 
 

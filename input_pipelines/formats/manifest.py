@@ -67,10 +67,10 @@ class Shard:
     """One file of a split.
 
     Args:
-        name: of the file, relative to the manifest's folder; or a whole path.
+        name: of the file, relative to the manifest's folder; or a full path.
         examples: number of its records.
         bytes: its size.
-        crc32c: of the whole file, eight hexadecimal digits; "" if unknown.
+        crc32c: of the complete file, eight hexadecimal digits; "" if unknown.
         offsets: positions of records 0, n, 2n, ... in the file, with n = `INDEX_EVERY`, so that a
             run can resume inside a shard without reading it from the start; empty if compressed.
     """

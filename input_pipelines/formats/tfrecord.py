@@ -18,7 +18,7 @@ from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Shard
 from tftpu.storage import checksums, files
 
 _MASK = 0xA282EAD8
-OVERHEAD = 16  # bytes of a record besides its data
+OVERHEAD = 16  # bytes of a record in addition to its data
 
 
 def frame(record: bytes) -> bytes:

@@ -5,8 +5,8 @@
            <key>.lock            held shared by readers, exclusively to download or remove the file
            lock                  held while making room
 
-The locks are the operating system's and end with their process, however it ends. The next process
-that needs the room removes what a killed one left behind.
+The locks are the operating system's and are released when their process ends for any reason. The
+next process that needs the room removes the leftovers of a killed one.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def of(data: Streamed) -> "Cache | None":
 
 
 class Cache:
-    """Local copies of bucket files up to a total size; the least recently used go first.
+    """Local copies of bucket files up to a total size; the least recently used are removed first.
 
     Args:
         folder: local; created if it does not exist.
@@ -70,7 +70,7 @@ class Cache:
 
         Raises:
             UserError: the limit is too small for the files in use at once, or the file cannot be
-                downloaded or differs from what is expected.
+                downloaded or differs from the expected content.
         """
         key = hashlib.sha256(f"{uri} {expected.crc32c}".encode()).hexdigest()[:32]
         path = self.folder / f"{key}-{expected.bytes}"
@@ -97,7 +97,7 @@ class Cache:
         with self._holding:
             before = self._held.pop(reader, None)
         if before:
-            before.close()  # before waiting for the next, so that readers never wait in a circle
+            before.close()  # before waiting for the next, so that readers never deadlock
         held = contextlib.ExitStack()
         path = held.enter_context(self.file(uri, expected))
         with self._holding:

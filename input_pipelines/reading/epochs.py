@@ -35,7 +35,7 @@ class Training:
         global_batch_size: examples per step.
         seed: of the order and the augmentation.
         prepare: (batch of examples, seeds (batch, 2), int32) -> batch for the model. The seeds are
-            random numbers that depend on the run's seed, the epoch and the example alone.
+            random numbers that depend only on the run's seed, the epoch and the example.
     """
 
     examples: Batch

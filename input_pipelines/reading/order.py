@@ -1,8 +1,8 @@
-"""The order of training examples, as a function of the seed, the epoch and the position alone.
+"""The order of training examples, which depends only on the seed, the epoch and the position.
 
 Position p of the endless stream of examples is in epoch p // count; step k takes the positions
 from k x global_batch_size on. Each epoch is a permutation of all examples, so an epoch reads every
-example exactly once, and a run that resumes at step k sees what it would have seen.
+example exactly once, and a run that resumes at step k sees the examples it would have seen.
 
 With random access (arrays, files of images) the permutation is a Feistel network over all examples
 (`shuffled`). For records in files it is built so that a position can be reached without reading
@@ -42,7 +42,7 @@ def shuffled(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
 
 
 def seeds(*words: Tensor) -> Tensor:
-    """Returns random numbers (n, 2), int32, that depend on the words alone, each (n,), int64."""
+    """Returns random numbers (n, 2), int32, that depend only on the words, each (n,), int64."""
     stacked = tf.stack(words, axis=1)
     hashed = tf.fingerprint(tf.reshape(tf.bitcast(stacked, tf.uint8), (tf.shape(stacked)[0], -1)))
     return tf.bitcast(tf.reshape(hashed, (-1, 2, 4)), tf.int32)

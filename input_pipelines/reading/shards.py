@@ -47,7 +47,7 @@ class Piece:
 
 
 class Shards:
-    """The records of TFRecord shards, in an order that depends on seed, epoch and place alone.
+    """The records of TFRecord shards, in an order that depends only on seed, epoch and place.
 
     `order` explains how. A record that cannot be read (missing file, bad checksum, truncated) is
     replaced by an empty string.
@@ -311,7 +311,7 @@ def _whatever_fails(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
     """Returns `count` elements (record, meaningless number), with "" for missing records.
 
     An attempt that fails uses up a number, too, and the numbers end after one more than there are
-    records: `ignore_errors` alone would retry a file that cannot be opened forever.
+    records: plain `ignore_errors` would retry a file that cannot be opened forever.
     """
     attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
     lost: Any = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()

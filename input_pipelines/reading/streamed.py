@@ -13,7 +13,7 @@ ON_BAD_RECORD = ("raise", "skip")
 class Streamed(Data):
     """The options common to all data sets that are read while training; see `pipeline`."""
 
-    shuffle: int = 16_384  # examples shuffled in memory at a time; files are shuffled whole
+    shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled
     on_bad_record: str = "raise"  # skip: a record that cannot be used gets weight 0
     max_bad_records: int = 100  # the run stops after skipping more than this
     service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service`
@@ -31,7 +31,7 @@ class Streamed(Data):
         if self.cache_dir and self.service:
             raise UserError(
                 "data.cache_dir is a folder of the machine that trains, but data.service makes "
-                "other machines read the data: use one of the two."
+                "other machines read the data: use only one of them."
             )
         if self.service and not all(
             re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.services
@@ -43,7 +43,7 @@ class Streamed(Data):
         if self.service and self.on_bad_record == "skip":
             raise UserError(
                 "data.on_bad_record=skip counts bad records in the process that trains, but "
-                "data.service prepares the data in other processes: use one of the two."
+                "data.service prepares the data in other processes: use only one of them."
             )
 
     @property

@@ -43,8 +43,8 @@ def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         **kwargs: its keyword arguments.
 
     Raises:
-        UserError: refused.
-        ConnectionLost: no answer came, so that it is not known whether it was done.
+        UserError: the request was rejected.
+        ConnectionLost: no answer came, so it is not known whether the call succeeded.
     """
     from google.api_core import exceptions
     from google.auth import exceptions as auth_exceptions
@@ -66,13 +66,13 @@ def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         raise UserError(
             f"The quota is exceeded ({what}): {_said(error)} Request more at "
             "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or "
-            "slice, or --spot, which has a quota of its own."
+            "slice, or --spot, which has a separate quota."
         ) from error
     except exceptions.GoogleAPICallError as error:
         raise UserError(f"Google Cloud refused the request ({what}): {_said(error)}") from error
 
 
-class ConnectionLost(Exception):  # noqa: N818 (what was asked may have been done)
+class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
     """A request was sent, and no answer came."""
 
 
@@ -96,7 +96,7 @@ def _said(error: Exception) -> str:
 
 
 class Follower:
-    """Reads what is appended to a file in a bucket.
+    """A reader of the lines that are appended to a file in a bucket.
 
     Args:
         path: "gs://bucket/folder/file", which need not exist yet.

@@ -10,7 +10,7 @@ from tftpu.errors import UserError
 from tftpu.version import __version__
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
-# The file is passed as an environment variable, so that no value of a user's is in a shell line.
+# The file is passed as an environment variable, so that no user's value appears in a shell line.
 _OWN_CONFIG = 'printf %s "$TFTPU_CONFIG" > "$0" && exec tftpu train --config="$0" "$@"'
 
 
@@ -22,7 +22,7 @@ def name_of(config: str) -> str:
 
 
 def unique_name(config: str) -> str:
-    """Returns a name that no other job has, to find a job whose creation was not answered."""
+    """Returns a unique name, by which a job is found if its creation request got no answer."""
     return f"{name_of(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 

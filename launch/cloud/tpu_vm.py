@@ -42,7 +42,7 @@ class Order:
         workdir: "gs://bucket/folder" of the run.
         package: requirement that pip installs on the machine, or a wheel in a bucket.
         service_account: e-mail address that the machine runs as; None means the default one.
-        labels: "key=value,key=value", besides tftpu's own.
+        labels: "key=value,key=value", in addition to tftpu's own.
         queue_timeout: how long to wait for capacity, "24h".
         spot: cheaper, may be preempted; the run then resumes on another slice.
     """
@@ -133,7 +133,7 @@ def as_yaml(order: Order) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings as blocks, so that the script is readable."""
+    """A dumper of multi-line strings as blocks, so that the script is readable."""
 
 
 _Dumper.add_representer(

@@ -1,6 +1,6 @@
 """Rents a slice with Cloud TPU's own client, follows the run, and deletes the slice.
 
-Whatever fails, a slice that may still exist is named, with the command that deletes it.
+On any failure, a slice that may still exist is named, with the command that deletes it.
 """
 
 import contextlib
@@ -88,13 +88,15 @@ def _train_once(client: "TpuClient", order: Order, name: str, keep: bool) -> Non
     except _Preempted:
         raise
     except KeyboardInterrupt:
-        print(f"\nNo longer watching. The run continues, and costs; {_deletion(order, name)}")
+        print(
+            "\nNo longer watching. The run continues, and incurs costs; " + _deletion(order, name)
+        )
         return
     except BaseException:
-        print(f"The run may continue, and cost; {_deletion(order, name)}")
+        print(f"The run may continue, and incur costs; {_deletion(order, name)}")
         raise
     if keep:
-        print(f"The slice {name} is kept, and costs; {_deletion(order, name)}")
+        print(f"The slice {name} is kept, and incurs costs; {_deletion(order, name)}")
     else:
         _delete(client, order, name)
     if code:
@@ -204,7 +206,7 @@ def _delete(client: "TpuClient", order: Order, name: str) -> None:
             print(f"There is no slice {name}: nothing to delete.", flush=True)
             return
         print(
-            f"The slice {name} could not be deleted ({error}), and may cost; "
+            f"The slice {name} could not be deleted ({error}), and may incur costs; "
             f"{_deletion(order, name)}",
             flush=True,
         )

@@ -43,7 +43,7 @@ class Order:
         service_account: e-mail address that the job runs as; None means the default one.
         tensorboard: resource name of a Vertex AI TensorBoard; needs a service account.
         timeout: "90m", "24h" or "7d".
-        labels: "key=value,key=value", besides tftpu's own.
+        labels: "key=value,key=value", in addition to tftpu's own.
         spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
     """
 
@@ -75,7 +75,7 @@ class Order:
         """Returns the CustomJob to create, under a name that no other job has.
 
         Raises:
-            UserError: a value that Vertex AI would refuse.
+            UserError: a value that Vertex AI would reject.
         """
         machine = _machine(self.slice_name)
         job.check_bucket_folder("workdir", self.workdir)

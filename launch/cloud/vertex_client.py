@@ -1,6 +1,6 @@
 """Creates a custom job of Vertex AI and waits for its end, with the SDK's own client.
 
-Whatever fails, the job's name and the command that ends it are printed.
+On any failure, the job's name and the command that ends it are printed.
 """
 
 import time
@@ -40,7 +40,7 @@ def submit(client: "JobServiceClient", order: Order, created: CustomJob) -> str:
         created: result of `order.custom_job()`.
 
     Raises:
-        UserError: refused; or no answer came, and the job cannot be found either.
+        UserError: the request was rejected, or no answer came and the job cannot be found.
     """
     from google.cloud import aiplatform_v1
     from google.protobuf import json_format
@@ -60,14 +60,14 @@ def submit(client: "JobServiceClient", order: Order, created: CustomJob) -> str:
     except KeyboardInterrupt as interrupt:
         name = created["displayName"]
         raise UserError(
-            f"Interrupted while the job {name} was created: it may run, and cost. "
+            f"Interrupted while the job {name} was created: it may run, and incur costs. "
             f"{_find_and_end(order, name)}"
         ) from interrupt
     return job.name
 
 
 def _find(client: "JobServiceClient", order: Order, display_name: str, lost: ConnectionLost) -> str:
-    """Returns the name of a job whose creation was not answered; it may run, and cost."""
+    """Returns the name of a job whose creation request was not answered; it may be running."""
     only = f'display_name="{display_name}"'
     advice = _find_and_end(order, display_name)
     try:
@@ -79,7 +79,9 @@ def _find(client: "JobServiceClient", order: Order, display_name: str, lost: Con
             )
         )
     except (ConnectionLost, UserError) as error:
-        raise UserError(f"{lost} The job {display_name} may run, and cost. {advice}") from error
+        raise UserError(
+            f"{lost} The job {display_name} may run, and incur costs. {advice}"
+        ) from error
     if not found:
         raise UserError(f"{lost} There is no job {display_name} yet. {advice}") from lost
     return found[0].name

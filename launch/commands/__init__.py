@@ -1,6 +1,6 @@
 '''The commands of `tftpu`, one file each.
 
-Adding a command is adding a file, and nothing else: `launch/commands/greet.py` is `tftpu greet`,
+To add a command, add a file; nothing else is needed: `launch/commands/greet.py` is `tftpu greet`,
 and `launch/commands/data/greet.py` is `tftpu data greet` (a dash in a command is an underscore in
 the file's name). The file holds all of the command:
 
@@ -26,7 +26,7 @@ the file's name). The file holds all of the command:
         print("\\n".join([f"Hello, {options.name}."] * options.times))
 
 - The first paragraph of the docstring is the command's line in `tftpu help`; an indented paragraph
-  is the example in its own help. It is read from the file as it stands, without escapes.
+  is the example in its own help. It is read from the file verbatim, without escapes.
 - `Options` is a frozen dataclass whose fields are the flags, with their types, defaults and help.
   It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of `tftpu.launch.options`.
 - `run` does the work. It raises `UserError` for a mistake of the user's, before TensorFlow is

@@ -1,4 +1,4 @@
-"""Reports what is installed, attached and wrong on this machine, and how to fix it.
+"""Reports the software, the hardware and the problems of this machine, and how to fix them.
 
 With --config or --workdir, the bucket of the run is checked as well.
 

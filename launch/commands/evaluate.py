@@ -1,4 +1,4 @@
-"""Evaluates the best checkpoint of a run on the whole evaluation split.
+"""Evaluates the best checkpoint of a run on the complete evaluation split.
 
 tftpu evaluate --workdir=runs/digits_resnet
 """

@@ -77,7 +77,7 @@ def run(options: Options) -> None:
 
 
 def names(workdirs: Sequence[str]) -> list[str]:
-    """Returns a label for each run: its folder's name, or the whole path if that is ambiguous."""
+    """Returns a label for each run: its folder's name, or the full path if that is ambiguous."""
     short = [os.path.basename(os.path.normpath(workdir)) for workdir in workdirs]
     if len(set(short)) == len(short):
         return short
@@ -111,7 +111,7 @@ def curves(workdir: str) -> Curves:
 
 
 def panels(runs: Mapping[str, Curves], metrics: str) -> list[str]:
-    """Returns the metrics to draw, in order: the wanted ones, or all that some run has.
+    """Returns the metrics to draw, in order: the wanted ones, or all metrics of any run.
 
     Raises:
         UserError: no run has one of the wanted metrics.

@@ -25,7 +25,7 @@ class Options(ConfigOptions):
     )
     slices: str = flag("v3-8,v5e-8", "TPU slices to compare", metavar="SLICE,...")
     json: str | None = flag(None, "write the report to this file, too", metavar="FILE")
-    explain: bool = flag(False, "show where the time goes, layer by layer")
+    explain: bool = flag(False, "show the time of each layer")
     price: str = flag(
         "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
     )

@@ -21,7 +21,7 @@ TOP = 10
 
 
 class Op(NamedTuple):
-    """An op of a profile: "host" or "device", its kind, its name, its own milliseconds a step."""
+    """An op of a profile: "host" or "device", kind, name, and its milliseconds per step."""
 
     where: str
     kind: str
@@ -150,7 +150,7 @@ def _profile(path: str, traces: list[str]) -> Profile:
     marked, waited = _marked(traces)
     times = marked if device == "CPU" else _step_times(overview)
     if not times:
-        raise UserError(f"The profile {path!r} holds no whole step: profile more of them.")
+        raise UserError(f"The profile {path!r} holds no complete step: profile more steps.")
     step = statistics.median(times)
     on_device = float(facts.get("device_compute_time_ms_avg", 0.0))
     return Profile(

@@ -1,6 +1,6 @@
 """Shows the state of runs: step, speed, time left, checkpoints, and where the time went.
 
-It reads the files of the workdir alone, and works during a run as well as after it.
+It reads only the files of the workdir, and works during a run as well as after it.
 
     tftpu status runs/digits_resnet
 """

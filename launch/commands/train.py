@@ -19,7 +19,7 @@ from tftpu.launch import startup
 from tftpu.launch.options import RunOptions, flag
 from tftpu.storage import files
 
-# Fields of the data that say how they are read, not which ones.
+# Fields that configure how the data is read, not which data.
 _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
 
@@ -68,7 +68,7 @@ def run(options: Options) -> None:
 
 
 def _supervise(options: Options, workdir: str) -> None:
-    """Runs the command in a process of its own, which is restarted if it crashes; exits."""
+    """Runs the command in a separate process, which is restarted if it crashes; exits."""
     from tftpu.launch import supervise
 
     again = command_options.words_of(dataclasses.replace(options, restarts=0))
@@ -90,7 +90,7 @@ def _check_same_run(experiment: Experiment, workdir: str) -> None:
         if _identity(getattr(before, group)) != _identity(getattr(experiment, group)):
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
-                "this one a workdir of its own with --workdir=DIR, or remove that one."
+                "this one its own workdir with --workdir=DIR, or remove that run."
             )
 
 

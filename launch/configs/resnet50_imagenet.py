@@ -32,7 +32,7 @@ def get_config() -> Experiment:
             warmup_steps=5 * EPOCH,
             decay="step",
             decay_steps=(30 * EPOCH, 60 * EPOCH, 80 * EPOCH),
-            # Decoupled: the paper's 1e-4 goes through the momentum, which multiplies it by 10.
+            # Decoupled: the paper's 1e-4 is in the gradient, and momentum multiplies it by 10.
             weight_decay=1e-3,
         ),
         train=Train(

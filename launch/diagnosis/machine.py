@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem: what is wrong, why it matters, and the command that fixes it."""
+    """A problem: the fault, why it matters, and the command that fixes it."""
 
     name: str  # stable between versions, for scripts that read --json
     what: str

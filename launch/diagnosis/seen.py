@@ -1,4 +1,4 @@
-"""Asks TensorFlow for its devices, in a process of its own because its import may abort."""
+"""Asks TensorFlow for its devices, in a separate process because its import may abort."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Examines the installed packages: TensorFlow's wheels, their files, and what must fit them."""
+"""Examines the installed packages: TensorFlow's wheels, their files, and packages to match."""
 
 import base64
 import csv
@@ -37,7 +37,7 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
-    """Finds what is wrong with the installed packages.
+    """Finds problems with the installed packages.
 
     Args:
         machine: the one to examine.
@@ -193,7 +193,7 @@ def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Proble
         return Problem(
             "tensorboard-version",
             f"TensorBoard {tensorboard} does not fit TensorFlow {tensorflow}, which asks for 2.20.",
-            "pip allows this when one of them is upgraded alone.",
+            "pip allows this when only one of them is upgraded.",
             "pip install 'tensorboard==2.20.*'",
         )
     return None

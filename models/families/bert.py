@@ -18,9 +18,9 @@ def build(config: "BERT") -> keras.Model:
     """Builds an encoder of token ids, (batch, time) int32, with one of two heads.
 
     With head="masked_lm" it returns logits, (batch, time, vocabulary); with head="classes" logits
-    from the first token, (batch, num_classes); both float32. Besides the features of `TokenModel`
-    it takes "types", (batch, time) int32: 0 in the first of two sentences, 1 in the second, by
-    default 0. Padding is marked by "segments".
+    from the first token, (batch, num_classes); both float32. In addition to the features of
+    `TokenModel` it takes "types", (batch, time) int32: 0 in the first of two sentences, 1 in the
+    second, by default 0. Padding is marked by "segments".
     """
     inputs = token_inputs("types")
     embed = layers.Embedding(
@@ -72,7 +72,7 @@ def _add_norm(x: Tensor, y: Tensor, config: "BERT", name: str) -> Tensor:
 
 
 class PositionsAndTypes(layers.Layer):
-    """Adds a learned vector for each position and one for each sentence type.
+    """The sum of its input and a learned vector per position and per sentence type.
 
     Args:
         context: number of positions.

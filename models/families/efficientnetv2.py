@@ -86,7 +86,7 @@ def _residual(
 def _fused(
     x: Tensor, width: int, stride: int, expand: int, config: "EfficientNetV2", name: str
 ) -> Tensor:
-    """Applies a Fused-MBConv: a 3x3 convolution expands, a 1x1 contracts; or one 3x3 alone."""
+    """Applies a Fused-MBConv: a 3x3 convolution expands, a 1x1 contracts; or just one 3x3."""
     if expand == 1:
         return _conv_norm(x, width, 3, stride, config, name=f"{name}_project")
     x = _conv_norm(x, expand * x.shape[-1], 3, stride, config, name=f"{name}_expand")

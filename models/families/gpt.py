@@ -68,7 +68,7 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
 
 
 class Positions(layers.Layer):
-    """Adds a learned vector for each position to (batch, time, width).
+    """The sum of (batch, time, width) and a learned vector for each position.
 
     Args:
         context: number of positions.
@@ -149,7 +149,7 @@ class CausalSelfAttention(layers.Layer):
 
     def _projections(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        if self.implementation == "flash":  # it reads the layout that one product writes
+        if self.implementation == "flash":  # it reads the layout of a single product's output
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product in
         # three, and joining the gradients, would copy activations.
@@ -175,5 +175,5 @@ def _normal() -> Initializer:
 
 
 def _residual_init(depth: int) -> Initializer:
-    """Returns smaller weights for writes to the residual stream: 2 * depth of them add up."""
+    """Returns an initializer scaled down for the 2 * depth writes to the residual stream."""
     return keras.initializers.RandomNormal(stddev=0.02 / (2 * depth) ** 0.5)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from tftpu.models.sizes import ResNet
 
 # `PointwiseConv` gains on a TPU where many examples share batch statistics. With 128 examples on a
-# core, groups of 32 took as long; with groups of 64 and 128 the step has a seventh and a fifth
-# fewer cycles than with 32 (compiled, v5e). How many groups a core holds plays no part, so that the
-# model is the same on any number of replicas.
+# core, groups of 32 gain nothing; with groups of 64 and 128 the step has a seventh and a fifth
+# fewer cycles than with 32 (compiled, v5e). The number of groups per core is not considered, so
+# that the model is the same on any number of replicas.
 LARGE_GROUP = 64
 MOST_CHANNELS = 512  # of its input: 1,024 cost more than reading the product
 
@@ -105,7 +105,7 @@ def _conv_norm(
     """Applies a convolution without bias, its norm, and a ReLU unless it ends a residual branch.
 
     Returns:
-        A tensor; or, at the end of a branch or shortcut, what a `Sum` takes.
+        A tensor; or, at the end of a branch or shortcut, an input of `Sum`.
     """
     if stride > 1 and kernel > 1 and padding == "same":
         # "same" pads asymmetrically at stride 2, but published weights expect symmetric padding.

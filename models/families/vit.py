@@ -110,7 +110,7 @@ class ClassToken(layers.Layer):
 
 
 class LearnedPositions(layers.Layer):
-    """Adds a learned vector for each position to (batch, time, width)."""
+    """The sum of (batch, time, width) and a learned vector for each position."""
 
     def build(self, input_shape: Any) -> None:
         self.positions = self.add_weight(
@@ -127,7 +127,7 @@ class LearnedPositions(layers.Layer):
 
 
 class FixedPositions(layers.Layer):
-    """Adds the sines and cosines of each patch's row and column, a quarter of the width each.
+    """The sum of patches and the sines and cosines of row and column, a quarter width each.
 
     Args:
         side: rows of patches, and patches in a row.

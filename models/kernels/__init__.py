@@ -1,1 +1,1 @@
-"""Pallas kernels, and what models need of TensorFlow: nothing else here imports either."""
+"""Pallas kernels and TensorFlow ops; no other package of models imports JAX or TensorFlow."""

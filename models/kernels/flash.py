@@ -1,7 +1,8 @@
 """Flash attention on a TPU, in Pallas (Dao et al. 2022, https://arxiv.org/abs/2205.14135).
 
-The matrix of scores is never in HBM: a block of queries meets one block of keys after the other in
-the core's own memory, and the backward pass recomputes the scores from the softmax's denominators.
+The matrix of scores is never in HBM: a block of queries is multiplied with one block of keys at a
+time in the core's own memory, and the backward pass recomputes the scores from the softmax's
+denominators.
 Blocks of keys that come after all queries of a block are skipped.
 
 Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
@@ -50,7 +51,7 @@ def forward(
         key: of query's shape.
         value: of query's shape.
         segments: those of the queries and those of the keys, each (batch, time) int32: a query
-            sees only keys of its own segment. None: all keys.
+            sees only keys of the same segment. None: all keys.
         head_dim: a divisor or a multiple of 128.
         causal: whether a query sees only keys up to its own position.
         interpret: whether to run on a CPU, by Pallas's interpreter.
@@ -287,7 +288,7 @@ def _cost(
     products: int,
     arrays: int,
 ) -> pl.CostEstimate:
-    """Returns the cost of the work really done: whole blocks, and all lanes of each product."""
+    """Returns the cost of the work done, with complete blocks and all lanes of each product."""
     batch, time, _ = query.shape
     blocks = time // BLOCK
     pairs = blocks * (blocks + 1) // 2 if causal else blocks**2

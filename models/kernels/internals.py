@@ -1,4 +1,4 @@
-"""The private interfaces of TensorFlow that the kernels use, one function for each.
+"""The private interfaces of TensorFlow that the kernels use, each behind one function.
 
 Tested with TensorFlow 2.19.1, 2.20.0 and 2.21.0, by the tests of flash attention and of recomputed
 blocks.

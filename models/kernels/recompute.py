@@ -13,10 +13,10 @@ from tftpu.tpu import target
 def recomputed(
     part: Callable[[Tensor], Tensor], variables: list[keras.Variable], x: Tensor
 ) -> Tensor:
-    """Returns `part(x)`, of which only x is kept for the backward pass (Chen et al. 2016).
+    """Returns `part(x)`, keeping only x for the backward pass (Chen et al. 2016).
 
     Follows https://arxiv.org/abs/1604.06174. Numbers do not change: random layers draw the same
-    numbers again, and batch statistics move once.
+    numbers again, and batch statistics are updated once.
 
     Args:
         part: applies layers to one float tensor and returns one.
@@ -56,9 +56,9 @@ def recomputed(
 
 
 def _after(x: Tensor, upstream: Tensor) -> list[Tensor]:
-    """Returns both unchanged, but makes whatever uses them wait for `upstream`.
+    """Returns both unchanged, but makes their uses wait for `upstream`.
 
-    Otherwise a compiler would notice that the same is computed twice, and keep the first result.
+    Otherwise a compiler would merge the two computations and keep the first result.
     """
     if target.platform() == "tpu":
         return internals.optimization_barrier(x, upstream)

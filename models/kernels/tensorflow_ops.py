@@ -18,7 +18,7 @@ _INSTALL = (
     "needs), `pip install 'tftpu[preflight]'` elsewhere, or use model.attention='plain'."
 )
 
-# Its annotation says that functions return what they return before they are decorated.
+# Its annotation claims that a decorated function returns what the plain one does.
 _custom_gradient: Any = tf.custom_gradient
 
 
@@ -139,7 +139,7 @@ def _segments(
 def _with_gradient(
     forward: Callable, backward: Callable, segments: list[Tensor], head_dim: int
 ) -> Callable:
-    """Joins the kernels of the forward and of the backward pass."""
+    """Combines the kernels of the forward and the backward pass."""
 
     @_custom_gradient
     def attend(query, key, value):

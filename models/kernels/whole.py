@@ -1,8 +1,8 @@
 """Self-attention over sequences short enough for a TPU core's memory, in Pallas.
 
 Meant for images and sentences. Follows Dao et al. 2022, https://arxiv.org/abs/2205.14135, without
-their blocks: queries, keys and values of an example are in VMEM together, so the softmax is taken
-in one go and nothing is kept for the backward pass. They are read as one projection writes them,
+their blocks: queries, keys and values of an example are in VMEM together, so the softmax takes
+one step and nothing is kept for the backward pass. They are read as one projection writes them,
 side by side, and their gradient is written in the same layout, along with the bias's: no array is
 split, joined, padded or copied between the matrix products. Sequences can have any length; 197
 tokens need no padding.
@@ -55,7 +55,7 @@ def forward(
     Args:
         qkv: (batch, time, 3 x width): queries, keys and values, each head after head.
         segments: those of the queries and those of the keys, each (batch, time) int32: a query
-            sees only keys of its own segment. None: all keys.
+            sees only keys of the same segment. None: all keys.
         head_dim: a divisor or a multiple of 128.
         interpret: whether to run on a CPU, by Pallas's interpreter.
 
@@ -158,13 +158,13 @@ def _at(index, lanes: int):
 
 
 def _own(x: jax.Array, axis: int, head: int, head_dim: int) -> jax.Array:
-    """Sets all but one head's lanes, which lie along `axis`, to zero."""
+    """Sets all lanes along `axis` to zero, except those of one head."""
     lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
     return jnp.where((lane >= head * head_dim) & (lane < (head + 1) * head_dim), x, 0.0)
 
 
 def _softmax(scores, segments):
-    """Returns weights, (keys, queries), and what to divide them by, (1, queries)."""
+    """Returns weights, (keys, queries), and their divisors, (1, queries)."""
     if segments:
         query_segments, key_segments = segments
         scores = jnp.where(key_segments[0] == query_segments[0], scores, HIDDEN)

@@ -32,7 +32,7 @@ def attention(
             https://arxiv.org/abs/2305.13245).
         value: of key's shape.
         causal: whether a query sees only keys up to its own position; needs time == key_time.
-        segment_ids: (batch, time), int: a query sees only keys of its own segment, as for several
+        segment_ids: (batch, time), int: a query sees only keys of the same segment, as for several
             documents packed into one sequence; needs time == key_time.
         mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
@@ -41,7 +41,7 @@ def attention(
             tokens.
 
     Returns:
-        (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always taken in float32.
+        (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always in float32.
         A query that sees no key gets an arbitrary finite value.
 
     Raises:
@@ -93,7 +93,7 @@ def attention_by_heads(
 
 
 def _plain_by_heads(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-    """Computes what `_plain` does in one block, without shared key heads."""
+    """Computes the same as `_plain`, in one block and without shared key heads."""
 
     def scores(query, key):
         found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")

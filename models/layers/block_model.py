@@ -17,7 +17,7 @@ SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this mod
 
 
 class BlockModel(keras.Model):
-    """A functional model that knows its hyper-parameters and where its blocks begin and end.
+    """A functional model with its hyper-parameters and the borders of its blocks.
 
     Layers, variables and numbers do not depend on `remat`. A model loaded from a `.keras` file has
     its hyper-parameters, and keeps all activations.
@@ -27,7 +27,7 @@ class BlockModel(keras.Model):
         outputs: the outputs, as for `keras.Model`.
         name: of the model.
         hyperparameters: the config that the model was built from. `tftpu.models.load_weights` finds
-            the layout of a weight file by it. None for a model that is not of the zoo.
+            the layout of a weight file by it. None for a model that is not in the zoo.
         remat: "none" keeps all activations for the backward pass; "block" keeps only the input of
             each block, for about a third more arithmetic (Chen et al. 2016,
             https://arxiv.org/abs/1604.06174).
@@ -74,7 +74,7 @@ class BlockModel(keras.Model):
 class Part:
     """A model over some layers of another one.
 
-    Wrapped, because Keras makes every model that is an attribute of a model a layer of it.
+    Wrapped, because Keras would make a model that is an attribute a layer of the outer model.
     """
 
     model: keras.Model
@@ -127,7 +127,7 @@ def _encoded(config: Model) -> dict[str, Any]:
 
 
 def _decoded(encoded: Mapping[str, Any]) -> Model | None:
-    """Reads what `_encoded` wrote; returns None for a class that is not, or no longer, there."""
+    """Reads the output of `_encoded`; returns None for a class that does not exist."""
     module, _, name = encoded["class"].rpartition(".")
     if module != SIZES:
         return None  # a file must not choose which modules are imported

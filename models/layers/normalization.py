@@ -10,12 +10,12 @@ from tftpu.tensors import Tensor, ops
 class GhostBatchNormalization(keras.layers.Layer):
     """Batch normalisation over fixed groups of consecutive examples (Hoffer et al. 2017).
 
-    Follows https://arxiv.org/abs/1705.08741. Mean and variance are taken in one pass,
+    Follows https://arxiv.org/abs/1705.08741. Mean and variance are computed in one pass,
     E[x^2] - E[x]^2, accumulated in float32: Keras's own layer reads the activation twice, which
     costs a fifth of a ResNet-50's time on a TPU.
 
     Args:
-        norm_batch: examples in a group. Each microbatch of each replica must hold whole groups;
+        norm_batch: examples in a group. Each microbatch of each replica must hold complete groups;
             then the result is the same for any number of them, and needs no communication.
             "global": one group, the whole batch over all replicas.
         momentum: decay of the moving statistics, which evaluation uses.
@@ -23,7 +23,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         gamma_initializer: "zeros" for the last norm of a residual branch.
 
     Raises:
-        ValueError: the microbatch does not hold whole groups.
+        ValueError: the microbatch does not hold complete groups.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         if not isinstance(self.norm_batch, int) or not examples or examples % self.norm_batch:
             raise ValueError(
                 f"norm_batch={self.norm_batch} does not divide the batch of {examples} examples "
-                f"given to layer {self.name!r}: batch statistics need whole groups. Choose a "
+                f"given to layer {self.name!r}: batch statistics need full groups. Choose a "
                 "global batch size that is a multiple of norm_batch x replicas x "
                 "gradient_accumulation_steps."
             )
@@ -97,7 +97,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         return mean, ops.maximum(ops.mean(ops.square(x), axis=axes) - ops.square(mean), 0.0)
 
     def _update(self, mean: Tensor, variance: Tensor) -> None:
-        """Moves the moving statistics by the mean over groups of (groups, channels), float32."""
+        """Updates the moving statistics by the mean over groups of (groups, channels), float32."""
         for moving, seen in ((self.moving_mean, mean), (self.moving_variance, variance)):
             seen = ops.mean(seen, axis=0)
             moving.assign(moving * self.momentum + seen * (1.0 - self.momentum))

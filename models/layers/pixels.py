@@ -11,7 +11,7 @@ from tftpu.tensors import Tensor, ops
 
 @keras.saving.register_keras_serializable("tftpu")
 class Standardise(keras.layers.Layer):
-    """Maps pixels in [0, 255] to about zero mean and unit variance: x / 64 - 1.2.
+    """The map of pixels in [0, 255] to about zero mean and unit variance: x / 64 - 1.2.
 
     Computed in float32; the result has the layer's compute dtype.
     """

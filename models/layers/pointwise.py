@@ -1,12 +1,12 @@
 """1x1 convolutions followed by batch normalisation, for memory-bound devices.
 
 The output of a bottleneck's last convolution is its largest tensor, and a step reads it five times:
-for its statistics, to normalise it, and in the backward pass. All of these follow from its two
-factors, of which the input is a quarter as large and the kernel is small. So one product here gives
-the normalised output, or the sum of two where the shortcut is one too; with several groups of
+for its statistics, to normalise it, and in the backward pass. All of these can be computed from
+its two factors: an input a quarter as large, and a small kernel. So one product here gives the
+normalised output, or the sum of two where the shortcut is one too; with several groups of
 examples the output is written, and read once.
 
-Three layers hand the factors on:
+Three layers pass the factors on:
 
     x  --PointwiseConv-->  (product, x, kernel)  --PointwiseNormalization-->  term  --Sum-->  y
 """
@@ -27,7 +27,7 @@ Term = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # product, x, kernel, scal
 
 
 class PointwiseConv(keras.layers.Conv2D):
-    """A 1x1 convolution without bias that returns its output with what it is the product of.
+    """A 1x1 convolution without bias that returns its output and its factors.
 
     A `PointwiseNormalization` after it takes statistics, gradients and its own output from the
     factors. They cost about channels / filters of the convolution, so it pays where there are twice
@@ -55,7 +55,7 @@ class PointwiseConv(keras.layers.Conv2D):
 
 
 class PointwiseNormalization(GhostBatchNormalization):
-    """A `GhostBatchNormalization` after a `PointwiseConv`; a `Sum` applies what it finds.
+    """A `GhostBatchNormalization` after a `PointwiseConv`; a `Sum` applies its result.
 
     Args: as for `GhostBatchNormalization`; `norm_batch` is a number.
     """
@@ -73,7 +73,7 @@ class PointwiseNormalization(GhostBatchNormalization):
 
     def compute_output_spec(self, x: Any, training: bool | None = False) -> Term:
         filters = x[0].shape[-1]
-        # New ones: a symbolic tensor belongs to the layer that made it.
+        # New tensors: a symbolic tensor belongs to the layer that created it.
         product, factor, kernel = (keras.KerasTensor(each.shape, each.dtype) for each in x)
         scale, shift = (keras.KerasTensor((filters,), "float32") for _ in range(2))
         return product, factor, kernel, scale, shift
@@ -89,7 +89,7 @@ class Sum(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)  # scales stay float32
 
     def call(self, inputs: Sequence[Tensor | Term]) -> Tensor:
-        """Adds up tensors of (batch, height, width, filters), and terms that stand for such."""
+        """Adds up tensors of (batch, height, width, filters), and terms that represent them."""
         if all(_has_batch_statistics(x) for x in inputs):
             return normalized(*inputs)
         total, *others = (_value(x) for x in inputs)
@@ -120,7 +120,7 @@ def statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     Args:
         x: (batch, height, width, channels).
         kernel: (channels, filters), of x's dtype.
-        groups: how many groups of consecutive examples the batch holds.
+        groups: number of groups of consecutive examples in the batch.
 
     Returns:
         mean, variance: (groups, filters), float32.
@@ -128,7 +128,7 @@ def statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     mean, square = _moments(x, groups)
     covariance = square - mean[:, :, None] * mean[:, None, :]
     kernel = ops.cast(kernel, "float32")
-    # A TPU rounds the factors of a matrix product to bfloat16: this one is taken in two parts.
+    # A TPU rounds the factors of a matrix product to bfloat16: this one is computed in two parts.
     high = _leading_digits(covariance)
     images = ops.matmul(high, kernel) + ops.matmul(covariance - high, kernel)
     variance = ops.sum(images * kernel, axis=1)
@@ -157,7 +157,7 @@ def normalized(*terms: Term) -> Tensor:
         shift = _broadcast(sum(shifts), dtype)
 
         def output():
-            if groups > 1:  # a kernel for each would cut what is read, and join what is written
+            if groups > 1:  # one kernel per group would split the input and join the outputs
                 scaled = (
                     _grouped(p, groups) * _broadcast(s, dtype) for p, s in zip(products, scales)
                 )
@@ -194,7 +194,7 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
         mean = ops.mean(ops.cast(_grouped(x, groups), "float32"), axis=(1, 2, 3))
 
         def gradient(*upstream):
-            # JAX hands over one tuple, TensorFlow two arguments.
+            # JAX passes one tuple, TensorFlow two arguments.
             d_mean, d_square = upstream if len(upstream) == 2 else upstream[0]
             both = (d_square + ops.transpose(d_square, (0, 2, 1))) / count
             both = ops.unstack(ops.cast(both, x.dtype), groups)
@@ -210,7 +210,7 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _crossed(x: Tensor, y: Tensor, groups: int) -> Tensor:
     """Returns the sum of x y' over each group: (groups, channels of x, channels of y), float32."""
     wide = (_parts(ops.cast(z, "float32"), groups) for z in (x, y))
-    # One group at a time: a batched product makes a TPU reorder what it reads.
+    # One group at a time: a batched product makes a TPU reorder its inputs.
     return ops.stack([ops.einsum("bhwc,bhwd->cd", a, b) for a, b in zip(*wide)])
 
 

@@ -10,10 +10,10 @@ from tftpu.tensors import Tensor, ops
 
 
 class StochasticDepth(layers.Layer):
-    """Drops a residual branch for whole examples (Huang et al. 2016).
+    """Dropout of a residual branch, per example (Huang et al. 2016).
 
     Follows https://arxiv.org/abs/1603.09382. Examples that are kept are scaled by 1 / (1 - rate),
-    so evaluation changes nothing. Each example draws by its place in the global batch.
+    so evaluation changes nothing. Each example draws by its position in the global batch.
 
     Args:
         rate: probability that an example is dropped.
@@ -43,9 +43,9 @@ class StochasticDepth(layers.Layer):
 
 
 class ExampleSeed(keras.random.SeedGenerator):
-    """Random numbers that each belong to one example of the global batch.
+    """A generator whose random numbers each belong to one example of the global batch.
 
-    Its state is (seed, draws so far, place of the current batch's first example), integers. The
+    Its state is (seed, draws so far, position of the current batch's first example), integers. The
     engine finds it by the variable's name and sets it, so that an example draws the same number
     wherever it is computed.
 

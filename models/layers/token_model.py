@@ -19,8 +19,8 @@ class TokenModel(BlockModel):
     the following, each (batch, time) int32:
 
     - "segments": the document of its row that a token belongs to; attention stays within it.
-      Padding is a document of its own, by convention 0.
-    - "positions": the place of a token in its document; by default, its place in the row.
+      Padding is a separate document, by convention 0.
+    - "positions": the position of a token in its document; by default, in its row.
 
     Args: as for `BlockModel`.
     """
@@ -65,18 +65,18 @@ class FactoredTokenModel(TokenModel):
     def factored_logits(
         self, x: Any, training: bool | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the logits together with what they are the product of.
+        """Returns the logits together with their factors.
 
         From the factors, `tftpu.optim.losses.SmoothedCrossentropy.call_factored` computes its value
-        in chunks. If nothing else reads the logits, as a metric would, the compiler leaves their
-        product out.
+        in chunks. If nothing else, such as a metric, reads the logits, the compiler omits their
+        product.
 
         Args:
             x: features, as the model itself takes them.
             training: whether this is a training step.
 
         Returns:
-            logits: (batch, time, vocabulary), float32: what the model itself returns.
+            logits: (batch, time, vocabulary), float32: the output of the model.
             hidden: (batch, time, width), in the compute dtype.
             matrix: (vocabulary, width), in the dtype of the weights.
         """

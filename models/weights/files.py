@@ -43,7 +43,7 @@ def read(path: str) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays to a safetensors file, which appears whole or not at all.
+    """Writes arrays to a safetensors file, which appears completely or not at all.
 
     Args:
         path: of the file, local or `gs://`.
@@ -92,7 +92,7 @@ def _read_h5(path: str) -> dict[str, np.ndarray]:
 
 
 def _arrays(file: Any) -> dict[str, np.ndarray]:
-    legacy = file.get("model_weights", file)  # the former in files of whole models
+    legacy = file.get("model_weights", file)  # the former in files of complete models
     return _legacy(legacy) if "layer_names" in legacy.attrs else _current(file)
 
 

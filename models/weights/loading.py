@@ -29,7 +29,7 @@ class LoadReport:
 
     Attributes:
         loaded: paths of the variables that now have their value from the file.
-        missing: paths of those that the file lacks; they keep their values.
+        missing: paths of variables that the file lacks; they keep their values.
         unused: names of the file's arrays that the model has no place for.
         replaced: paths of the head's variables, if the file's have another shape; they keep their
             values.
@@ -53,7 +53,7 @@ class LoadReport:
 
 
 def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
-    """Loads the weights of a file into a model of the zoo: all that match or, on an error, none.
+    """Loads the weights of a file into a model of the zoo: all that match, or none on an error.
 
     Args:
         model: built by `tftpu.models.build`.
@@ -62,10 +62,10 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
             instead of being an error.
 
     Returns:
-        A report of what was and was not matched, on both sides.
+        A report of the matched and unmatched names on both sides.
 
     Raises:
-        UserError: there is no such file, it is of another family, or an array has another shape.
+        UserError: there is no such file, it is of another family, or a shape differs.
 
     Example:
         >>> model = tftpu.models.build("resnet50", num_classes=10)
@@ -98,7 +98,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     if not values:
         raise UserError(
             f"No array of {path!r} fits the model {model.name!r}: the file has "
-            f"{_listed(sorted(arrays))}. Is it of another family?"
+            f"{_listed(sorted(arrays))}. Does it belong to another family?"
         )
     for ours, value in values.items():
         variables[ours].assign(np.asarray(value, variables[ours].dtype))
@@ -229,6 +229,6 @@ def _refuse_mismatch(path: str, wrong: list[str]) -> None:
 
 
 def _listed(names: list[str], shown: int = 5, between: str = ", ") -> str:
-    """Lists the first of many names, and how many more there are."""
+    """Lists the first names, and the number of the others."""
     rest = f"{between}and {len(names) - shown} more" if len(names) > shown else ""
     return between.join(names[:shown]) + rest

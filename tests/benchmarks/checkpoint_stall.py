@@ -75,7 +75,7 @@ def main() -> int:
     size = sum(4 * v.shape.num_elements() for v in every)
 
     def change() -> None:
-        """Each save has new values to write, in place, as a step's update is."""
+        """Changes the values in place before each save, as a training step does."""
         for variable in every:
             variable.assign_add(tf.ones_like(variable))
 

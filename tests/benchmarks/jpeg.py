@@ -86,7 +86,7 @@ def windows(paths: list[str], count: int) -> tuple[list[str], np.ndarray]:
 
 
 def one(path: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Reads, decodes, crops and resizes: the part that cannot be left out."""
+    """Reads, decodes, crops and resizes: the indispensable part."""
     image = tf.io.decode_and_crop_jpeg(tf.io.read_file(path), window, 3)
     return tf.image.resize(image, (SIZE, SIZE))
 

@@ -1,4 +1,4 @@
-"""Kills and stops a small training many times, and counts what is lost.
+"""Kills and stops a small training run many times, and counts the losses.
 
     python -m tests.benchmarks.kill                       # 100 by SIGKILL, 100 by SIGTERM
     python -m tests.benchmarks.kill --kills=5 --terms=5
@@ -135,19 +135,19 @@ class Process:
 
 
 def saving(workdir: Path) -> bool:
-    """Returns whether there is a part of a checkpoint."""
+    """Returns whether a checkpoint is partly written."""
     folders = [f for f in (workdir / "checkpoints").glob("*") if f.name.isdigit()]
     return any(not (folder / "manifest.json").exists() for folder in folders)
 
 
 def newest(workdir: Path) -> int:
-    """The step of the newest whole checkpoint; 0: there is none."""
+    """Returns the step of the newest complete checkpoint; 0 if there is none."""
     found = (workdir / "checkpoints").glob("*/manifest.json")
     return max((int(path.parent.name) for path in found), default=0)
 
 
 def outcome(workdir: Path) -> tuple[dict[str, bytes], list[dict]]:
-    """Returns the results that must not depend on what happened to a run."""
+    """Returns the results that must not depend on interruptions of a run."""
     folder = workdir / "checkpoints" / str(STEPS)
     variables = {group: (folder / f"{group}.safetensors").read_bytes() for group in _GROUPS}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -156,7 +156,7 @@ def outcome(workdir: Path) -> tuple[dict[str, bytes], list[dict]]:
 
 
 class Bench:
-    """One untouched run, and what it took."""
+    """An undisturbed run, and its duration."""
 
     def __init__(self, root: Path):
         self._root = root
@@ -168,7 +168,7 @@ class Bench:
         self._expected = outcome(whole.workdir)
 
     def killed(self, index: int) -> dict:
-        """A run that is ended by SIGKILL at a random moment."""
+        """Ends a run by SIGKILL at a random moment, and resumes it."""
         rng = random.Random(index)
         workdir, moment = self._root / f"kill-{index}", ("any", "training", "saving")[index % 3]
         while True:
@@ -184,12 +184,12 @@ class Bench:
             victim.send(signal.SIGKILL)
             if victim.wait() == -signal.SIGKILL:
                 break
-            shutil.rmtree(workdir)  # it was done before: another moment
+            shutil.rmtree(workdir)  # it had finished already: try another moment
         result = {"inside a save": saving(workdir), "before any": newest(workdir) == 0}
         return {**result, "equal": self._goes_on(workdir)}
 
     def stopped(self, index: int) -> dict:
-        """A run that is ended by SIGTERM at a random moment of the training."""
+        """Ends a run by SIGTERM at a random moment of the training, and resumes it."""
         rng = random.Random(10_000 + index)
         workdir = self._root / f"term-{index}"
         while True:
@@ -201,7 +201,7 @@ class Bench:
             done = newest(workdir) == STEPS and code == -signal.SIGTERM  # while it closed its files
             if code != 0 and not done:
                 break
-            shutil.rmtree(workdir)  # it was done before: another moment
+            shutil.rmtree(workdir)  # it had finished already: try another moment
         said, saved = self._said(victim), newest(workdir)
         result = {"75": code == 75, "no step lost": f"after step {saved}, saved" in said}
         if not all(result.values()):
@@ -254,7 +254,7 @@ def main() -> int:
     )
     wanted = [r["equal"] for r in kills] + [all(r.values()) for r in terms]
     if not all(wanted):
-        print(f"What they left is in {root}.")
+        print(f"Their files are in {root}.")
         return 1
     shutil.rmtree(root)
     return 0

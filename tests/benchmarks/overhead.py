@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.overhead [turns]
 
-A clock measures the training thread while it is in them; the processor time of their own threads
+A clock measures the training thread while it is in them; the processor time of their threads
 (the line is drawn twice a second, the machine sampled every ten seconds) is added. The second
 measurement is from outside: the same training with all of them (a workdir, a terminal) and with
 none alternates in one process, a line of the log each, and the ratios of these turns include
@@ -70,7 +70,7 @@ def main(turns: int) -> None:
 
 
 class _Inside:
-    """Seconds that the training thread spends in the report of a run that is seen."""
+    """A counter of the seconds that the training thread spends reporting."""
 
     seconds, steps = 0.0, 0
 
@@ -95,12 +95,12 @@ class _Inside:
 
 
 class _Threads:
-    """Processor time of the threads that draw and watch, as a share of the time that passes."""
+    """Processor time of the drawing and sampling threads, as a share of elapsed time."""
 
     share = 0.0
 
     def contestant(self, turn: bench.Turn) -> None:
-        """Takes its turns, which are empty, to look at the clocks."""
+        """Reads the clocks at each of its turns, which are otherwise empty."""
         began, spent = None, 0.0
         while True:
             turn(turn.steps)
@@ -124,7 +124,7 @@ class _Threads:
 
 @contextlib.contextmanager
 def _terminal():
-    """Replaces stdout by a terminal of 100 columns whose output is read and dropped."""
+    """Replaces stdout with a terminal of 100 columns whose output is read and dropped."""
     reader, writer = pty.openpty()
 
     def drain() -> None:

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.startup [runs]
 
-Trains `digits_resnet` in a process of its own up to the end of the first device loop, again and
+Trains `digits_resnet` in a separate process up to the end of the first device loop, again and
 again. Runs that time the parts take turns with runs that time the import of each package (`-X
 importtime`, which slows everything down a little). Medians over the runs are printed: seconds that
 pass, which on a busy machine are more than the run needs, and seconds of processor time.
@@ -42,7 +42,7 @@ PARTS = {
 
 
 class Part(NamedTuple):
-    """Seconds that passed in a part of the start, and seconds of processor time."""
+    """Elapsed seconds and processor seconds of a part of the start."""
 
     wall: float
     cpu: float
@@ -101,7 +101,7 @@ def _imports() -> dict[str, float]:
 
 
 def _start(importtime: bool) -> tuple[float, dict[str, Any], str]:
-    """Runs the child; returns the time before, what it measured, and its standard error."""
+    """Runs the child; returns the start time, its measurements and its standard error."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["-X", "importtime"] if importtime else []
         command = [sys.executable, *words, "-m", "tests.benchmarks.startup", "--child", folder]
@@ -114,7 +114,7 @@ def _start(importtime: bool) -> tuple[float, dict[str, Any], str]:
 
 
 class _Child:
-    """Runs the command, with marks between the parts, and ends after the first device loop."""
+    """A run of the command, with marks between the parts, up to the first device loop."""
 
     def __init__(self, folder: str):
         self._folder = Path(folder)

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.tpu_cost [--rows=gpt2,vit] [--generations=v3,v5e]
 
-Evidence: compiled. Each row compiles two whole train steps of one replica (forward, backward,
+Evidence: compiled. Each row compiles two complete train steps of one replica (forward, backward,
 update; bfloat16) with the same compiler, batch, loss and optimizer, and compares:
 
 - M cycles: the compiler's own estimate, with loops multiplied. Instructions without one (a Pallas
@@ -11,7 +11,7 @@ update; bfloat16) with the same compiler, batch, loss and optimizer, and compare
 - GB accessed, counted by the same module, and MiB of HBM.
 
 The first compilation takes 1-3 minutes on 2 cores; its result is cached. KerasHub is installed by
-`make test`. Flax is installed into a folder of its own, without its dependencies.
+`make test`. Flax is installed into a separate folder, without its dependencies.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def one_replica_of(generation: str) -> Slice:
 
 
 def cycles_of(cost: Cost, target: Slice) -> float:
-    """Returns the compiler's cycles, plus the priced time of instructions that it has none for."""
+    """Returns the compiler's cycles, plus priced cycles for instructions without an estimate."""
     without = (p for p in cost.instructions if not (p.cycles or p.overlaps))
     return cost.cycles + sum(p.seconds for p in without) * target.generation.clock_ghz * 1e9
 
@@ -305,7 +305,7 @@ def main() -> int:
 
 
 def explain(cost: Cost, count: int = 40) -> None:
-    """Prints where the time of a step goes, by kind and by instruction."""
+    """Prints the time of a step by kind and by instruction."""
     for kind, seconds, cycles in cost.by("kind"):
         print(f"  {kind:<14} {seconds * 1e3:8.2f} ms {cycles / 1e6:8.2f} M cycles")
     for p in sorted(cost.instructions, key=lambda p: -(p.cycles or p.seconds * 1e9))[:count]:

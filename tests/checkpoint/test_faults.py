@@ -1,4 +1,4 @@
-"""Whatever fails in a save, and at whichever operation: a whole checkpoint is there and found."""
+"""A complete checkpoint is found after a fault at any operation of a save."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ STATE = {"seen": "so far"}
 
 
 def two_saves(workdir: str) -> Checkpoints:
-    """A workdir with the checkpoints of steps 1, the best, and 2."""
+    """Creates a workdir with the checkpoints of steps 1, the best, and 2."""
     checkpoints = Checkpoints(workdir, keep=1)
     checkpoints.save(1, leaves(1), STATE, Best("loss", 1.0))
     checkpoints.save(2, leaves(2), STATE)
@@ -34,7 +34,7 @@ def two_saves(workdir: str) -> Checkpoints:
 
 
 def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
-    """Returns what another process finds there."""
+    """Returns the checkpoint that another process finds there."""
     found = Checkpoints(workdir, keep=1)
     target = leaves(0)
     restored = found.restore(target)
@@ -46,7 +46,7 @@ def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request, tmp_path):
-    """Fresh workdirs in a folder (in memory, where fsync is free), or by TensorFlow's gfile."""
+    """Yields fresh workdirs: in a folder in memory, where fsync is free, or through gfile."""
     if request.param == "bucket":
         with storage():
             yield lambda n: f"ram://{tmp_path.name}-{n}"
@@ -72,7 +72,7 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
             checkpoints = Checkpoints(workdir, keep=1)  # the next process
         elif failure is not None:
             assert failure.step == 3
-        # The next save works, and clears away what the failed one left.
+        # The next save works, and removes the leftovers of the failed one.
         checkpoints.save(4, leaves(4), STATE)
         assert checkpoints.steps()[-1] == 4
         check_whole(workdir, (4,))
@@ -82,7 +82,7 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
     assert checkpoints.steps() == [3]
 
 
-def test_half_a_write_is_no_checkpoint(tmp_path):
+def test_an_incomplete_write_is_not_a_checkpoint(tmp_path):
     """The comparison can fail: without the manifest's checksums the torn one is loaded."""
     checkpoints = two_saves(str(tmp_path))
     model = tmp_path / "checkpoints/2/model.safetensors"
@@ -92,7 +92,7 @@ def test_half_a_write_is_no_checkpoint(tmp_path):
     assert checkpoints.steps() == [1, 2]
 
 
-def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path, caplog):
+def test_a_bucket_that_is_busy_for_a_minute_is_retried(monkeypatch, tmp_path, caplog):
     """The clock and the waits are real, shortened: 503 until the third part of a second."""
     monkeypatch.setattr(retry, "POLICY", retry.Policy(first_wait=0.02))
     healthy = Storage()
@@ -115,7 +115,7 @@ def test_a_bucket_that_is_busy_for_a_minute_is_asked_again(monkeypatch, tmp_path
     assert caplog.text.count("retrying") == 6
 
 
-def test_a_bucket_that_stays_away_fails_the_save_with_its_reason(monkeypatch, tmp_path):
+def test_an_unavailable_bucket_fails_the_save_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=0.1, first_wait=0.01))
 
     def away(*_, **__):
@@ -131,8 +131,8 @@ def test_a_bucket_that_stays_away_fails_the_save_with_its_reason(monkeypatch, tm
     assert checkpoints.steps() == []
 
 
-def test_a_real_limit_on_the_size_of_files_fails_the_save_alone(tmp_path):
-    """Not injected: the kernel refuses to write more, half-way through a file."""
+def test_a_real_limit_on_the_size_of_files_fails_only_the_save(tmp_path):
+    """The fault is not injected: the kernel stops writing half-way through a file."""
     code = (
         "import resource, signal, sys, logging\n"
         "from tests.support.leaves import leaves\n"
@@ -153,7 +153,7 @@ def test_a_real_limit_on_the_size_of_files_fails_the_save_alone(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 500_000
 
 
-def test_a_broken_checkpoint_does_not_push_out_the_whole_ones(tmp_path):
+def test_a_damaged_checkpoint_does_not_displace_the_complete_ones(tmp_path):
     """With keep=1, a broken checkpoint of a later step must not count as the one to keep."""
     checkpoints = Checkpoints(str(tmp_path), keep=1)
     for step in (1, 9):
@@ -167,14 +167,14 @@ def test_a_broken_checkpoint_does_not_push_out_the_whole_ones(tmp_path):
     again.wait()
     check_target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(check_target).step == 5
-    again.save(9, leaves(9), STATE)  # the run comes to it again
+    again.save(9, leaves(9), STATE)  # the run reaches this step again
     assert again.steps() == [9]
     check_target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(check_target).step == 9
     assert value_of(check_target) == 9
 
 
-def test_a_best_checkpoint_that_is_broken_is_no_reason_to_remove_the_others(tmp_path):
+def test_a_damaged_best_checkpoint_does_not_remove_the_others(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(1, leaves(1), STATE, Best("loss", 0.5))
     checkpoints.save(2, leaves(2), STATE)
@@ -184,7 +184,7 @@ def test_a_best_checkpoint_that_is_broken_is_no_reason_to_remove_the_others(tmp_
         checkpoints.restore(leaves(0), checkpoints.best())
 
 
-def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_path):
     two_saves(str(tmp_path))
     for step in (1, 2):
         (tmp_path / f"checkpoints/{step}/model.safetensors").write_bytes(b"")
@@ -213,7 +213,7 @@ def test_the_variables_may_change_while_they_are_written(tmp_path, monkeypatch):
     assert (target["model"][0].read() == np.float32(1)).all()
 
 
-def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, monkeypatch):
+def test_a_save_waits_for_the_previous_one(tmp_path, monkeypatch):
     checkpoints = Checkpoints(str(tmp_path))
     under_way = []
 

@@ -12,7 +12,7 @@ from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
 
 
-def test_what_was_saved_is_restored(tmp_path):
+def test_saved_values_are_restored(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     assert checkpoints.restore(leaves(0)) is None
     checkpoints.save(7, leaves(7), {"skipped": 2})
@@ -23,7 +23,7 @@ def test_what_was_saved_is_restored(tmp_path):
     assert step_of(target) == 7
 
 
-def test_a_folder_without_its_manifest_is_no_checkpoint(tmp_path):
+def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(1, leaves(1), {})
     checkpoints.save(2, leaves(2), {})
@@ -53,7 +53,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, tmp_path, caplog
     assert "checkpoints/2 is damaged" in caplog.text
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_differences(tmp_path):
+def test_a_checkpoint_of_another_model_fails_with_the_differences(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(1, leaves(1), {})
     target = leaves(0, shape=(4, 2))
@@ -75,7 +75,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == 2
 
 
-def test_arrays_of_every_dtype_come_back(tmp_path):
+def test_arrays_of_every_dtype_are_restored(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     kinds = ("float32", "float64", ml_dtypes.bfloat16, "float16", "int8", "int64", "uint32", "bool")
     saved = [leaf(str(kind), np.ones(3, kind)) for kind in kinds]

@@ -1,4 +1,4 @@
-"""`connect`: the devices it chooses, and its error when they are not there."""
+"""`connect`: the devices it chooses, and its error when they are missing."""
 
 import pytest
 import tensorflow as tf
@@ -20,22 +20,22 @@ def test_replicas_split_the_cpu(count):
     assert tftpu.connect(virtual_devices=count).data_shares == count
 
 
-def test_more_replicas_than_were_set_up_is_a_sentence():
+def test_more_replicas_than_were_set_up_fails_with_a_clear_error():
     tf.config.list_logical_devices()
     with pytest.raises(UserError, match=r"call tftpu.connect\(\) before"):
         tftpu.connect(virtual_devices=9)
 
 
 @pytest.mark.parametrize("name", ["local", "my-tpu"])
-def test_a_forced_tpu_that_is_not_there_is_an_error_with_the_likely_cause(name):
+def test_a_requested_tpu_that_is_missing_fails_with_the_likely_cause(name):
     with pytest.raises(UserError) as caught:
         tftpu.connect(tpu=name)
-    assert f"tpu={name!r} was asked for" in str(caught.value)
+    assert f"tpu={name!r} was requested" in str(caught.value)
     assert "is not the TPU's" in str(caught.value)  # plain wheels hold no TPU kernels
     assert not cluster.has_tpu_kernels()
 
 
-def test_tpu_name_is_what_auto_goes_for(monkeypatch):
+def test_auto_connects_to_tpu_name(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "local")
     assert cluster.find_tpu() == "local"
     with pytest.raises(UserError, match="tpu='local'"):
@@ -55,7 +55,7 @@ def test_a_simulated_slice_is_the_real_strategy(name, replicas):
 
 
 @pytest.mark.parametrize("name", ["v3", "v9-8", "8", "v3-0", "v3-8x"])
-def test_what_is_no_slice_is_refused(name):
+def test_an_unknown_slice_fails_with_a_clear_error(name):
     with pytest.raises(UserError, match=r"is not a TPU slice|There is no"):
         tftpu.simulated_slice(name)
 

@@ -78,7 +78,7 @@ def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
     np.testing.assert_allclose(chunked(hidden, matrix, labels), expected, rtol=1e-5)
 
 
-def test_a_label_that_is_no_class_subtracts_no_logit(monkeypatch):
+def test_a_label_that_is_not_a_class_subtracts_no_logit(monkeypatch):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors()
     found = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))

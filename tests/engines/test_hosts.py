@@ -1,4 +1,4 @@
-"""Several processes train as one does. On loopback, as the stand-in for the hosts of a pod."""
+"""Several processes train like one, on loopback in place of the hosts of a pod."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
-    """A process for each of `count` hosts; their output goes into files beside the workdir."""
+    """Starts a process for each of `count` hosts, with output files next to the workdir."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     processes = []
     for index in range(count):
@@ -58,7 +58,7 @@ def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
 
 
 def wait_for(workdir: Path, step: int, processes: list[subprocess.Popen]) -> None:
-    """Until there is a checkpoint of the step or a later one."""
+    """Waits until there is a checkpoint of the step or a later one."""
     while (Checkpoints(str(workdir)).steps() or [0])[-1] < step:
         if any(process.poll() is not None for process in processes):
             pytest.fail("\n\n".join(said(workdir)))
@@ -74,24 +74,24 @@ def said(workdir: Path) -> list[str]:
 
 
 def variables(workdir: Path) -> dict[str, bytes]:
-    """All that is in the last checkpoint of a run, to the bit."""
+    """Returns all variables in the last checkpoint of a run."""
     folder = workdir / "checkpoints" / str(STEPS)
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
 def losses(workdir: Path) -> dict[tuple, float]:
-    """The losses that a run wrote down, by step and split."""
+    """Returns the losses that a run logged, by step and split."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert len({(line["step"], line["split"]) for line in lines}) == len(lines)
     return {(line["step"], line["split"]): line["loss"] for line in lines}
 
 
 @pytest.mark.slow
-def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
+def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path):
     workdir = tmp_path / "hosts/run"
     workdir.parent.mkdir()
 
-    # One that is asked to stop, and is not the chief: both stop after the same step, saved.
+    # A host that is not the chief is asked to stop: both save and stop after the same step.
     processes = start(workdir, 2)
     wait_for(workdir, 10, processes)
     processes[1].send_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
     assert f"Stopped by another host after step {step}, saved" in said(workdir)[0]
     assert f"Stopped by SIGTERM after step {step}, saved" in said(workdir)[1]
 
-    # One that is killed: the other ends, too, and says why.
+    # One host is killed: the other ends as well, with the reason.
     processes = start(workdir, 2)
     wait_for(workdir, step + 10, processes)
     processes[1].kill()
@@ -111,7 +111,7 @@ def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
 
     assert ends(start(workdir, 2)) == [0, 0], said(workdir)
     assert "Resuming from the checkpoint" in said(workdir)[0]
-    assert "Done" not in said(workdir)[1]  # the chief alone reports
+    assert "Done" not in said(workdir)[1]  # only the chief reports
     # Two replicas in one process take the same sums in the same order.
     alone = tmp_path / "alone/run"
     alone.parent.mkdir()
@@ -121,8 +121,8 @@ def test_two_hosts_stop_together_fail_together_and_end_as_one_would(tmp_path):
 
 
 @pytest.mark.slow
-def test_four_hosts_whose_chief_is_killed_go_on_as_two(tmp_path):
-    """Another number of hosts takes up the same checkpoint."""
+def test_four_hosts_whose_chief_is_killed_resume_as_two(tmp_path):
+    """A different number of hosts resumes from the same checkpoint."""
     workdir = tmp_path / "hosts/run"
     workdir.parent.mkdir()
     processes = start(workdir, 4)
@@ -175,7 +175,7 @@ def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypat
         (config(worker=["a:1", "b:1"], ps=["c:1"]), "TF_CONFIG has ps"),
     ],
 )
-def test_a_tf_config_that_makes_no_sense_is_a_sentence(text, sentence, monkeypatch):
+def test_an_invalid_tf_config_fails_with_a_clear_error(text, sentence, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=sentence):
         hosts.task()

@@ -1,4 +1,4 @@
-"""The private interfaces of Keras and TensorFlow still are what tftpu takes them for."""
+"""The private interfaces of Keras and TensorFlow still behave as tftpu expects."""
 
 import keras
 import numpy as np
@@ -54,7 +54,7 @@ def test_masks_are_found():
     np.testing.assert_array_equal(mask, [[False, True]])
 
 
-def test_what_an_optimizer_overrides():
+def test_the_overrides_of_an_optimizer():
     plain = ("SGD", "Adam", "AdamW", "Lamb", "Lion", "Adafactor", "Muon", "RMSprop")
     for name in plain:
         assert not keras_internals.overrides_apply(getattr(keras.optimizers, name)())
@@ -73,7 +73,7 @@ def test_weight_decay_and_clipping_of_an_optimizer():
     np.testing.assert_array_equal(keras_internals.clip(optimizer, [tf.constant([2.0])]), [[0.5]])
 
 
-def test_kernels_tell_what_xla_compiles():
+def test_kernels_show_which_ops_xla_compiles():
     assert internals.xla_kernel("MatMul")
     assert not internals.xla_kernel("StringFormat")
     assert "CPU" in internals.kernel_devices("MatMul")

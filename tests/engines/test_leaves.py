@@ -8,7 +8,7 @@ from tftpu.checkpoint.store import Checkpoints
 from tftpu.engines.tensorflow.leaves import leaves_of
 
 
-def test_keras_variables_of_every_dtype_come_back(tmp_path):
+def test_keras_variables_of_every_dtype_are_restored(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     kinds = ("float32", "bfloat16", "float16", "int32", "bool")
     saved = [keras.Variable(np.ones(3), dtype=kind, name=kind) for kind in kinds]

@@ -1,4 +1,4 @@
-"""A checkpoint loads on other hardware and in another precision, and not into another model."""
+"""A checkpoint loads on other hardware and in another precision, but not into another model."""
 
 import keras
 import numpy as np
@@ -60,7 +60,7 @@ def test_on_another_number_of_replicas_the_run_is_the_same(before, after, whole,
         ("mixed_float16", "mixed_bfloat16"),
     ],
 )
-def test_in_another_precision_the_run_goes_on(before, after, whole, tmp_path):
+def test_a_run_resumes_in_another_precision(before, after, whole, tmp_path):
     first = fit(trainer(tmp_path, policy=before), HALF)
     again = trainer(tmp_path, policy=after)
     fit(again, HALF)  # has its steps already: only loads
@@ -74,7 +74,7 @@ def test_in_another_precision_the_run_goes_on(before, after, whole, tmp_path):
     assert relative(weights(again), whole) < 0.05
 
 
-def test_another_optimizer_is_a_sentence_that_lists_the_variables(tmp_path):
+def test_another_optimizer_fails_with_a_list_of_the_variables(tmp_path):
     fit(trainer(tmp_path), HALF)
     other = trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9))
     before = weights(other)
@@ -87,14 +87,14 @@ def test_another_optimizer_is_a_sentence_that_lists_the_variables(tmp_path):
     assert (weights(other) == before).all()
 
 
-def test_optimizers_with_slots_of_the_same_shapes_are_told_apart(tmp_path):
-    """By shapes alone the momentum of SGD would be taken for the velocity of RMSprop."""
+def test_optimizers_with_slots_of_the_same_shapes_are_distinguished(tmp_path):
+    """By shape, the momentum of SGD could be mistaken for the velocity of RMSprop."""
     fit(trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9)), HALF)
     with pytest.raises(UserError, match="belongs to another optimizer: rm_sprop"):
         fit(trainer(tmp_path, optimizer=keras.optimizers.RMSprop(0.01)), STEPS)
 
 
-def test_another_model_is_a_sentence_that_lists_what_differs_alone(tmp_path):
+def test_another_model_fails_with_a_list_of_only_the_differences(tmp_path):
     def deeper():
         return keras.Sequential(
             [
@@ -124,7 +124,7 @@ def test_another_model_is_a_sentence_that_lists_what_differs_alone(tmp_path):
     assert "last" not in said
 
 
-def test_the_host_state_holds_what_a_run_needs(tmp_path):
+def test_the_host_state_has_everything_a_run_needs(tmp_path):
     import json
 
     fit(trainer(tmp_path), HALF)
@@ -133,7 +133,7 @@ def test_the_host_state_holds_what_a_run_needs(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mine.weights.h5", "mine.safetensors"])
-def test_weights_alone_are_exported_with_the_averages_in_place(name, tmp_path):
+def test_only_the_weights_are_exported_with_the_averages_in_place(name, tmp_path):
     trained = fit(trainer(tmp_path / "run"), HALF)
     before = weights(trained)
     trained.export_weights(tmp_path / name)

@@ -1,4 +1,4 @@
-"""One device or eight, one microbatch or four: the same numbers as plain TensorFlow gives."""
+"""One device or eight, one microbatch or four: the same numbers as plain TensorFlow."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ OPTIONS = {
     "replicas": (1, 2, 4, 8),
     "gradient_accumulation_steps": (1, 4),
     "optimizer": ("sgd", "adamw", "lamb", "lars"),
-    "global_clipnorm": (None, 0.1),  # the gradient's norm is about 0.5: it bites
+    "global_clipnorm": (None, 0.1),  # the gradient's norm is about 0.5, so this clips it
     "weighted": (False, True),
     "ema_momentum": (None, reference.EMA),
 }
@@ -28,7 +28,7 @@ PRODUCT = list(itertools.product(*OPTIONS.values()))
 
 
 def covering_set() -> list[tuple]:
-    """A small part of the product in which every two options meet, chosen greedily."""
+    """Returns a small set of combinations that covers every pair of options, chosen greedily."""
 
     def pairs(case):
         return set(itertools.combinations(enumerate(case), 2))
@@ -113,6 +113,6 @@ def test_the_covering_set_covers():
         assert met == set(itertools.product(OPTIONS[names[first]], OPTIONS[names[second]]))
 
 
-def test_the_clipping_bites():
+def test_clipping_takes_effect():
     free, clipped = (expected("sgd", clip, False) for clip in OPTIONS["global_clipnorm"])
     assert relative(clipped["weights"][0], free["weights"][0]) > 0.01

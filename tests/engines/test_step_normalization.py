@@ -29,7 +29,7 @@ def images(count: int = STEPS):
 
 
 def trained(count: int, gradient_accumulation_steps: int, norm_batch):
-    """(trainer-like results, weights, evaluation logits) of a small ResNet."""
+    """Returns the results, weights and evaluation logits of a small ResNet."""
     engine = tftpu.connect(virtual_devices=count)
     with engine.scope():
         keras.utils.set_random_seed(1)
@@ -75,7 +75,7 @@ def test_ghost_batches_equal_one_device_in_training_and_evaluation(parts):
 def test_global_statistics_equal_one_device(count):
     one = trained(1, 1, norm_batch="global")
     assert_equal(trained(count, 1, norm_batch="global"), one)
-    # One group of the whole batch is the same thing said otherwise.
+    # One group of the full batch is equivalent.
     assert_equal(trained(1, 1, norm_batch=BATCH), one)
 
 
@@ -83,7 +83,7 @@ def test_groups_matter():
     assert relative(trained(1, 1, 4)[1][0], trained(1, 1, BATCH)[1][0]) > 1e-3
 
 
-def test_a_share_that_holds_no_whole_groups_is_refused():
+def test_a_share_without_complete_groups_fails_with_a_clear_error():
     with pytest.raises(ValueError, match="norm_batch=16 does not divide the batch of 8 examples"):
         trained(8, 1, norm_batch=16)
 
@@ -103,7 +103,7 @@ def test_a_ghost_batch_is_normalised_as_numpy_does_it():
 
 
 @pytest.mark.parametrize("parts", [(1, 1), (4, 1), (2, 4)], ids=str)
-def test_keras_own_statistics_are_the_mean_of_what_the_parts_saw(parts):
+def test_keras_own_statistics_are_the_mean_over_the_parts(parts):
     count, gradient_accumulation_steps = parts
     engine = tftpu.connect(virtual_devices=count)
     with engine.scope():
@@ -129,8 +129,8 @@ def test_keras_own_statistics_are_the_mean_of_what_the_parts_saw(parts):
         assert all((copy == copies[0]).all() for copy in copies)
 
 
-def test_evaluation_is_the_same_whatever_the_share():
-    """Moving statistics do not look at the batch in hand."""
+def test_evaluation_does_not_depend_on_the_share():
+    """Moving statistics do not depend on the current batch."""
     data = dataset(images(1)).unbatch().batch(64)
     results = []
     for count in (1, 8):

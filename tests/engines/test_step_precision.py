@@ -22,7 +22,7 @@ def trained(
     batches=None,
     scale: float | None = None,
 ):
-    """(engine, step, weights before, results) of five steps under a policy."""
+    """Returns engine, step, initial weights and results of five steps under a policy."""
     keras.config.set_dtype_policy(policy)
     engine = tftpu.connect(virtual_devices=count)
     with engine.scope():
@@ -46,7 +46,7 @@ def trained(
 def test_equals_float32_up_to_rounding(policy, parts):
     _, exact, before, _ = trained("float32", 1, 1)
     _, step, _, results = trained(policy, *parts)
-    # Each update is a sum of products of which every factor was rounded: a few roundoffs.
+    # Each update is a sum of products of rounded factors: a few roundoffs.
     for w, e, b in zip(step.state.model.get_weights(), exact.state.model.get_weights(), before):
         assert 0 < relative(w - b, e - b) < 4 * ROUNDOFF[policy]
     assert np.isfinite([r["loss"] for r in results]).all()
@@ -61,7 +61,7 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
     assert results[0]["skipped_steps"] == 1
     assert float(step.state.model.optimizer.dynamic_scale.numpy()) == 512.0
     assert int(step.state.optimizer.iterations.numpy()) == 0
-    assert int(step.state.step.numpy()) == 1  # the batch is used up all the same
+    assert int(step.state.step.numpy()) == 1  # the batch counts nevertheless
     for variable, initial in zip(step.state.model.trainable_variables, before):
         for copy in stepping.local_values(engine, variable):
             np.testing.assert_array_equal(copy, initial)

@@ -1,4 +1,4 @@
-"""Dropout: other masks on every replica, microbatch and step; the same for the same seed."""
+"""Dropout masks differ by replica, microbatch and step, and are equal for equal seeds."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ BATCH, FEATURES, KEEP = 64, 400, 0.7
 
 
 class Negative(keras.losses.Loss):
-    """Minus the sum of the outputs: its gradient by an output is -1."""
+    """Minus the sum of the outputs, whose gradient is -1."""
 
     def call(self, y_true, y_pred):
         return -keras.ops.sum(y_pred, axis=-1)
@@ -20,9 +20,9 @@ class Negative(keras.losses.Loss):
 def masks(
     count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int = 0
 ) -> np.ndarray:
-    """The dropout mask of every example in every step: (steps, examples, features), bool.
+    """Returns the dropout mask of every example: (steps, examples, features), bool.
 
-    Example i is the i-th unit vector, so the i-th row of the kernel alone learns from it, and
+    Example i is the i-th unit vector, so only the i-th row of the kernel learns from it, and
     learns exactly where its mask let the gradient through.
     """
     engine = tftpu.connect(virtual_devices=count)
@@ -50,7 +50,7 @@ def test_no_two_examples_share_a_mask_and_the_keep_rate_is_right(parts):
     assert len({mask.tobytes() for mask in found}) == len(found)
     error = np.sqrt(KEEP * (1 - KEEP) / found.size)
     assert abs(found.mean() - KEEP) < 3 * error
-    # Unlike each other as chance has it: two masks agree in keep^2 + drop^2 of the places.
+    # Independent: two masks agree by chance in keep^2 + drop^2 of the positions.
     agree = np.mean(found[:-1] == found[1:])
     assert abs(agree - (KEEP**2 + (1 - KEEP) ** 2)) < 0.02
 

@@ -1,7 +1,7 @@
 """The step traced through the real TPUStrategy class, on a simulated slice.
 
-All of the Python that a TPU would run, and none of its hardware: what may not be assigned in a
-replica, what has a dynamic shape, what the host alone can do, fails here.
+This runs all Python code of a TPU run, but no TPU hardware. Forbidden assignments in a replica,
+dynamic shapes and ops that only the host can run fail here.
 """
 
 import collections
@@ -30,16 +30,16 @@ REPLICAS = 8
 
 
 def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
-    """The ops of the program that runs on the TPU, without those of its host."""
+    """Returns the ops of the program that runs on the TPU, without those of its host."""
     marked = [op for op in checks.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
     bodies = [b for op in marked for b in internals.called_functions(op.graph, op)]
-    # The bodies of loops and branches within the program bear no mark of their own.
+    # The bodies of loops and branches within the program are not marked.
     inner = [op for body in bodies for op in checks.graph_ops(body)]
     return list({id(op): op for op in [*marked, *inner]}.values())
 
 
 def traced(model: keras.Model, batch: tuple, **options) -> tuple[TrainStep, list[tf.Operation]]:
-    """The ops of a device loop of the model, on a simulated v3-8.
+    """Returns the ops of a device loop of the model, on a simulated v3-8.
 
     Args:
         model: compiled, built in the scope of a simulated slice.
@@ -69,7 +69,7 @@ def assert_one_reduction_and_no_host_op(step: TrainStep, ops: list[tf.Operation]
         others.append((len(step.divisors),))
     found = collections.Counter(tuple(op.inputs[0].shape) for op in sums)
     assert found == collections.Counter(tuple(shape) for shape in [*gradients, *others])
-    # The loss scale's skipped steps alone need a broadcast, of their count.
+    # Only the loss scale's skipped steps need a broadcast, of their count.
     broadcasts = sum(op.type == "AllToAll" for op in ops)
     assert broadcasts == isinstance(step.state.model.optimizer, keras.optimizers.LossScaleOptimizer)
     host = {op.type for op in ops if not internals.xla_kernel(op.type)}
@@ -170,8 +170,8 @@ def test_the_configs_trace(config, slice_of_eight):
     assert_one_reduction_and_no_host_op(step, ops)
 
 
-def test_the_trainers_loop_takes_the_time_on_the_host_alone(slice_of_eight):
-    """The clock that tells input wait is read around the iterator, not in the TPU's program."""
+def test_the_trainers_loop_measures_time_only_on_the_host(slice_of_eight):
+    """The clock for the input wait is read around the iterator, not in the TPU's program."""
     with slice_of_eight.scope():
         model = mlp()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -207,7 +207,7 @@ def test_the_weight_norm_traces(slice_of_eight):
     assert {op.type for op in ops if not internals.xla_kernel(op.type)} <= TPU_ONLY
 
 
-def test_the_check_finds_an_op_of_the_host(slice_of_eight):
+def test_the_check_finds_a_host_op(slice_of_eight):
     """The check can fail: a print formats a string."""
 
     class Printing(keras.losses.Loss):

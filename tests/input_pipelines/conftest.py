@@ -11,7 +11,7 @@ from tftpu.input_pipelines.convert.readers import images, text
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 images of three classes, no two the same."""
+    """Writes 60 different images of three classes."""
     root = tmp_path_factory.mktemp("pictures")
     for number in range(60):
         folder = root / ["cat", "dog", "owl"][number % 3]

@@ -203,7 +203,7 @@ def test_space_to_depth_is_numpys_reshape():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", None])
-def test_an_example_is_a_function_of_its_seed_alone(kind):
+def test_an_example_depends_only_on_its_seed(kind):
     image = photos.pixels(90, 120)
     data = tf.constant(photos.encoded(image, kind) if kind else image)
     function = image_ops.training(EVERYTHING, 32, 3)
@@ -237,6 +237,6 @@ def test_without_augmentation_training_equals_evaluation():
         *[("mixup", -0.2), ("cutmix", float("nan")), ("eval_crop", 0.0)],
     ],
 )
-def test_a_value_out_of_range_is_refused_by_its_name(field, value):
-    with pytest.raises(UserError, match=rf"data.augment.{field} is {value}: it must lie between"):
+def test_a_value_out_of_range_fails_with_its_name(field, value):
+    with pytest.raises(UserError, match=rf"data.augment.{field} is {value}: it must be between"):
         Augment(**{field: value}).validate()

@@ -1,4 +1,4 @@
-"""BigQuery: the real clients against services on loopback; streams that break; what is exact."""
+"""BigQuery: the real clients against services on loopback; broken streams; exact order."""
 
 import datetime
 import json
@@ -42,7 +42,7 @@ def service(monkeypatch):
         yield fake
 
 
-def test_a_table_is_read_whole_in_several_streams(service):
+def test_a_table_is_read_completely_in_several_streams(service):
     columns = bigquery.Table("p.d.t", ("id", "x", "name", "even")).read()
     order = np.argsort(columns["id"])
     assert columns["id"][order].tolist() == list(range(ROWS))
@@ -125,13 +125,13 @@ def test_shards_of_a_table_are_the_same_whatever_order_bigquery_gives(service, t
     assert "already" in said[0]
     # The table changes, so its conversion is another data set.
     service.modified += 1
-    with pytest.raises(UserError, match="of other data or options"):
+    with pytest.raises(UserError, match="from other data or options"):
         converter.run(conversion("one"), workers=1)
     with pytest.raises(UserError, match="convert without a runner"):
         beam.run(conversion("beam"), ["--runner=DirectRunner"])
 
 
-def test_half_a_conversion_of_another_session_is_read_again(service, tmp_path, monkeypatch):
+def test_a_partial_conversion_of_another_session_is_read_again(service, tmp_path, monkeypatch):
     options = ReadOptions(features=("id",))
     whole = Conversion("bigquery:p.d.t", str(tmp_path / "whole"), options)
     half = Conversion("bigquery:p.d.t", str(tmp_path / "half"), options)
@@ -166,7 +166,7 @@ def test_a_service_that_refuses_fails_with_a_clear_error(service):
     service.breaks, service.code = 100, grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(UserError, match=r"roles/bigquery.dataViewer"):
         bigquery.Table("p.d.t", ("id",)).read()
-    with pytest.raises(UserError, match="The snapshot yesterday is no time"):
+    with pytest.raises(UserError, match="The snapshot yesterday is not a time"):
         bigquery.Table("p.d.t", ("id",), "yesterday")
     with pytest.raises(UserError, match="for a table"):
         bigquery.Table("SELECT 1", (), "2026-11-20")

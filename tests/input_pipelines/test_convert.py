@@ -1,4 +1,4 @@
-"""`tftpu data convert`: all of a source, shuffled; the same bytes whatever happens."""
+"""`tftpu data convert`: a complete, shuffled copy of a source, with reproducible bytes."""
 
 import dataclasses
 import os
@@ -45,7 +45,7 @@ def test_a_folder_of_images_becomes_balanced_shuffled_shards(pictures, tmp_path)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
-def test_shards_are_of_the_size_that_was_asked_for(pictures, tmp_path):
+def test_shards_have_the_requested_size(pictures, tmp_path):
     total = sum(path.stat().st_size for path in pictures.rglob("*.png"))
     converter.run(
         Conversion(f"images:{pictures}", str(tmp_path), shard_mb=total / 6 / 2**20),
@@ -113,7 +113,7 @@ def test_a_conversion_killed_at_20_random_points_gives_the_same_bytes(pictures, 
         assert content(tmp_path / f"{number}") == whole
 
 
-def test_half_a_conversion_of_other_options_is_not_resumed(pictures, tmp_path, monkeypatch):
+def test_a_partial_conversion_with_other_options_is_not_resumed(pictures, tmp_path, monkeypatch):
     def conversion(folder, seed):
         return Conversion(f"images:{pictures}", str(tmp_path / folder), seed=seed, min_shards=4)
 
@@ -126,7 +126,7 @@ def test_half_a_conversion_of_other_options_is_not_resumed(pictures, tmp_path, m
 
 
 def test_two_splits_converted_at_the_same_time_both_exist(pictures, tmp_path):
-    """The one that starts first ends last, and neither touches the files of the other."""
+    """The first to start is the last to finish, and neither touches the other's files."""
     output = tmp_path / "out"
     test = Conversion(f"images:{pictures}", str(output), ReadOptions(split="test"))
     train = dataclasses.replace(test, options=ReadOptions(split="train"))
@@ -165,7 +165,7 @@ def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tm
             holder.communicate("go\n")
 
     converter.run(conversion, workers=1, say=say)
-    assert "Another process converts the same" in said[0]
+    assert "Another process is making this conversion" in said[0]
     assert manifest.read(str(tmp_path)).examples("train") == 60
 
 

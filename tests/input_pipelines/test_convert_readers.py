@@ -66,7 +66,7 @@ def test_a_tfds_data_set_split_by_split_and_converted_again(tmp_path):
         assert pixels == pytest.approx((digits.images * 255 / 16).round().sum(), rel=1e-5)
 
 
-def test_slices_of_a_split_become_splits_of_their_own(tmp_path):
+def test_slices_of_a_split_become_separate_splits(tmp_path):
     for split in ("train[:90%]", "validation=train[90%:]"):
         options = ReadOptions(split=split)
         converter.run(Conversion("tfds:digits", str(tmp_path), options), 1, say=silent)
@@ -130,7 +130,7 @@ def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):
     (tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
     fails(f"text:{tmp_path}/c.jsonl", r"at byte 14 of .*c.jsonl: there is no text in the field")
     (tmp_path / "d.jsonl").write_text('{"text": "a"}\nno\n')
-    fails(f"text:{tmp_path}/d.jsonl", r"at byte 14 of .*d.jsonl is no JSON")
+    fails(f"text:{tmp_path}/d.jsonl", r"at byte 14 of .*d.jsonl is not JSON")
     (tmp_path / "e.txt").write_bytes(b"\xff")
     fails(f"text:{tmp_path}/e.txt", r"e.txt is not UTF-8")
     (tmp_path / "images" / "cat").mkdir(parents=True)

@@ -50,7 +50,7 @@ def test_a_resized_crop_equals_pillows(kind, window):
     assert difference.mean() < 0.6  # Pillow truncates instead of rounding
 
 
-def test_the_fused_decoder_gives_the_pixels_of_the_whole_image():
+def test_the_fused_decoder_gives_the_pixels_of_the_complete_image():
     image = photos.encoded(photos.pixels(150, 200))
     window = fixed(21, 33, 99, 78)
     fused = decode.cropped(tf.constant(image), window, SIZE, 3)
@@ -100,14 +100,14 @@ def test_a_transparent_and_a_16_bit_png_are_read_as_8_bit_colours():
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("left_over", [0.02, 0.5, 0.98])
-def test_a_truncated_file_is_an_error_wherever_the_crop_lies(kind, left_over):
+def test_a_truncated_file_is_an_error_for_any_crop(kind, left_over):
     data = photos.encoded(photos.pixels(150, 200), kind)
     cut = tf.constant(data[: int(len(data) * left_over)])
     with pytest.raises(tf.errors.InvalidArgumentError):
         decode.cropped(cut, fixed(0, 0, 20, 20), SIZE, 3)
 
 
-def test_the_same_size_comes_out_as_it_went_in():
+def test_an_image_of_the_target_size_is_unchanged():
     image = photos.pixels(SIZE, SIZE)
     made = decode.cropped(tf.constant(image), fixed(0, 0, SIZE, SIZE), SIZE, 3)
     assert (made.numpy() == image).all()

@@ -1,4 +1,4 @@
-"""A resumed run, on any number of hosts, reads what the uninterrupted run would have read."""
+"""A resumed run, on any number of hosts, reads the same examples as the uninterrupted run."""
 
 import functools
 

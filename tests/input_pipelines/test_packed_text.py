@@ -29,7 +29,7 @@ def row(*lengths: int) -> dict:
     }
 
 
-def test_positions_and_weights_of_a_row_computed_by_hand():
+def test_positions_and_weights_of_a_row_match_a_worked_example():
     rows = {name: tf.constant(value[None], tf.uint16) for name, value in row(3, 1, 4).items()}
     features, labels, weights = packed_tokens.packed(rows)
     assert features["tokens"].numpy().tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
@@ -79,8 +79,8 @@ def test_batches_match_the_spec_and_resume_exactly(folder):
 def test_mistakes_fail_with_clear_errors(folder):
     for changes, message in (
         ({"context": 9}, "packed for a context of 8 tokens"),
-        ({"train_text": "*.txt"}, "one of the two"),
-        ({"data_dir": None}, "one of the two"),
+        ({"train_text": "*.txt"}, "but not both"),
+        ({"data_dir": None}, "but not both"),
         ({"data_dir": None, "train_text": "*.txt"}, "data.eval_text is empty"),
     ):
         data = Tokens(**{"data_dir": str(folder), "context": CONTEXT, **changes})

@@ -18,7 +18,7 @@ from tftpu.input_pipelines.convert import packing
     context=st.integers(1, 12),
 )
 def test_packing_predicts_every_token_but_the_first_of_a_document_once(lengths, context):
-    # Every token encodes its document and its place in it.
+    # Every token encodes its document and its position in it.
     documents = [np.arange(n, dtype=np.int32) + 1000 * (d + 1) for d, n in enumerate(lengths)]
     predicted = Counter()
     sequences = list(packing.pack(documents, context))

@@ -16,11 +16,11 @@ def test_a_permutation_has_every_number_once_and_an_inverse(count, seed):
     assert Permutation(count, seed).back(there).tolist() == places.tolist()
 
 
-def test_a_permutation_of_very_many_is_computed_place_by_place():
+def test_a_very_large_permutation_is_computed_element_by_element():
     places = np.array([0, 1, 10**15 - 1])
     permutation = Permutation(10**15, 3)
     assert permutation.back(permutation.forward(places)).tolist() == places.tolist()
-    # Numbers do not correlate with their places.
+    # Numbers do not correlate with their positions.
     values = Permutation(10_000, 0).forward(np.arange(10_000))
     assert abs(np.corrcoef(values, np.arange(10_000))[0, 1]) < 0.03
     assert (Permutation(10_000, 1).forward(np.arange(10_000)) == values).mean() < 0.01

@@ -59,7 +59,7 @@ def costs(folder: Path, batch: int, skipped: int, steps: int, turns: int) -> lis
 
 
 @pytest.mark.slow
-def test_an_epoch_reads_what_there_is_and_takes_the_same_memory_in_all_five(tmp_path):
+def test_each_of_five_epochs_reads_the_data_once_in_constant_memory(tmp_path):
     folder = made(tmp_path / "data", shards=40, records=100)
     size = sum(path.stat().st_size for path in folder.iterdir())
     turns = costs(folder, batch=40, skipped=0, steps=100, turns=6)

@@ -52,7 +52,7 @@ def test_the_hosts_parts_together_are_the_batch(hosts):
     assert [[i for part in batch for i in part] for batch in zip(*parts)] == whole
 
 
-def test_hosts_that_do_not_divide_the_batch_are_refused():
+def test_hosts_that_do_not_divide_the_batch_fail_with_a_clear_error():
     with pytest.raises(UserError, match="8 cannot be shared by 3 hosts"):
         numbers(24, 8).starting_at(0, 0, 3)
 
@@ -66,7 +66,7 @@ def test_eight_replicas_get_the_batch_in_its_order():
     assert np.concatenate(shares).tolist() == first(numbers(24, 16).starting_at(3), 1)[0]
 
 
-def test_every_epoch_holds_every_example_once_in_an_order_of_its_own():
+def test_every_epoch_holds_every_example_once_in_its_own_order():
     stream = np.concatenate(first(numbers(24, 8).starting_at(0), 9))
     epochs = stream.reshape(3, 24)
     for epoch in epochs:
@@ -134,7 +134,7 @@ def test_a_shifted_image_is_the_image_moved():
     assert len(seen) > 10
 
 
-def test_a_tfds_data_set_that_is_not_prepared_says_what_to_do(tmp_path):
+def test_a_tfds_data_set_that_is_not_prepared_fails_with_advice(tmp_path):
     with pytest.raises(UserError, match="tfds build mnist"):
         input_pipelines.training(Images("mnist", data_dir=str(tmp_path)))
 

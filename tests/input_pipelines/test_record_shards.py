@@ -1,4 +1,4 @@
-"""TFRecord shards of any features, arrays, generators, random numbers."""
+"""TFRecord shards with any features, arrays, generators and random numbers."""
 
 import numpy as np
 import pytest
@@ -90,8 +90,8 @@ def test_a_mistake_fails_with_a_clear_error(tmp_path, changes, message):
         input_pipelines.training(settings(tmp_path, **changes))
 
 
-def test_files_without_a_manifest_need_a_spec_and_have_to_be_there(tmp_path):
-    with pytest.raises(UserError, match=r"say with data\.spec what a record holds"):
+def test_files_without_a_manifest_need_a_spec_and_must_exist(tmp_path):
+    with pytest.raises(UserError, match=r"describe its records in data\.spec"):
         input_pipelines.training(settings(tmp_path))
     with pytest.raises(UserError, match="There is no file"):
         input_pipelines.training(settings(tmp_path, spec=SPEC))
@@ -130,12 +130,12 @@ def test_arrays_are_shuffled_and_resume_exactly():
     "arrays, message",
     [
         ((np.zeros(3), np.zeros(4)), "3, 4 examples"),
-        ((np.zeros((0, 2)), np.zeros(0)), "one at least"),
+        ((np.zeros((0, 2)), np.zeros(0)), "at least one"),
         ((np.array(["a"]), np.zeros(1)), "cannot go to a device"),
         ((np.array([1 << 40]), np.zeros(1)), "numbers that do not fit int32"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(arrays, message):
+def test_arrays_that_do_not_match_fail_with_a_clear_error(arrays, message):
     with pytest.raises(UserError, match=message):
         input_pipelines.from_arrays(*arrays, global_batch_size=2)
 
@@ -153,7 +153,7 @@ def test_a_generator_works_with_a_warning_that_it_is_slow(caplog):
         [4, 0, 1, 2],
         [3, 4, 0, 1],
     ]
-    with pytest.raises(UserError, match="no static shape and dtype"):
+    with pytest.raises(UserError, match="not of a static shape and a dtype that devices support"):
         input_pipelines.from_generator(
             make, tf.TensorSpec((None,), tf.float32), global_batch_size=4
         )

@@ -19,7 +19,7 @@ FEATURES = {"x": Feature("int32")}
 
 @pytest.fixture(scope="module")
 def machines():
-    """The addresses of two services, each a process started as a user would."""
+    """Yields the addresses of two services, each in a process started as a user would."""
     command = [sys.executable, "-m", "tftpu.input_pipelines.service", "--port=0"]
     command += ["--host=localhost"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -61,7 +61,7 @@ def test_a_bad_record_is_named_across_the_service(tmp_path, machines):
         list(served.starting_at(0).take(8))
 
 
-def test_an_address_at_which_nothing_listens_fails_with_a_clear_error(tmp_path, monkeypatch):
+def test_an_address_without_a_service_fails_with_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PATIENCE", 0.6)
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path, service="grpc://127.0.0.1:9"))
@@ -70,6 +70,6 @@ def test_an_address_at_which_nothing_listens_fails_with_a_clear_error(tmp_path, 
 
 
 @pytest.mark.parametrize("address", ["localhost:5000", "grpc://a", "grpc://a:1, grpc://b:1"])
-def test_an_address_is_complete(address):
+def test_an_incomplete_address_fails(address):
     with pytest.raises(UserError, match="grpc://HOST:PORT"):
         data("/tmp", service=address).validate()

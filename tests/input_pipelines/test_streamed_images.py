@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_run_resumes_through_the_whole_pipeline_on_other_hosts(folder):
+def test_a_run_resumes_through_the_complete_pipeline_on_other_hosts(folder):
     pipeline = input_pipelines.training(settings(folder), seed=3)
     whole = seen(pipeline.starting_at(0), 10)
     for stop, hosts in ((3, 2), (6, 1)):
@@ -159,7 +159,7 @@ def test_a_corrupt_record_is_named(tmp_path):
             seen(batches, 5)
 
 
-def test_skipped_records_have_weight_0_and_move_nothing(tmp_path, folder, caplog):
+def test_skipped_records_have_weight_0_and_shift_no_others(tmp_path, folder, caplog):
     bad = {f"n{n}": BAD[kind][0] for n, kind in zip((2, 14, 15, 30), BAD)}
     data = settings(bad_folder(tmp_path, **bad), on_bad_record="skip")
     clean = input_pipelines.training(settings(folder), seed=3)
@@ -213,7 +213,7 @@ def test_a_shard_removed_while_it_is_read_ends_the_run(tmp_path):
     next(batches)
     path = tmp_path / "train-00001"
     path.unlink()
-    # If it is removed just after it was opened, its records cannot be read.
+    # If it is removed right after it was opened, its records cannot be read.
     errors = tf.errors.NotFoundError, tf.errors.UnknownError
     with pytest.raises(errors, match=f"{path}|{path.name}.*cannot be read"):
         for _ in range(100):
@@ -222,7 +222,7 @@ def test_a_shard_removed_while_it_is_read_ends_the_run(tmp_path):
 
 @pytest.mark.timeout(60)
 def test_a_file_that_cannot_be_opened_is_not_retried_forever(tmp_path):
-    """Such as one that is removed between two reads."""
+    """An example is a file that is removed between two reads."""
     gone = tf.data.TFRecordDataset(str(tmp_path / "gone"))
     found = [record.numpy() for record, _ in shards._whatever_fails(gone, tf.constant(5, tf.int64))]
     assert found == [b""] * 5
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_opened_is_not_retried_forever(tmp_path):
         ({"data_dir": None}, "data.data_dir is empty"),
         ({"on_bad_record": "ignore"}, "Allowed: raise, skip"),
         ({"service": "localhost:1"}, "grpc://HOST:PORT"),
-        ({"service": "grpc://a:1", "on_bad_record": "skip"}, "use one of the two"),
+        ({"service": "grpc://a:1", "on_bad_record": "skip"}, "use only one of them"),
         ({"image_dtype": "float16"}, "image_dtype"),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_mistake_fails_with_a_clear_error(folder, changes, message):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """ImageNet by TFDS's own builder, from synthetic tars: 4 classes of 8, 12 to evaluate."""
+    """Prepares ImageNet with TFDS's builder from synthetic tars: 4 classes of 8, 12 to evaluate."""
     root = tmp_path_factory.mktemp("tfds")
     manual = root / "downloads" / "manual"
     manual.mkdir(parents=True)
@@ -295,7 +295,7 @@ def test_imagenet_as_tfds_prepares_it(imagenet):
     assert total == 12
 
 
-def test_a_tfds_data_set_that_is_not_prepared_says_how(tmp_path):
+def test_a_tfds_data_set_that_is_not_prepared_names_the_command(tmp_path):
     data = settings(tmp_path, format="tfds", name="imagenet2012", num_classes=1000)
     with pytest.raises(UserError, match=f"tfds build imagenet2012 --data_dir={tmp_path}"):
         input_pipelines.training(data)

@@ -1,4 +1,4 @@
-"""`tftpu data verify`: names the file and the record of every damage."""
+"""`tftpu data verify` names the file and the record of all damage."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def spoil(path: Path, change) -> None:
         ("other", r"is not the file that the manifest was written for"),
         ("image", r"record 2 of .*train-00001-of-00003.tfrecord: .*(PNG|decode)"),
         ("class", r"record 2 of .*train-00001-of-00003.tfrecord: .*not in \[0, 3\)"),
-        ("count", r"train-00001-of-00003.tfrecord has 19 records, and 20"),
+        ("count", r"train-00001-of-00003.tfrecord has 19 records, but 20 in the manifest"),
     ],
 )
 def test_verify_names_the_file_and_the_record(pictures, tmp_path, capsys, what, named):

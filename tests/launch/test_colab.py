@@ -16,7 +16,7 @@ NOTEBOOK = Path(__file__).parent.parent.parent / "launch" / "colab.ipynb"
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory) -> nbformat.NotebookNode:
-    """The notebook after a short run, in a folder of its own."""
+    """Executes a short run of the notebook in a separate folder."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("colab")
     set_parameter(notebook, "STEPS = 900", "STEPS = 60")
@@ -45,18 +45,18 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     )
 
 
-def test_it_installs_nothing_where_all_is_there(executed):
+def test_it_installs_nothing_if_everything_is_installed(executed):
     assert "This is neither Colab nor Kaggle, without a TPU." in text_of(executed)
     assert "nothing was installed" in text_of(executed)
 
 
-def test_it_shows_what_preflight_found(executed):
+def test_it_shows_the_preflight_report(executed):
     table = text_of(executed).partition("Preflight: global batch 128")[2]
     assert "cost/1k steps" in table
     assert "\nv5e-1 " in table
 
 
-def test_it_trains_on_what_is_there(executed):
+def test_it_trains_on_the_available_device(executed):
     text = text_of(executed)
     assert "1 replica(s), float32" in text
     accuracy = float(text.split("'accuracy': ")[1].split("}")[0].split(",")[0])
@@ -90,7 +90,7 @@ def test_it_is_stored_without_outputs():
 
 
 class Kernel:
-    """The notebook's kernel, of which only restarts count."""
+    """A stand-in for the notebook's kernel that counts restarts."""
 
     restarts = 0
 
@@ -116,7 +116,9 @@ class Kernel:
         ("ELSEWHERE", False, ["tftpu"], False, ["install tftpu[cpu]"]),
     ],
 )
-def test_what_it_installs_where(monkeypatch, place, tpu, installed, loaded, commands):
+def test_it_installs_the_right_packages_on_each_platform(
+    monkeypatch, place, tpu, installed, loaded, commands
+):
     cell = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if "def pip(" in c.source)
     modules = {"tftpu" if name == "tftpu" else "tensorflow" for name in installed}
     for variable in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "TPU_NAME"):

@@ -31,7 +31,7 @@ MISTAKES = [
     ([*TRAIN, "--workdir"], "write --workdir=VALUE"),
     ([*TRAIN, "--virtual_devices=many"], "--virtual_devices=many"),
     ([*TRAIN, "--virtual_devices=0"], "virtual_devices is 0"),
-    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "give one of the two"),
+    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "set only one of them"),
     ([*TRAIN, "--config.train.stepz=5"], "Did you mean 'steps'?"),
     ([*TRAIN, "--config.trian.steps=5"], "Did you mean 'train'?"),
     ([*TRAIN, "--config.train.steps=many"], "a whole number"),
@@ -105,7 +105,7 @@ def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["configs"], ["train", "--help"], ["--version"]])
 def test_help_answers_in_under_half_a_second(arguments):
-    def processor_seconds():  # which other work on the machine does not change much
+    def processor_seconds():  # which does not depend much on other load
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [sys.executable, "-m", "tftpu.launch.main", *arguments], check=True, capture_output=True
@@ -123,7 +123,7 @@ def test_configs_are_listed_one_line_each(capsys):
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
+def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):
     code = (
         "import sys, time\nfrom tftpu.storage import files\n"
         "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
@@ -138,11 +138,11 @@ def test_a_workdir_that_another_run_holds_is_refused(tmp_path, capsys):
     finally:
         holder.kill()
         holder.wait()
-    with files.claim(str(tmp_path)):  # the lock went with its holder
+    with files.claim(str(tmp_path)):  # the lock was released with its holder
         pass
 
 
-def test_a_disk_without_locks_is_no_reason_not_to_train(tmp_path, monkeypatch, caplog):
+def test_a_disk_without_locks_does_not_prevent_training(tmp_path, monkeypatch, caplog):
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -151,14 +151,14 @@ def test_a_disk_without_locks_is_no_reason_not_to_train(tmp_path, monkeypatch, c
         assert "start only one run on it" in caplog.text
 
 
-def test_a_workdir_of_another_model_is_refused(tmp_path, capsys):
+def test_a_workdir_of_another_model_fails_with_a_clear_error(tmp_path, capsys):
     other = config_flags.load("digits_resnet", ["--config.model.width=16"])
     files.write_whole(tmp_path / "config.json", to_json(other).encode())
     assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
     assert "another model configuration" in capsys.readouterr().err
 
 
-def test_the_data_of_a_run_may_come_another_way(tmp_path):
+def test_the_way_data_is_read_may_change_between_restarts(tmp_path):
     from tftpu.input_pipelines.sources import Records
     from tftpu.launch.commands import train
 
@@ -213,15 +213,15 @@ def test_a_mistake_in_a_config_file_gives_a_clear_message(line, message, tmp_pat
     assert message in capsys.readouterr().err
 
 
-def test_output_into_a_closed_pipe_is_no_traceback():
+def test_output_into_a_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m tftpu.launch.main configs | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_no_secret_of_the_environment_is_written_down(tmp_path):
-    """Neither by a run, nor by one that fails."""
+def test_no_secret_of_the_environment_is_written_to_disk(tmp_path):
+    """This holds for a run that succeeds and for one that fails."""
     workdir = tmp_path / "run"
     environment = {**os.environ, **dict.fromkeys(SECRETS, SECRET)}
 

@@ -1,4 +1,4 @@
-"""The commands: one file each, found by listing the folder; their flags and their help."""
+"""Commands are single files found by listing the folder; their flags and their help."""
 
 import dataclasses
 import select
@@ -50,7 +50,7 @@ def run(options: Options) -> None:
 @pytest.mark.parametrize(
     ("file", "command"), [("say_hello.py", "say-hello"), ("polite/greet.py", "polite greet")]
 )
-def test_adding_a_command_is_adding_one_file(file, command, tmp_path, monkeypatch, capsys):
+def test_one_file_adds_a_command(file, command, tmp_path, monkeypatch, capsys):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     if path.parent != tmp_path:  # a group of commands is a package
@@ -145,7 +145,7 @@ def test_values_follow_an_equals_sign_or_a_space():
     assert parse("x", Many, words_of(wanted)) == wanted
 
 
-def test_what_follows_two_dashes_is_no_flag():
+def test_words_after_two_dashes_are_not_flags():
     assert parse("x", Many, ["--config=c", "--", "--text=f"]).files == ("--text=f",)
 
 
@@ -229,7 +229,7 @@ def test_restarts_run_the_same_command_without_them(monkeypatch, tmp_path):
 
 
 def test_the_first_line_is_printed_before_tensorflow_is_imported(tmp_path):
-    """The module that imports TensorFlow is replaced by one that waits for ever."""
+    """The module that imports TensorFlow is replaced by one that waits forever."""
     (tmp_path / "keras.py").write_text("import time\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet"]
     process = subprocess.Popen(

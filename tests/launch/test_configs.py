@@ -64,7 +64,7 @@ def test_digits_resnet_trains_on_eight_replicas(tmp_path):
 
 
 def bigram_bits_per_byte(train: list[bytes], test: list[bytes]) -> float:
-    """The cross-entropy of the bigram model fitted on `train`, add-one smoothed, in closed form."""
+    """Returns the cross-entropy of the add-one smoothed bigram model of `train`, in closed form."""
     counts = np.ones((256, 256))
     for document in train:
         text = np.frombuffer(document, np.uint8)

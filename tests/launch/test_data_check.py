@@ -1,4 +1,4 @@
-"""`tftpu data check`: what it says of data that fit, and of data that do not."""
+"""`tftpu data check`: its findings for suitable and for unsuitable data."""
 
 import json
 
@@ -37,7 +37,7 @@ def levels(findings) -> list[str]:
     return [finding.level for finding in findings]
 
 
-def test_the_command_prints_what_it_found(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(data_check, "SECONDS", 0.1)
     data(tmp_path)
     config = tmp_path / "own.py"
@@ -56,7 +56,7 @@ def test_the_command_prints_what_it_found(tmp_path, monkeypatch, capsys):
     assert "cannot be shared by 3 hosts" in capsys.readouterr().err
 
 
-def test_shapes_and_dtypes_that_no_tpu_takes_are_errors():
+def test_shapes_and_dtypes_that_no_tpu_supports_are_errors():
     fine = tf.TensorSpec((8, 3), tf.float32)
     assert levels(data_check.shapes((fine, fine), (fine, fine))) == ["ok"]
     assert levels(data_check.shapes((fine, fine, fine), (fine, fine))) == ["ok"]  # weights
@@ -109,7 +109,7 @@ def test_the_buckets_region_is_compared_with_the_tpus(monkeypatch, where, zone, 
     assert levels(data_check.region("gs://mine/data", zone)) == [level]
 
 
-def test_a_slow_host_is_told_how_many_like_it_are_needed():
+def test_a_slow_host_gives_the_number_of_hosts_needed():
     (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=1)
     assert finding.text == (
         "this host gives 1,900 examples/s, a v5e-8 needs 7,400: 4 hosts like this one, or a "

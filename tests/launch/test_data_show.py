@@ -31,7 +31,7 @@ def flowers(folder: str, **fields) -> StreamedImages:
     return StreamedImages(format="folder", data_dir=folder, **data)
 
 
-def test_the_sheet_shows_what_the_model_is_given(tmp_path, capsys, monkeypatch):
+def test_the_sheet_shows_the_images_that_the_model_receives(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["data", "show", "--config=digits_resnet", "--examples=8", "--step=3"]) == 0
     assert "8 examples of step 3 are in digits_resnet_examples.png" in capsys.readouterr().out
@@ -46,7 +46,9 @@ def test_the_sheet_shows_what_the_model_is_given(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("image_dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("space_to_depth", [False, True])
-def test_images_look_alike_however_the_model_is_given_them(folder, image_dtype, space_to_depth):
+def test_images_look_the_same_for_every_input_format_of_the_model(
+    folder, image_dtype, space_to_depth
+):
     data = flowers(folder, image_dtype=image_dtype, space_to_depth=space_to_depth)
     images, labels = data_show.first(data, 0, 0, 12)
     shown = data_show.pixels(data, images)
@@ -57,7 +59,7 @@ def test_images_look_alike_however_the_model_is_given_them(folder, image_dtype, 
     assert set(names) == set(base)
 
 
-def test_a_mixed_image_says_of_what(folder):
+def test_a_mixed_image_lists_its_classes(folder):
     data = flowers(folder, augment={"mixup": 8.0}, image_dtype="uint8")
     images, labels = data_show.first(data, 0, 0, 12)
     for image, lines in zip(images, data_show.captions(data, labels)):
@@ -107,12 +109,12 @@ def test_packed_text_is_printed_document_by_document(tmp_path):
     assert lines[-1].endswith("characters more") or lines[-3].endswith("characters more")
 
 
-def test_of_other_data_the_ranges_are_printed():
+def test_ranges_are_printed_for_other_data():
     batch = ({"x": np.array([[1.0, 5.0]]), "n": np.array([3])}, np.array([7]))
     assert data_show.ranges(batch)[0] == "0/n: int64 (1,), from 3 to 3"
     assert data_show.ranges(batch)[-1] == "1: int64 (1,), from 7 to 7"
 
 
-def test_a_png_of_text_is_refused(capsys):
+def test_a_png_of_text_fails_with_a_clear_error(capsys):
     assert main(["data", "show", "--config=python_gpt", "--output=x.png"]) == 2
     assert "text is printed" in capsys.readouterr().err

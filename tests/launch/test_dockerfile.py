@@ -23,20 +23,20 @@ def test_hadolint_finds_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_it_pins_what_the_tpu_extra_pins():
+def test_it_pins_the_versions_of_the_tpu_extra():
     extra = re.search(r'"tpu": \[(.*?)\]', (ROOT / "setup.py").read_text())[1]
     pins = re.findall(r'"([^"]+)"', extra)
     assert pins
     assert all(f"'{pin}'" in TEXT for pin in pins)
 
 
-def test_it_ends_as_a_user_who_is_not_root():
+def test_it_does_not_run_as_root():
     users = re.findall(r"^USER (\S+)$", TEXT, re.MULTILINE)
     assert users[-1:] == ["1000"]
     assert "useradd --create-home --uid=1000 trainer" in TEXT
 
 
-def test_it_copies_what_the_wheel_is_built_from():
+def test_it_copies_the_sources_of_the_wheel():
     folders = re.search(r"PACKAGE_DIR = \{(.*?)\}", (ROOT / "setup.py").read_text(), re.DOTALL)[1]
     kept = (ROOT / "launch" / "Dockerfile.dockerignore").read_text().splitlines()
     for folder in re.findall(r': "(\w+)"', folders):

@@ -1,4 +1,4 @@
-"""`tftpu doctor`: each known problem is laid out on disk, and doctor finds that one alone."""
+"""`tftpu doctor`: each known problem is laid out on disk, and doctor finds only that one."""
 
 import http.server
 import json
@@ -22,7 +22,7 @@ def scratch(tmp_path) -> Scratch:
 
 @pytest.fixture
 def tpu_vm(scratch) -> Scratch:
-    """A v5e TPU VM on which all is well."""
+    """Creates a v5e TPU VM without problems."""
     scratch.install("tensorflow-tpu", "2.20.0")
     scratch.install("libtpu", "0.0.14")
     scratch.write(V5E)
@@ -31,7 +31,7 @@ def tpu_vm(scratch) -> Scratch:
 
 @pytest.fixture
 def laptop(scratch) -> Scratch:
-    """A machine without a TPU on which all is well."""
+    """Creates a machine without a TPU and without problems."""
     scratch.install("tensorflow-cpu", "2.20.0")
     return scratch
 
@@ -44,7 +44,7 @@ def test_nothing_is_wrong_with_the_right_wheels(tpu_vm):
     assert facts["TPU"] == "1 chip(s) attached"
 
 
-def test_the_tpu_wheels_without_a_tpu_are_no_mistake(tpu_vm):
+def test_the_tpu_wheels_without_a_tpu_are_not_a_problem(tpu_vm):
     (tpu_vm.root / V5E.lstrip("/")).unlink()
     facts, problems = tpu_vm.examine()
     assert problems == []
@@ -62,7 +62,7 @@ def test_libtpu_that_has_the_symbol(tpu_vm, version):
 
 
 @pytest.mark.parametrize("version", ["0.0.46", "0.0.51", "0.1", "0.0.13"])
-def test_libtpu_of_which_tensorflow_aborts_at_import(tpu_vm, version):
+def test_libtpu_that_makes_tensorflow_abort_at_import(tpu_vm, version):
     tpu_vm.replace("libtpu", version)
     problem = tpu_vm.problem()
     assert problem.name == "libtpu-version"
@@ -146,14 +146,14 @@ def test_a_python_without_a_wheel(laptop, python):
         ("importlib_resources", None, "no-importlib-resources"),
     ],
 )
-def test_a_package_that_does_not_fit(laptop, package, version, name):
+def test_a_package_of_a_mismatched_version(laptop, package, version, name):
     laptop.uninstall(package)
     if version:
         laptop.install(package, version)
     assert laptop.problem().name == name
 
 
-def test_the_plugin_that_kills_writes_to_buckets(laptop):
+def test_the_plugin_that_crashes_writes_to_buckets(laptop):
     laptop.install("tensorflow-io-gcs-filesystem", "0.37.1")
     assert laptop.problem().name == "gcs-filesystem-plugin"
 
@@ -175,7 +175,7 @@ def test_tensorflow_2_19_needs_that_plugin(scratch):
     assert scratch.examine()[1] == []
 
 
-def test_a_lockfile_that_a_dead_process_left(tpu_vm):
+def test_a_stale_lockfile(tpu_vm):
     tpu_vm.write("/tmp/libtpu_lockfile")
     problem = tpu_vm.problem()
     assert (problem.name, problem.command) == ("stale-lockfile", "sudo rm /tmp/libtpu_lockfile")
@@ -203,19 +203,19 @@ def test_another_framework_holds_the_tpu(tpu_vm, library, framework):
 @pytest.mark.parametrize(
     "environ", [{"TPU_NAME": "local"}, {"PJRT_DEVICE": "TPU"}, {"TPU_NAME": "local", "A": "b"}]
 )
-def test_a_tpu_is_asked_for_that_is_not_there(laptop, environ):
+def test_a_requested_tpu_that_is_missing(laptop, environ):
     laptop.environ |= environ
     problem = laptop.problem()
     assert problem.name == "no-tpu"
     assert next(iter(environ)) in problem.command
 
 
-def test_pjrt_is_told_to_leave_the_tpu_out(tpu_vm):
+def test_pjrt_is_set_to_another_device(tpu_vm):
     tpu_vm.environ["PJRT_DEVICE"] = "CPU"
     assert tpu_vm.problem().name == "pjrt-device"
 
 
-def test_a_library_path_that_leads_nowhere(tpu_vm):
+def test_a_library_path_that_does_not_exist(tpu_vm):
     tpu_vm.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] = "/lib/libtpu.so"
     assert tpu_vm.problem().name == "library-path"
     tpu_vm.write("/lib/libtpu.so")
@@ -237,7 +237,7 @@ def test_credentials_without_a_quota_project(laptop):
     assert SECRET not in repr((facts, problems))
 
 
-def test_credentials_that_are_whole(laptop):
+def test_complete_credentials(laptop):
     credentials(laptop, type="authorized_user", quota_project_id="p")
     assert laptop.examine()[1] == []
 
@@ -253,7 +253,7 @@ def test_a_bucket_without_credentials(laptop):
 
 @pytest.fixture
 def serve():
-    """Starts an HTTP server on loopback that answers by `answers[path] = (status, text)`."""
+    """Starts an HTTP server on loopback that answers with `answers[path] = (status, text)`."""
     servers = []
 
     def start(answers: dict[str, tuple[int, str]]) -> str:
@@ -299,7 +299,7 @@ def test_access_to_the_bucket(laptop, serve, monkeypatch, status, granted, name)
     assert [problem.name for problem in problems] == ([name] if name else [])
 
 
-def test_the_metadata_server_says_what_slice_this_is(tpu_vm, serve):
+def test_the_metadata_server_names_the_slice(tpu_vm, serve):
     attributes = "/computeMetadata/v1/instance/attributes/"
     del tpu_vm.environ["NO_GCE_CHECK"]
     tpu_vm.environ["GCE_METADATA_HOST"] = serve(
@@ -334,7 +334,7 @@ def test_gke(laptop):
 
 
 def run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess:
-    """The command itself, on this machine."""
+    """Runs the command itself on this machine."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     program = "import sys; from tftpu.launch.main import run; sys.argv[0] = 'tftpu'; run()"
     return subprocess.run(
@@ -346,7 +346,7 @@ def run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_this_machine_is_well_and_tensorflow_is_asked_in_a_child():
+def test_this_machine_has_no_problems_and_tensorflow_runs_in_a_child():
     done = run_doctor("--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["problems"]) == (0, []), done.stdout + done.stderr

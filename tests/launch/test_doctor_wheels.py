@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # installs half a gigabyte
 
 
 class Environment:
-    """A virtual environment of its own."""
+    """A separate virtual environment."""
 
     def __init__(self, folder: Path):
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -60,7 +60,7 @@ def test_the_tpu_extra_has_the_right_wheels_and_no_tpu(environment):
         ("pip install -q --no-deps libtpu==0.0.51", "libtpu-version"),
     ],
 )
-def test_the_command_that_doctor_gives_mends_it(environment, breakage, name):
+def test_the_command_that_doctor_gives_fixes_it(environment, breakage, name):
     environment.shell(breakage)
     _, problems = environment.doctor()
     assert [problem["name"] for problem in problems] == [name]

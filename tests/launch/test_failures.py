@@ -1,4 +1,4 @@
-"""The table of known failures: a test a row, made from the message itself wherever it can be."""
+"""The table of known failures: one test per row, with the real message wherever possible."""
 
 import contextlib
 import errno
@@ -21,13 +21,13 @@ from tftpu.models.layers.normalization import GhostBatchNormalization
 
 
 def explained(name: str, message: str | BaseException) -> str:
-    """The sentences about a message, which the row of that name must give."""
+    """Returns the explanation of a message, which must come from the row of that name."""
     error = message if isinstance(message, BaseException) else RuntimeError(message)
     said = f"{type(error).__name__}: {error}"
     (row,) = [row for row in failures.FAILURES if row.name == name]
     text, _, original = failures.explain(error).partition("\n\n")
     assert text.startswith(row.meaning.split("{")[0])
-    assert original.split() == said.split()  # the whole message, below
+    assert original.split() == said.split()  # the complete message, below
     return text
 
 
@@ -44,8 +44,8 @@ def compiled(function):
 # Provoked here.
 
 
-def test_plain_tensorflow_asked_for_a_tpu():
-    # In a process of its own: it resets TensorFlow's context.
+def test_plain_tensorflow_connecting_to_a_tpu():
+    # In a separate process: it resets TensorFlow's context.
     program = (
         "import tensorflow as tf\n"
         "resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu='local')\n"
@@ -67,13 +67,13 @@ def test_an_op_without_a_kernel():
     assert "CudnnRNNParamsSize" in explained("no-kernel", raised(size))
 
 
-def test_a_resolver_that_is_not_told_where(monkeypatch):
+def test_a_resolver_without_an_address(monkeypatch):
     monkeypatch.delenv("TPU_NAME", raising=False)
     error = raised(tf.distribute.cluster_resolver.TPUClusterResolver)
     assert 'tpu="local"' in explained("no-tpu-name", error)
 
 
-def test_a_pipeline_that_refuses_a_record():
+def test_a_pipeline_that_rejects_a_record():
     def refuse(_):
         raise UserError("record 3 of photos.tfrecord: no image.")
 
@@ -210,7 +210,7 @@ def test_a_file_that_may_not_be_written():
     assert "permissions" in explained("may-not-write", error)
 
 
-def test_a_batch_without_whole_groups_in_preflight():
+def test_a_batch_without_complete_groups_in_preflight():
     def model():
         layers = [keras.Input((8,)), keras.layers.Reshape((1, 8)), GhostBatchNormalization(16)]
         made = keras.Sequential([*layers, keras.layers.Flatten()])
@@ -324,7 +324,7 @@ def test_every_row_has_a_test():
     assert set(rows) == {*named, *(name for name, _, _ in PUBLISHED)}
 
 
-def test_what_is_not_known_is_left_alone():
+def test_an_unknown_message_is_not_explained():
     assert failures.explain(KeyError("End")) is None
 
 

@@ -39,13 +39,13 @@ def weights(workdir, step: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """The workdir of 60 steps on the digits."""
+    """Returns the workdir of 60 steps on the digits."""
     workdir = tmp_path_factory.mktemp("pretrained")
     run(workdir, 60)
     return workdir
 
 
-def test_a_run_starts_from_weights_and_goes_on_from_its_own(pretrained, tmp_path, capsys):
+def test_a_run_starts_from_given_weights_and_resumes_from_its_own(pretrained, tmp_path, capsys):
     start = f"--config.model.init_from={pretrained}/checkpoints/60"
     freeze = "--config.model.freeze=stem*,stage1_*"
     capsys.readouterr()
@@ -58,14 +58,16 @@ def test_a_run_starts_from_weights_and_goes_on_from_its_own(pretrained, tmp_path
         same = (before[path] == after[path]).all()
         assert same == path.startswith(("stem", "stage1_")), path
 
-    # The same command with more steps: what is loaded is the run's own checkpoint.
+    # The same command with more steps loads the run's own checkpoint.
     run(tmp_path, 20, start, freeze)
     said = capsys.readouterr().out
     assert "Weights from" not in said and "Resuming from the checkpoint of step 10" in said
 
 
 @pytest.mark.slow
-def test_the_head_for_other_classes_starts_anew_and_that_is_said(pretrained, tmp_path, capsys):
+def test_a_head_for_other_classes_is_trained_from_scratch_with_a_message(
+    pretrained, tmp_path, capsys
+):
     capsys.readouterr()
     run(
         tmp_path,
@@ -76,7 +78,7 @@ def test_the_head_for_other_classes_starts_anew_and_that_is_said(pretrained, tmp
     said = capsys.readouterr().out
     assert "2 not loaded, because the file has another shape: head/kernel" in said
     assert weights(tmp_path, 10)["head/kernel"].shape[1] == 12
-    assert losses(tmp_path)[0] > 1.5  # about the logarithm of 12: the head knows nothing yet
+    assert losses(tmp_path)[0] > 1.5  # about the logarithm of 12: the head is untrained
 
 
 def test_weights_of_another_model_end_the_run(pretrained, tmp_path):

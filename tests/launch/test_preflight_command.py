@@ -70,7 +70,7 @@ def test_prices_can_be_given():
 
 
 @pytest.mark.parametrize("text", ["v5e", "v5e=cheap", "v5e=-1", "v9=1", "v5e=nan"])
-def test_an_invalid_price_is_refused(text):
+def test_an_invalid_price_fails_with_a_clear_error(text):
     with pytest.raises(UserError, match="--price"):
         parse_prices(text)
 
@@ -85,7 +85,7 @@ def test_every_calibration_row_has_a_slice_and_a_source():
         assert row.step_ms > 0 and row.source
 
 
-def test_train_shows_the_prediction_beside_the_measured_step(tmp_path, capsys):
+def test_train_shows_the_prediction_next_to_the_measured_step(tmp_path, capsys):
     items = [
         {"slice": "v5e-1", "step_ms": 12.34, "replicas": 1},
         {"slice": "v3-8", "step_ms": 99.0, "replicas": 8},

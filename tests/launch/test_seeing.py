@@ -1,4 +1,4 @@
-"""`tftpu status`, `plot` and `profile`: what the files of a workdir tell."""
+"""`tftpu status`, `plot` and `profile`: views of the files of a workdir."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tftpu.storage import files
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of 60 steps, five of them profiled."""
+    """Returns the workdir of a finished run of 60 steps, five of them profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "fast"
     trainer = make_trainer(compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45")
     trainer.fit(data().cache().repeat(), 60, validation_data=data(), eval_every=30)
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory):
-    """A run whose input takes 20 ms a batch, with a profile of 20 steps."""
+    """Returns the workdir of a run with 20 ms of input per batch, with a profile of 20 steps."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
     trainer = make_trainer(compiled(), workdir, log_every=5, profile="10:30")
     trainer.fit(data().cache().repeat().map(slowly), 40)
@@ -42,7 +42,7 @@ def starved(tmp_path_factory):
 # Status
 
 
-def test_the_status_of_a_finished_run_is_what_its_files_say(run):
+def test_the_status_of_a_finished_run_matches_its_files(run):
     record = status.status(str(run))
     assert (record["state"], record["step"], record["steps"]) == ("finished", 60, 60)
     assert record["checkpoints"]["steps"][-1] == 60
@@ -56,7 +56,7 @@ def test_the_status_of_a_finished_run_is_what_its_files_say(run):
 
 
 def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
-    """Running while the lock is held; crashed once its holder is gone without a word."""
+    """The run is running while the lock is held, and crashed once its holder disappears."""
     with files.claim(str(tmp_path)):
         assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
     record = goodput.read(str(run)).to_json()
@@ -78,7 +78,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
         holder.kill()
         holder.wait()
     assert status.status(str(tmp_path))["state"] == "crashed"
-    with files.claim(str(tmp_path)):  # having looked leaves no lock behind
+    with files.claim(str(tmp_path)):  # status leaves no lock behind
         pass
 
 
@@ -126,7 +126,7 @@ def test_the_curves_are_those_of_the_metrics_file(run):
 
 
 def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
-    """The panels of a picture by their titles."""
+    """Returns the panels of a picture by their titles."""
     from matplotlib import pyplot
 
     figures = []
@@ -224,7 +224,7 @@ def test_a_profile_names_its_steps_and_the_ops_of_the_model(run):
 
 def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(run, starved):
     waits = profile.read(str(starved))
-    assert waits.input_share > 0.3  # nearly all, but on a machine that is busy elsewhere
+    assert waits.input_share > 0.3  # nearly all, except on a busy machine
     assert "input pipeline" in profile.bound_by(waits)
     assert waits.step_ms[0] > 15
     text = "\n".join(profile.comparison(profile.read(str(run)), waits))

@@ -59,12 +59,12 @@ def test_a_run_that_gains_steps_is_restarted_until_it_is_done(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert lives_left(tmp_path) == 0
-    assert "exit code 255; its newest checkpoint is of step 0. Restart 1 of 5" in said
-    assert "signal SIGKILL; its newest checkpoint is of step 10. Restart 2 of 5" in said
-    assert "exit code 124; its newest checkpoint is of step 20. Restart 3 of 5" in said
+    assert "exit code 255; its newest checkpoint is at step 0. Restart 1 of 5" in said
+    assert "signal SIGKILL; its newest checkpoint is at step 10. Restart 2 of 5" in said
+    assert "exit code 124; its newest checkpoint is at step 20. Restart 3 of 5" in said
 
 
-def test_a_run_that_gains_no_step_is_given_up(tmp_path):
+def test_a_run_that_gains_no_step_is_not_restarted_again(tmp_path):
     process = start(tmp_path, ["save:10 exit:1", "exit:1", "exit:0"], 9)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -72,7 +72,7 @@ def test_a_run_that_gains_no_step_is_given_up(tmp_path):
     assert "No step was gained: giving up" in said
 
 
-def test_restarts_are_used_up(tmp_path):
+def test_restarts_are_limited(tmp_path):
     process = start(tmp_path, ["save:1 exit:1", "save:2 kill", "save:3 exit:0"], 1)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL
@@ -81,7 +81,7 @@ def test_restarts_are_used_up(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 2, 75])
-def test_what_a_restart_would_not_fix_is_not_restarted(code, tmp_path):
+def test_failures_that_a_restart_cannot_fix_are_not_restarted(code, tmp_path):
     process = start(tmp_path, [f"exit:{code}", "exit:0"], 3)
     assert process.wait(timeout=60) == code
     assert lives_left(tmp_path) == 1

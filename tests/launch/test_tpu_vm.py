@@ -1,4 +1,4 @@
-"""`tftpu launch tpu-vm`: what is asked for, and what the machine runs."""
+"""`tftpu launch tpu-vm`: the request, and the script that the machine runs."""
 
 import io
 import json
@@ -132,7 +132,7 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         ([], "add --yes"),
     ],
 )
-def test_a_mistake_is_one_sentence(capsys, monkeypatch, flags, sentence):
+def test_a_mistake_fails_with_one_clear_line(capsys, monkeypatch, flags, sentence):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     names = [flag.partition("=")[0] for flag in flags]
     others = [flag for flag in FLAGS if flag.partition("=")[0] not in names]
@@ -148,7 +148,7 @@ def test_the_price_is_chips_times_hours():
     assert "tftpu preflight --slices=v3-8" in text
 
 
-def test_the_total_is_what_preflight_found(tmp_path):
+def test_the_total_follows_from_preflight(tmp_path):
     found = {"slices": [{"slice": "v5e-8", "usd_per_1000_steps": 0.5}, {"slice": "v3-8"}]}
     file = tmp_path / "preflight.json"
     file.write_text(json.dumps(found))
@@ -159,7 +159,7 @@ def test_the_total_is_what_preflight_found(tmp_path):
 
 
 class TpuVm:
-    """A machine on which the startup script really runs, with stand-ins for what it calls."""
+    """A machine that really runs the startup script, with stand-ins for the programs it calls."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -187,7 +187,7 @@ class TpuVm:
         self.tool("tftpu", line, self.home / "venv" / "bin")
 
     def boot(self, script: str, name: str) -> Path:
-        """Runs the script; gives the folder that it reports to."""
+        """Runs the script; returns the folder that it reports to."""
         reports = self.bucket / "b" / "run" / "launch" / name
         reports.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -227,7 +227,7 @@ def test_the_machine_installs_trains_and_reports(machine):
     assert (reports / "exit_code").read_text() == "0\n"
 
 
-def test_no_value_of_the_users_is_run(machine):
+def test_no_value_of_the_user_is_executed(machine):
     own = machine.folder / f"mine {HOSTILE[:6]} $(touch owned).py"
     own.write_text(f"# {HOSTILE}\n# é\n")
     hostile = order(
@@ -253,7 +253,7 @@ def test_a_wheel_in_a_bucket_is_fetched(machine):
     )
 
 
-def test_an_installation_that_fails_is_reported_and_nothing_trained(machine):
+def test_a_failed_installation_is_reported_and_nothing_is_trained(machine):
     machine.tool("python3", "echo no such package; exit 3")
     reports = machine.boot(order().startup_script("n"), "n")
     assert (reports / "log.txt").read_text() == "no such package\n"
@@ -261,7 +261,7 @@ def test_an_installation_that_fails_is_reported_and_nothing_trained(machine):
     assert not (machine.folder / "arguments").exists()
 
 
-def test_the_log_arrives_while_the_run_lasts(machine):
+def test_the_log_is_written_during_the_run(machine):
     log = machine.bucket / "b/run/launch/n/log.txt"
     machine.tftpu(
         f"echo first; for i in {{1..200}}; do grep -qs first {log} && echo seen && exit; "
@@ -278,7 +278,7 @@ def test_a_boot_after_the_end_does_nothing(machine):
     assert len(machine.arguments()) == 5
 
 
-def test_a_boot_after_a_stop_that_saved_goes_on(machine):
+def test_a_boot_after_a_saved_stop_resumes(machine):
     script = order().startup_script("n")
     machine.tftpu("exit 75")
     assert (machine.boot(script, "n") / "exit_code").read_text() == "75\n"

@@ -105,7 +105,7 @@ def tpu_vm_version() -> str:
     return __version__.replace(".", "-")
 
 
-def test_it_rents_follows_and_gives_back(service, capsys):
+def test_it_rents_follows_and_deletes_the_slice(service, capsys):
     assert launch() == 0
     said = capsys.readouterr().out
     assert "9.60 USD an hour" in said
@@ -122,14 +122,14 @@ def test_it_rents_follows_and_gives_back(service, capsys):
     assert "spot" not in service.requests[0].queued_resource
 
 
-def test_kept_it_is_named(service, capsys):
+def test_a_kept_slice_is_named(service, capsys):
     assert launch("--keep") == 0
     assert len(service.slices) == 1
     said = capsys.readouterr().out
-    assert f"The slice {id_of(service)} is kept, and costs; this deletes it: " in said
+    assert f"The slice {id_of(service)} is kept, and incurs costs; this deletes it: " in said
 
 
-def test_a_run_that_fails_ends_the_rent(service, capsys):
+def test_a_failed_run_deletes_the_slice(service, capsys):
     service.exit_codes = [2]
     assert launch() == 2
     assert not service.slices
@@ -153,7 +153,7 @@ def test_a_run_that_fails_ends_the_rent(service, capsys):
         (grpc.StatusCode.INVALID_ARGUMENT, "Accelerator type not found in zone", "not found in"),
     ],
 )
-def test_what_is_refused_is_one_sentence_and_nothing_is_rented(
+def test_a_rejected_request_fails_with_one_clear_line_and_rents_nothing(
     service, capsys, code, message, says
 ):
     service.faults["create"] = [Fault(code, message)]
@@ -196,7 +196,7 @@ def test_preempted_while_queued(service, capsys):
     assert "preempted: requesting another one" in capsys.readouterr().out
 
 
-def test_preempted_while_training_it_goes_on_elsewhere(service, capsys):
+def test_a_run_preempted_while_training_resumes_on_another_slice(service, capsys):
     service.states = [["ACTIVE", "ACTIVE", "SUSPENDING"], [*QUEUED, "ACTIVE"]]
     assert launch("--spot") == 0
     assert not service.slices
@@ -213,7 +213,7 @@ def test_preempted_while_training_it_goes_on_elsewhere(service, capsys):
     assert f"trained on {id_of(service, 1)}" in capsys.readouterr().out
 
 
-def test_stopped_and_saved_it_goes_on_elsewhere(service):
+def test_a_stopped_and_saved_run_resumes_on_another_slice(service):
     service.exit_codes = [75, 0]
     assert launch("--spot") == 0
     assert len(service.requests) == 2
@@ -272,12 +272,13 @@ def test_the_network_is_lost_while_it_trains(service, capsys):
     assert launch() == 2
     said = capsys.readouterr().out
     assert (
-        f"The run may continue, and cost; this deletes it: {delete_command(id_of(service))}" in said
+        "The run may continue, and incur costs; this deletes it: " + delete_command(id_of(service))
+        in said
     )
-    assert len(service.slices) == 1  # it may be training well
+    assert len(service.slices) == 1  # it may still be training
 
 
-def test_a_network_that_comes_back_is_waited_for(service, monkeypatch):
+def test_a_lost_network_that_recovers_is_tolerated(service, monkeypatch):
     monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 5)
     service.faults["get"] = [UNREACHABLE] * 3
     service.faults["delete"] = [UNREACHABLE] * 3
@@ -285,7 +286,7 @@ def test_a_network_that_comes_back_is_waited_for(service, monkeypatch):
     assert not service.slices
 
 
-def test_a_deletion_that_is_refused_names_the_slice(service, capsys):
+def test_a_rejected_deletion_names_the_slice(service, capsys):
     service.faults["delete"] = [Fault(grpc.StatusCode.PERMISSION_DENIED, "tpu.nodes.delete denied")]
     assert launch() == 0
     said = capsys.readouterr().out
@@ -307,12 +308,11 @@ def test_an_interrupt(service, capsys, monkeypatch, active):
     code = launch()
     captured = capsys.readouterr()
     name = id_of(service)
-    if active:  # it trains: left alone, and named
+    if active:  # it is training: kept, and named
         assert code == 0
         assert len(service.slices) == 1
-        assert "The run continues, and costs; " + "this deletes it: " + delete_command(name) in (
-            captured.out
-        )
+        message = f"The run continues, and incurs costs; this deletes it: {delete_command(name)}"
+        assert message in captured.out
     else:  # nothing ran on it
         assert code == 130
         assert not service.slices
@@ -328,7 +328,7 @@ def test_a_bucket_that_cannot_be_written_costs_nothing(service, capsys, monkeypa
 
 
 @pytest.mark.parametrize(("answer", "rented"), [("y", True), ("", False), ("no", False)])
-def test_it_asks(service, capsys, monkeypatch, answer, rented):
+def test_it_asks_before_renting(service, capsys, monkeypatch, answer, rented):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: answer)
     flags = [flag for flag in FLAGS if flag != "--yes"]

@@ -1,4 +1,4 @@
-"""`tftpu launch vertex`: what is printed is what the service's own message types take."""
+"""`tftpu launch vertex`: the printed request fits the service's own message types."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tftpu.launch.cloud import job, vertex
 
 
 def launch(capsys, *flags: str) -> str:
-    """The standard output of `tftpu launch vertex`, which must succeed."""
+    """Returns the standard output of `tftpu launch vertex`, which must succeed."""
     code = main.main(["launch", "vertex", *flags])
     captured = capsys.readouterr()
     assert code == 0, captured.err
@@ -23,7 +23,7 @@ def launch(capsys, *flags: str) -> str:
 
 
 def refused(capsys, *flags: str) -> str:
-    """The one line that `tftpu launch vertex` refuses with."""
+    """Returns the one line of error of `tftpu launch vertex`."""
     assert main.main(["launch", "vertex", *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -132,7 +132,7 @@ sys.exit(code)
         ("--sice=v3-8", "Did you mean 'slice'?"),
     ],
 )
-def test_a_mistake_is_one_sentence(capsys, flag, sentence):
+def test_a_mistake_fails_with_one_clear_line(capsys, flag, sentence):
     name = flag.partition("=")[0]
     others = [other for other in FLAGS if not other.startswith(f"{name}=")]
     assert sentence in refused(capsys, *others, flag)
@@ -150,7 +150,7 @@ def test_tensorboard_reads_the_folder_that_the_run_writes(capsys):
 HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \n"
 
 
-def test_a_config_file_of_the_users_own_travels_and_is_run(tmp_path):
+def test_a_users_own_config_file_is_sent_and_run(tmp_path):
     own = tmp_path / "Mine & $(touch owned).py"
     own.write_text(f"# {HOSTILE!r}\n# é\n")
     container = job.container_command(str(own), [f"--config.data.name={HOSTILE}"])

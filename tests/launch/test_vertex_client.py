@@ -20,14 +20,14 @@ State = v1.JobState
 
 
 class Vertex:
-    """A service that takes a job through the given states, and loses what it is told to lose."""
+    """A service that takes a job through given states and loses configured answers."""
 
     def __init__(self):
         self.created = []
         self.states = [State.JOB_STATE_QUEUED, State.JOB_STATE_RUNNING, State.JOB_STATE_SUCCEEDED]
         self.refuses = None  # the creation
-        self.loses_answer = False  # of the creation, which is done all the same
-        self.unreachable = 0  # for so many requests after the creation
+        self.loses_answer = False  # to the creation, which succeeds nevertheless
+        self.unreachable = 0  # number of unreachable requests after the creation
         self.error = ""
 
     def create(self, request):
@@ -81,7 +81,7 @@ def launch(*flags: str) -> int:
     return main.main(["launch", "vertex", *FLAGS, *flags])
 
 
-def test_what_is_sent_is_what_the_dry_run_prints(service, capsys):
+def test_the_dry_run_prints_the_request_that_is_sent(service, capsys):
     assert launch("--dry_run", "--spot", "--labels=team=vision") == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert not service.created
@@ -112,7 +112,7 @@ def test_it_names_the_job_and_waits_for_its_end(service, capsys):
     assert "torn" not in said
 
 
-def test_detached_it_returns_at_once(service, capsys):
+def test_with_detach_it_returns_at_once(service, capsys):
     assert launch("--detach") == 0
     assert len(service.states) == 3
     assert f"cancel {NAME}" in capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_detached_it_returns_at_once(service, capsys):
         (grpc.StatusCode.NOT_FOUND, "The image does not exist", "does not exist"),
     ],
 )
-def test_what_the_service_refuses_is_one_sentence(service, capsys, code, message, says):
+def test_a_rejected_job_fails_with_one_clear_line(service, capsys, code, message, says):
     service.refuses = Fault(code, message)
     assert launch() == 2
     error = capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_what_the_service_refuses_is_one_sentence(service, capsys, code, message
 def test_a_lost_answer_does_not_lose_the_job(service, capsys):
     service.loses_answer = True
     assert launch() == 0
-    assert len(service.created) == 1  # and it is not asked for twice
+    assert len(service.created) == 1  # and it is not requested twice
     assert f"cancel {NAME}" in capsys.readouterr().out
 
 
@@ -156,7 +156,8 @@ def test_a_lost_connection_names_the_job_that_may_run(service, capsys, monkeypat
     service.unreachable = 10**6
     assert launch() == 2
     error = capsys.readouterr().err
-    assert f"The job {service.created[0].custom_job.display_name} may run, and cost." in error
+    name = service.created[0].custom_job.display_name
+    assert f"The job {name} may run, and incur costs." in error
     assert "gcloud ai custom-jobs cancel NAME --region=europe-west4" in error
 
 
@@ -205,11 +206,11 @@ def test_an_interrupt_during_the_request_names_the_job(service, capsys, monkeypa
 
     monkeypatch.setattr(client, "create_custom_job", interrupt)
     assert launch() == 2
-    assert "may run, and cost" in capsys.readouterr().err
+    assert "may run, and incur costs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["--project", "--workdir"])
-def test_what_a_job_needs(service, capsys, monkeypatch, missing):
+def test_required_flags_of_a_job(service, capsys, monkeypatch, missing):
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     flags = [flag for flag in FLAGS if not flag.startswith(missing)]
     assert main.main(["launch", "vertex", *flags]) == 2

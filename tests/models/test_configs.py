@@ -51,7 +51,7 @@ def test_a_config_traces_on_a_slice(config, slice_of_eight):
     share = Share(settings.data.global_batch_size, REPLICAS[config], 1).examples
     if settings.data.name in ("imagenet2012", "tinystories"):
         batch = input_pipelines.batch_spec(settings.data, share)
-    else:  # of records without files
+    else:  # records without files
         row = tf.TensorSpec((share, 128), tf.int32)
         batch = ({"tokens": row, "segments": row}, tf.TensorSpec((share,), tf.int32))
     step, ops = traced(model, batch, global_clipnorm=settings.train.global_clipnorm)

@@ -49,6 +49,6 @@ def test_the_gradient_is_the_upstream_one_times_the_slope():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_layer_with_it_is_saved_by_name():
+def test_a_layer_with_gelu_is_saved_by_name():
     layer = keras.layers.Dense(3, activation=gelu)
     assert keras.layers.Dense.from_config(layer.get_config()).activation is gelu

@@ -54,7 +54,7 @@ def images() -> np.ndarray:
 
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize("form", ["name.weights.h5", "name.h5"])
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Keras: HDF5 of whole models is legacy
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Keras: HDF5 of complete models is legacy
 def test_logits_are_equal_and_every_weight_is_used(name, form, peers, tmp_path):
     path = tmp_path / form
     save = peers[name].save_weights if "weights" in form else peers[name].save
@@ -98,8 +98,8 @@ def test_weights_of_a_model_with_other_strides_fail(peers, tmp_path):
         models.load_weights(model, tmp_path / "name.weights.h5")
 
 
-def test_the_convolutions_have_biases_there_and_none_here(peers, tmp_path):
-    """Makes sure that the test of the logits covers the folding: the biases are not zero."""
+def test_only_keras_applications_convolutions_have_biases(peers, tmp_path):
+    """Checks that the test of the logits covers the folding: the biases are not zero."""
     peers["resnet50"].save_weights(tmp_path / "name.weights.h5")
     arrays = files.read(tmp_path / "name.weights.h5")
     assert abs(arrays["conv3_block2_2_conv/1"]).max() > 0.05

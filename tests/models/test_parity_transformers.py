@@ -239,7 +239,7 @@ def current(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_what_is_saved_here_is_loaded_there(name, tmp_path):
+def test_saved_weights_are_loaded_by_transformers(name, tmp_path):
     config = configuration(name)
     keras.utils.set_random_seed(4)
     ours = models.build(config)

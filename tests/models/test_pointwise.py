@@ -16,7 +16,7 @@ WITHIN = [4, 12]  # examples that share statistics: three groups, or one
 
 
 def layers(conv: type, policy: str, within: int):
-    """A convolution, the norm that goes with it, and a function that applies both in training."""
+    """Returns a convolution, its norm, and a function that applies both in training."""
     keras.utils.set_random_seed(0)
     pointwise = conv is PointwiseConv
     conv = conv(FILTERS, 1, use_bias=False, dtype=policy)

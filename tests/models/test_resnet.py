@@ -1,4 +1,4 @@
-"""The stem of ResNet, however it is computed, is the stem of the paper."""
+"""All implementations of the ResNet stem equal the stem of the paper."""
 
 import keras
 import numpy as np

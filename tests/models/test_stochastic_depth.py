@@ -1,4 +1,4 @@
-"""Stochastic depth drops whole examples, the same ones however the batch is shared."""
+"""Stochastic depth drops the same examples on any number of replicas."""
 
 import keras
 import numpy as np
@@ -38,7 +38,7 @@ def kept(count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int
         stepping.train(engine, step, batches)
         moved = np.stack([layer.kernel.numpy() - b for layer, b in zip(dense, before)])
         assert ((moved == 0) | np.isclose(moved, 1 / (1 - RATE))).all()
-        assert (moved == moved[..., :1]).all()  # a whole example, or nothing of it
+        assert (moved == moved[..., :1]).all()  # all of an example, or nothing
         found.append(moved[..., 0] > 0)
     return np.stack(found)
 
@@ -48,7 +48,7 @@ def test_an_example_draws_the_same_however_the_batch_is_shared(parts):
     np.testing.assert_array_equal(kept(*parts, steps=2), kept(1, 1, steps=2))
 
 
-def test_steps_layers_and_seeds_draw_apart_from_one_another():
+def test_steps_layers_and_seeds_draw_independently():
     found = np.concatenate([kept(1, 1, steps=6), kept(1, 1, steps=6, seed=1)]).reshape(-1, BATCH)
     assert len({row.tobytes() for row in found}) == len(found)
     error = np.sqrt(RATE * (1 - RATE) / found.size)
@@ -70,7 +70,7 @@ def test_the_numbers_are_uniform_and_unrelated():
         assert abs(correlation) < 4 / np.sqrt(first.size)
 
 
-def test_xla_draws_what_eager_execution_draws():
+def test_xla_draws_the_same_numbers_as_eager_execution():
     eager = ExampleSeed(7).uniform(100)
     generator = ExampleSeed(7)
     compiled = tf.function(lambda: generator.uniform(100), jit_compile=True)
@@ -83,7 +83,7 @@ def test_evaluation_changes_nothing_and_training_keeps_the_mean():
     np.testing.assert_array_equal(layer(x, training=False), x)
     assert layer(x, training=True).numpy().mean() == pytest.approx(1.0, abs=0.015)
     first, second = (layer(x, training=True).numpy() for _ in range(2))
-    assert (first != second).any()  # Keras's own fit draws anew in each step
+    assert (first != second).any()  # Keras's own fit draws again in each step
 
 
 def test_the_step_finds_the_generators():

@@ -1,4 +1,4 @@
-"""Rows packed with several documents: each is computed as if it were alone."""
+"""Rows packed with several documents: each gives the same result as in its own row."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def packed(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
-def test_a_document_in_a_packed_row_gets_the_logits_it_gets_alone(family):
+def test_a_document_gets_the_same_logits_in_a_packed_row_as_in_its_own(family):
     model = models.build(zoo.TINY[family])
     for variable in model.trainable_variables:  # so that positions matter as much as tokens
         variable.assign(variable * 10)
@@ -39,7 +39,7 @@ def test_a_document_in_a_packed_row_gets_the_logits_it_gets_alone(family):
 
 
 @pytest.mark.parametrize("family", ["bert_classes", "gpt", "llama"])
-def test_token_ids_alone_are_one_document_from_position_0(family):
+def test_plain_token_ids_are_one_document_from_position_0(family):
     model = models.build(zoo.TINY[family])
     tokens, _ = zoo.batch(family)
     positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)

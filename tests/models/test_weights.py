@@ -1,4 +1,4 @@
-"""Weight files: what is loaded, what is reported, and that nothing is loaded by halves."""
+"""Weight files: loading, reports, and errors that load nothing."""
 
 import json
 
@@ -36,7 +36,7 @@ def assert_same(first: dict, second: dict) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_saved_is_loaded(family, tmp_path):
+def test_saved_weights_are_loaded(family, tmp_path):
     saved, model = build(family, 1), build(family, 2)
     models.save_weights(saved, tmp_path / "model.safetensors")
     report = models.load_weights(model, tmp_path)  # a folder
@@ -157,13 +157,13 @@ def test_a_head_of_another_shape_fails_or_keeps_its_values(tmp_path):
         assert (before[path] == after[path]).all() == path.startswith("head/")
 
 
-def test_what_cannot_be_loaded_or_saved_fails_with_the_reason(tmp_path):
+def test_a_file_that_cannot_be_loaded_or_saved_fails_with_the_reason(tmp_path):
     models.save_weights(build("gpt", 1), tmp_path / "gpt.safetensors")
     for model, path, said in (
         (build("gpt", 1), tmp_path / "no.safetensors", "There is no weight file"),
         (build("gpt", 1), tmp_path, "nor a folder with model.safetensors"),
         (build("gpt", 1), tmp_path / "no.h5", "There is no weight file"),
-        (build("vit", 1), tmp_path / "gpt.safetensors", "of another family"),
+        (build("vit", 1), tmp_path / "gpt.safetensors", "belong to another family"),
         (build("efficientnetv2", 1), tmp_path / "gpt.safetensors", "has no model like"),
         (keras.Sequential(), tmp_path / "gpt.safetensors", "not built by tftpu.models.build"),
     ):

@@ -48,7 +48,7 @@ PUBLISHED = {
 
 
 def without_weights(name: str) -> keras.Model:
-    """The model with variables that have a shape and no value: an 8B model takes no memory."""
+    """Returns the model with variables without values: an 8B model takes no memory."""
     with keras.StatelessScope(initialize_variables=False):
         model = models.build(name)
     keras.utils.clear_session()  # or the next scope would initialise them after all
@@ -139,8 +139,8 @@ def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_config_without_a_model_is_refused():
-    with pytest.raises(tftpu.UserError, match="no family of the zoo"):
+def test_a_config_without_a_model_fails_with_a_clear_error():
+    with pytest.raises(tftpu.UserError, match="not a family of the zoo"):
         models.build(tftpu.config.Model("mine"))
 
 

@@ -1,4 +1,4 @@
-"""The live line of a run, at any width; and what it is made of."""
+"""The live line of a run at any width, and the numbers in it."""
 
 import io
 import os
@@ -34,7 +34,7 @@ def drawn(
     return line.text(width)
 
 
-def test_the_line_has_it_all_where_there_is_room():
+def test_a_wide_line_shows_everything():
     text = drawn(FULL, 120)
     for part in ("training 340/900 37%", "loss 0.6123", "7,388 ex/s/chip", "MFU 41.2%", "ETA 2:05"):
         assert part in text
@@ -42,7 +42,7 @@ def test_the_line_has_it_all_where_there_is_room():
     assert "━" in text
 
 
-def test_all_of_it_fits_into_80_columns():
+def test_everything_fits_into_80_columns():
     text = drawn(FULL, 80)
     assert all(part in text for part in ("340/900", "loss", "ex/s/chip", "MFU", "ETA", "$"))
 
@@ -61,7 +61,7 @@ def test_a_metric_of_training_is_shown():
     assert shown._line.metric == ("accuracy", 0.5)
 
 
-def test_the_last_step_alone_is_100_percent():
+def test_only_the_last_step_is_100_percent():
     assert "899/900 99%" in drawn(FULL._replace(step=899), 120)
     assert "900/900 100%" in drawn(FULL._replace(step=900), 120)
 
@@ -73,18 +73,18 @@ def test_the_line_is_never_wider_than_the_terminal():
         assert text.startswith("training"[:width])
 
 
-def test_what_matters_least_goes_first():
+def test_the_least_important_parts_are_dropped_first():
     assert "loss" in drawn(FULL, 40) and "MFU" not in drawn(FULL, 40)
     assert "ETA" in drawn(FULL, 45) and "$" not in drawn(FULL, 45)
 
 
-def test_what_is_not_known_is_not_shown():
+def test_unknown_numbers_are_not_shown():
     text = drawn(Progress(0), 80, "compiling")
     assert text.startswith("compiling 0/900 0:00")
     assert not any(part in text for part in ("loss", "ex/s", "MFU", "ETA", "$", "None"))
 
 
-def test_on_a_terminal_lines_stand_above_the_live_one():
+def test_on_a_terminal_lines_are_printed_above_the_live_one():
     screen = io.StringIO()
     shown = Console(900)
     shown._console = RichConsole(file=screen, force_terminal=True, width=80, highlight=False)
@@ -115,7 +115,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt-get install tmux")
 def test_a_terminal_that_is_resized_shows_one_line():
-    """In tmux, which wraps the lines on the screen anew as most terminals do."""
+    """Runs in tmux, which rewraps the lines on the screen as most terminals do."""
 
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8"}  # one that sets no size
@@ -128,7 +128,7 @@ def test_a_terminal_that_is_resized_shows_one_line():
     def screen(columns: int) -> list[str]:
         tmux("resize-window", "-t", "0", "-x", str(columns), "-y", "12")
         time.sleep(1.2)
-        text = tmux("capture-pane", "-p", "-S", "-", "-t", "0")  # with what scrolled away
+        text = tmux("capture-pane", "-p", "-S", "-", "-t", "0")  # including the scrollback
         return [line for line in text.splitlines() if line]
 
     tmux("new-session", "-d", "-x", "110", "-y", "12", sys.executable, "-c", DRAWING)
@@ -154,10 +154,10 @@ def test_durations_are_read_at_a_glance(seconds, text):
     assert duration(seconds) == text
 
 
-# What a chip can do and costs
+# Peak and price of a chip
 
 
-def test_mfu_and_dollars_are_known_where_the_chip_is():
+def test_mfu_and_dollars_are_known_for_known_chips():
     v5e = hardware.Hardware(8, GENERATIONS["v5e"])
     assert v5e.mfu(8 * 197e12 / 2) == pytest.approx(0.5)
     assert v5e.usd(1800) == pytest.approx(8 * 1.20 / 2)
@@ -230,8 +230,8 @@ def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program
     assert step.model_flops == pytest.approx(cost.model_flops(program), rel=0.02)
 
 
-def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
-    """By neither count: a ResNet of large groups computes products for them."""
+def test_computing_statistics_does_not_count_as_model_flops():
+    """Neither count includes them: a ResNet of large groups computes products for them."""
     import keras
     import tensorflow as tf
 
@@ -258,7 +258,7 @@ def test_how_statistics_are_taken_is_not_counted_as_the_models_flops():
     assert len(found) == 1
 
 
-def test_the_model_flops_of_a_step_count_the_whole_batch(tmp_path):
+def test_the_model_flops_of_a_step_count_the_global_batch(tmp_path):
     """Two dense layers, 6 to 16 to 4, on 16 examples: forward, and backward twice."""
     import tensorflow as tf
 

@@ -11,7 +11,7 @@ from tftpu.runtime import goodput
 SECONDS = dict.fromkeys(goodput.PARTS, 0.0)
 
 
-def test_a_sample_is_what_the_kernel_says(tmp_path):
+def test_a_sample_matches_the_kernels_figures(tmp_path):
     watch = telemetry.Telemetry(str(tmp_path), lambda: None)
     end = time.monotonic() + 0.3
     while time.monotonic() < end:  # one core is busy
@@ -48,7 +48,7 @@ def test_the_thread_samples_and_beats_until_it_is_stopped(tmp_path):
     assert len(beats) == count
 
 
-def test_a_beat_that_fails_is_told_once_and_ends_nothing(tmp_path, caplog):
+def test_a_failing_beat_is_logged_once_and_ends_nothing(tmp_path, caplog):
     tries = []
 
     def fail():

@@ -1,4 +1,4 @@
-"""The TensorBoard of a finished run, looked at with a browser."""
+"""The TensorBoard of a finished run, viewed with a browser."""
 
 import json
 import re
@@ -38,7 +38,7 @@ return {text: text.join(' ').replace(/\\s+/g, ' '), images: images};
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A finished run on handwritten digits, with evaluations and a profile."""
+    """Returns the workdir of a run on handwritten digits, with evaluations and a profile."""
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("tensorboard")
@@ -63,7 +63,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(workdir):
-    """The address at which TensorBoard shows the run."""
+    """Yields the address at which TensorBoard shows the run."""
     command = [sys.executable, "-m", "tensorboard.main", "--load_fast=false", "--port=0"]
     server = subprocess.Popen(
         [*command, f"--logdir={workdir}"],
@@ -101,7 +101,7 @@ def browser():
 
 
 def wait_for(browser, wanted, seconds: float = 60.0) -> dict:
-    """Returns what the page shows, once it is what is wanted."""
+    """Returns the content of the page, once it satisfies a condition."""
     end = time.monotonic() + seconds
     while True:
         seen = browser.execute_script(LOOK)
@@ -113,33 +113,33 @@ def wait_for(browser, wanted, seconds: float = 60.0) -> dict:
 
 
 def open_tab(browser, address: str, tab: str) -> None:
-    browser.get("about:blank")  # another fragment alone would not load the page anew
+    browser.get("about:blank")  # changing only the fragment would not reload the page
     browser.get(f"{address}#{tab}")
 
 
 def screenshot(browser, folder, name: str) -> None:
-    time.sleep(1.0)  # what is seen may still be drawn
+    time.sleep(1.0)  # the page may still be drawing
     (folder / "screenshots").mkdir(exist_ok=True)
     path = folder / "screenshots" / f"{name}.png"
     assert browser.save_screenshot(str(path))
     print(path)
 
 
-def test_scalars_are_there(browser, address, workdir):
+def test_scalars_are_shown(browser, address, workdir):
     open_tab(browser, address, "timeseries")
     names = ("loss", "accuracy", "learning_rate", "grad_norm", "weight_norm", "goodput")
     wait_for(browser, lambda seen: all(name in seen["text"] for name in names))
     screenshot(browser, workdir, "scalars")
 
 
-def test_images_with_label_and_prediction_are_there(browser, address, workdir):
+def test_images_with_label_and_prediction_are_shown(browser, address, workdir):
     open_tab(browser, address, "images")
     # 8 x 8 pixels, twelve times as large, with a strip for the caption.
     wait_for(browser, lambda seen: [96, 122] in seen["images"])
     screenshot(browser, workdir, "images")
 
 
-def test_the_config_the_model_and_the_sample_are_there_as_text(browser, address, workdir):
+def test_the_config_the_model_and_the_sample_are_shown_as_text(browser, address, workdir):
     open_tab(browser, address, "text")
     names = ("data.name", "digits", "conv2d", "sample")  # the third is folded up
     wait_for(browser, lambda seen: all(name in seen["text"] for name in names))
@@ -148,7 +148,7 @@ def test_the_config_the_model_and_the_sample_are_there_as_text(browser, address,
     screenshot(browser, workdir, "text")
 
 
-def test_hyper_parameters_are_there(browser, address, workdir):
+def test_hyper_parameters_are_shown(browser, address, workdir):
     open_tab(browser, address, "hparams")
     accuracy = float(
         json.loads((workdir / "metrics.jsonl").read_text().split("\n")[-2])["accuracy"]
@@ -158,7 +158,7 @@ def test_hyper_parameters_are_there(browser, address, workdir):
     screenshot(browser, workdir, "hparams")
 
 
-def test_the_overview_page_of_the_profile_is_there(browser, address, workdir):
+def test_the_overview_page_of_the_profile_is_shown(browser, address, workdir):
     open_tab(browser, address, "profile")
     wait_for(browser, lambda seen: "Performance Summary" in seen["text"])
     screenshot(browser, workdir, "profile")

@@ -71,7 +71,7 @@ def test_without_a_terminal_the_console_prints_plain_lines(capsys):
     ]
 
 
-def test_throughput_is_that_of_steps_alone():
+def test_throughput_counts_only_steps():
     clock = Clock()
     clock.count(100, 2.0)
     assert clock.rate() == 50.0
@@ -100,7 +100,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
-def test_goodput_and_the_machine_are_curves_of_their_own_and_no_lines_of_metrics(tmp_path):
+def test_goodput_and_the_machine_have_curves_but_no_metric_lines(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), 30)
     tags = events(tmp_path / "train").Tags()["tensors"]
@@ -109,7 +109,7 @@ def test_goodput_and_the_machine_are_curves_of_their_own_and_no_lines_of_metrics
     assert not any(name.startswith("goodput") for line in lines for name in line)
 
 
-def test_the_log_holds_what_the_console_says_where_there_is_no_terminal(tmp_path, capsys):
+def test_the_log_holds_the_lines_printed_without_a_terminal(tmp_path, capsys):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), 30, validation_data=data())
     said = capsys.readouterr().out.splitlines()
@@ -121,7 +121,7 @@ def test_the_log_holds_what_the_console_says_where_there_is_no_terminal(tmp_path
 
 
 def hyperparameters(folder) -> dict[str, Any]:
-    """The settings that the HParams tab shows of a folder, in the order of its columns."""
+    """Returns the settings of a folder in the HParams tab, in the order of its columns."""
     found: dict[str, Any] = {}
     for path in folder.glob("events*"):
         for record in tf.data.TFRecordDataset(str(path)):
@@ -186,7 +186,7 @@ def test_a_wrong_prediction_is_red():
     assert red[0].max() <= 0 < 100 < red[1].max()
 
 
-def test_a_writer_of_ones_own_is_told_everything(tmp_path):
+def test_a_users_own_writer_receives_everything(tmp_path):
     class Own(writers.Writer):
         def __init__(self):
             self.calls = []
@@ -226,7 +226,7 @@ def test_a_missing_writer_fails_with_a_clear_error(tmp_path, monkeypatch):
         trainer.fit(data(), 1)
 
 
-def test_a_writer_that_fails_as_it_said_it_may_does_not_end_the_run(tmp_path, caplog):
+def test_a_writer_that_fails_with_a_declared_error_does_not_end_the_run(tmp_path, caplog):
     class Away(writers.Writer):
         failures = (ConnectionResetError, LookupError)
 
@@ -264,7 +264,7 @@ def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
 def test_weights_and_biases_without_a_key_fails_with_a_clear_error(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
     code = "import sys; from tftpu.observe import writers; writers.WandB(sys.argv[1])"
-    done = subprocess.run(  # in a process of its own: the package remembers how it was set up
+    done = subprocess.run(  # in a separate process: the package remembers its configuration
         [sys.executable, "-c", code, str(tmp_path)],
         env={**environment, "NETRC": str(tmp_path / "none")},
         capture_output=True,

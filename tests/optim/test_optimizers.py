@@ -29,7 +29,7 @@ def test_every_optimizer_is_built_by_its_name_and_minimises(name):
 
 
 @pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("lars",)])
-def test_weight_decay_leaves_biases_and_norms_alone(name):
+def test_weight_decay_excludes_biases_and_norms(name):
     optimizer = optimizers.build(
         Optimizer(name, learning_rate=0.5, decay="constant", weight_decay=0.1), 256, 100
     )
@@ -43,7 +43,7 @@ def test_weight_decay_leaves_biases_and_norms_alone(name):
         np.testing.assert_array_equal(variable.numpy(), 1.0)
 
 
-def test_an_unknown_optimizer_is_a_sentence():
+def test_an_unknown_optimizer_fails_with_a_suggestion():
     with pytest.raises(UserError, match="Did you mean 'adamw'"):
         optimizers.build(Optimizer("adam"), 256, 100)
 

@@ -60,7 +60,7 @@ def test_a_message_without_figures_is_not_an_error():
     assert memory_wanted("RESOURCE_EXHAUSTED: no idea") is None
 
 
-def test_float16_and_a_ragged_microbatch_are_findings_of_the_whole_step():
+def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
     step = LoweredStep(b"", "", 1, [], {}, [], {}, "mixed_float16")
     memory = Memory(0, 0, 0, 0, 0)
     cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -61,7 +61,7 @@ def accumulating(microbatches):
 
 
 class NoUpdate(keras.optimizers.Optimizer):
-    """Leaves the weights alone, to show what a step costs without its optimizer."""
+    """An optimizer that changes nothing, to show the cost of a step without one."""
 
     def update_step(self, gradient, variable, learning_rate):
         pass
@@ -99,7 +99,7 @@ def test_both_examples_on_two_slices_in_90_seconds_from_a_cold_cache(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loop_of_microbatches_costs_what_the_whole_batch_does():
+def test_a_loop_of_microbatches_costs_as_much_as_the_full_batch():
     def gpt():
         sizes = GPT("tiny", vocabulary=512, context=256, layers=1, width=256, heads=2)
         return compiled(models.build(sizes))
@@ -301,7 +301,7 @@ def test_a_batch_that_cannot_be_shared_fails_only_on_that_slice():
     assert "does not compile" in report.text()
 
 
-def test_a_dynamic_shape_and_an_unknown_slice_are_refused_before_compiling():
+def test_a_dynamic_shape_and_an_unknown_slice_fail_before_compiling():
     spec = tf.TensorSpec((None, 1024)), tf.TensorSpec((None,), tf.int32)
     with pytest.raises(UserError, match="static shapes only"):
         preflight.check(mlp(), spec, ["v3-8"])
@@ -309,7 +309,7 @@ def test_a_dynamic_shape_and_an_unknown_slice_are_refused_before_compiling():
         preflight.check(mlp(), classified(8, 1024), ["v5-8"])
 
 
-def test_a_crash_of_the_compiler_is_reported_and_is_not_kept(monkeypatch, tmp_path, capfd):
+def test_a_crash_of_the_compiler_is_reported_and_not_cached(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     good = sys.executable
     script = tmp_path / "crashes"
@@ -340,7 +340,7 @@ def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
     assert examine(mlp(1, 128), classified(64, 128)) == first
 
 
-def test_another_version_of_libtpu_compiles_anew(monkeypatch):
+def test_another_version_of_libtpu_compiles_again(monkeypatch):
     target = parse_slice("v3-8")
     before = compiler._key(b"module", target)
     monkeypatch.setattr(compiler, "libtpu_version", lambda: "9.9.9")
@@ -357,7 +357,7 @@ def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
         compiler.check_machine()
 
 
-def test_another_kind_of_machine_is_refused(monkeypatch):
+def test_an_unsupported_machine_fails_with_a_clear_error(monkeypatch):
     monkeypatch.setattr(compiler.platform, "machine", lambda: "arm64")
     with pytest.raises(UserError, match="x86-64 Linux only"):
         compiler.check_machine()

@@ -60,7 +60,7 @@ def test_tensors_are_padded_to_tiles():
     assert padded[0].bytes == 100 * 130 * 4
 
 
-def test_arrays_in_the_memory_of_a_core_are_told_from_those_in_hbm():
+def test_arrays_in_core_memory_are_distinguished_from_those_in_hbm():
     assert Tensor("f32", (8, 128), "1,0:T(8,128)S(1)").on_chip
     assert not Tensor("f32", (8, 128), "1,0:T(8,128)").on_chip
 

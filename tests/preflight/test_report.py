@@ -48,7 +48,7 @@ def filled(slice_name, seconds=0.1, **options):
     return report
 
 
-def test_dollars_hours_and_energy_are_those_of_the_whole_slice():
+def test_dollars_hours_and_energy_are_per_slice():
     item = filled("v3-8", 0.1, steps=36_000, examples_per_epoch=102_400)
     assert item.usd_per_1000_steps == pytest.approx(4 * 2.00 * 100 / 3600)  # 4 chips, 100 s
     assert item.usd_per_epoch == pytest.approx(item.usd_per_1000_steps / 10)

@@ -1,4 +1,4 @@
-"""Preflight behind the engine's seam: pricing, advice and reports load no engine."""
+"""Preflight's pricing, advice and reports load no engine."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Every code block, link and path of README and of the documentation works as it stands."""
+"""Every code block, link and path of README and of the documentation works as written."""
 
 import ast
 import importlib.util
@@ -34,7 +34,7 @@ RUN = [page for page in PAGES if executed(page)]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, str]:
-    """The error of each page, "" if it has none; all pages run in one process."""
+    """Returns the error of each page, "" if it has none; all pages run in one process."""
     folder = tmp_path_factory.mktemp("documents")
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
@@ -56,13 +56,13 @@ def test_the_code_of_a_page_runs(page, results):
     assert results[page] == ""
 
 
-def test_no_block_is_left_out_in_silence():
+def test_no_block_is_skipped_silently():
     found = {page: sum(bool(b.reason) for b in doc_blocks.blocks(page)) for page in PAGES}
     assert {page: count for page, count in found.items() if count} == CHECKED
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_says_what_language_it_is_in(page):
+def test_every_block_names_its_language(page):
     assert {block.language for block in doc_blocks.blocks(page)} <= set(doc_blocks.LANGUAGES)
 
 
@@ -73,7 +73,7 @@ def test_no_code_hides_in_an_indented_block(page):
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_lead_to_files(page):
+def test_links_point_to_files(page):
     """The site's own links are checked by `make docs`."""
     for link in re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text()):
         assert link.startswith("https://") or (ROOT / link).exists(), link
@@ -95,13 +95,13 @@ def test_the_modules_that_are_run_exist(page):
 
 
 def room_of(module: str, rooms: dict[str, int]) -> str | None:
-    """The room of the picture that a module belongs to: the longest name that it begins with."""
+    """Returns the picture's room of a module: the one with the longest matching name."""
     found = [room for room in rooms if f"{module}.".startswith(f"{room}.")]
     return max(found, key=len, default=None)
 
 
 def imports_of(path) -> set[str]:
-    """The modules that a file imports, those in functions and for type checkers included."""
+    """Returns the modules that a file imports, including lazy and type-checking imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -111,7 +111,7 @@ def imports_of(path) -> set[str]:
     return found
 
 
-def test_the_picture_of_the_rooms_is_true():
+def test_the_picture_of_the_rooms_matches_the_imports():
     spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
     pictures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pictures)

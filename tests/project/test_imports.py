@@ -28,7 +28,7 @@ FORBIDDEN = {
         for part in ENGINE_FREE
     },
 }
-# The modules of the core's outermost layer may name the engine's: nothing else knows TensorFlow.
+# The core's outermost modules may name the engine's; nothing else depends on TensorFlow.
 TENSORFLOW_FREE = (
     "tftpu.training",
     "tftpu.runtime",
@@ -51,7 +51,7 @@ def below(name: str, part: str) -> bool:
 
 
 def belongs(module: str, part: str) -> bool:
-    """Returns whether a module is of a part; the zoo is not of the core that it is below."""
+    """Returns whether a module belongs to a part; the zoo does not belong to the core."""
     siblings = ("tftpu.models", "tftpu.input_pipelines", "tftpu.launch")
     if part == "tftpu":
         return below(module, part) and not any(below(module, s) for s in siblings)
@@ -59,7 +59,7 @@ def belongs(module: str, part: str) -> bool:
 
 
 @pytest.mark.parametrize("part", FORBIDDEN)
-def test_nobody_imports_what_they_may_not(part):
+def test_no_part_imports_what_it_must_not(part):
     wrong = [
         f"{module} imports {name}"
         for module, path in modules().items()
@@ -71,7 +71,7 @@ def test_nobody_imports_what_they_may_not(part):
 
 
 @pytest.mark.parametrize("part", TENSORFLOW_FREE)
-def test_the_trainer_and_the_pricing_know_the_protocol_of_an_engine_alone(part):
+def test_the_trainer_and_the_pricing_depend_only_on_the_engine_protocol(part):
     wrong = [
         f"{module} imports {name}"
         for module, path in modules().items()
@@ -86,8 +86,8 @@ def test_no_module_imports_itself_through_others():
     assert circles() == []
 
 
-def test_private_interfaces_stand_in_files_of_their_own():
-    """One for Keras's, and one each for TensorFlow's, the kernels' and the TPU compiler's."""
+def test_private_interfaces_are_used_in_separate_files_only():
+    """There is one file for Keras, TensorFlow, the kernels and the TPU compiler each."""
     packages = ("keras.src", "tensorflow.python", "tensorflow.compiler", "jax._src")
     private = {
         path.relative_to(ROOT).as_posix()

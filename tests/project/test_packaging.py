@@ -50,7 +50,7 @@ def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
     assert "resnet50" in done.stdout.split()
 
 
-def test_the_base_install_asks_for_no_tensorflow():
+def test_the_base_install_requires_no_tensorflow():
     from importlib import metadata
 
     base = [r for r in metadata.requires("tftpu") if "extra ==" not in r]
@@ -59,8 +59,8 @@ def test_the_base_install_asks_for_no_tensorflow():
     assert not [r for r in base if r.split(">")[0].split("=")[0].strip() in wheels]
 
 
-def test_without_tensorflow_the_command_says_which_to_install(wheel, tmp_path):
-    """`train` in an environment that has all but TensorFlow."""
+def test_without_tensorflow_the_command_names_the_extras_to_install(wheel, tmp_path):
+    """Runs `train` in an environment that has everything except TensorFlow."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
         "real = u.find_spec\n"

@@ -1,4 +1,4 @@
-"""README is short, and what it promises a first reader holds."""
+"""README is short, and its promises to a first reader hold."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ def test_the_example_is_short():
     assert len([line for line in example().splitlines() if "import" not in line and line]) <= 15
 
 
-def test_the_commands_name_configs_that_there_are():
+def test_the_commands_name_existing_configs():
     from tftpu.launch import config_flags
 
     named = set(re.findall(r"--config=(\w+)(?!\w*\.py)\b", README)) - {"photos"}
@@ -48,7 +48,7 @@ def test_the_config_of_a_readers_own_is_valid(tmp_path):
     config_flags.load(str(tmp_path / block.title), []).validate()
 
 
-def test_there_are_few_lines_to_copy():
+def test_console_blocks_are_short():
     for block in doc_blocks.blocks("README.md"):
         if block.language == "console":
             assert len(block.commands) <= 6

@@ -1,6 +1,6 @@
-"""The built documentation: nothing of others is loaded, and no page is wider than the screen.
+"""The built documentation: nothing external is loaded, and no page is wider than the screen.
 
-The second is seen with a browser, at the widths of a desktop and of a phone.
+The second is checked with a browser, at the widths of a desktop and of a phone.
 """
 
 import functools
@@ -39,7 +39,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site) -> list[str]:
-    """The addresses of all pages below the site's root."""
+    """Returns the addresses of all pages below the site's root."""
     found = [path.relative_to(site).as_posix() for path in site.rglob("index.html")]
     assert len(found) > 20
     return sorted(found)
@@ -74,7 +74,7 @@ def browser():
 
 
 def screen(browser, width: int, height: int) -> None:
-    """Gives the browser a screen of a size; a window cannot be as narrow as a phone."""
+    """Sets the browser's screen size; a window cannot be as narrow as a phone."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 

@@ -1,4 +1,4 @@
-"""The public API checks in a user's editor: strictly typed, and what is not there is an error."""
+"""The public API checks in a user's editor: strictly typed, with errors for unknown names."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ tftpu.Nonexistent
 options = tftpu.TrainOptions(global_clip=1.0)
 trainer: int = tftpu.connect()
 """
-# The strict rules that TensorFlow and Keras break by publishing no types of their own.
+# The strict rules that TensorFlow and Keras break because they publish no types.
 THEIRS = (
     *("reportUnknownMemberType", "reportUnknownVariableType", "reportUnknownArgumentType"),
     *("reportMissingTypeStubs", "reportUnknownParameterType", "reportMissingTypeArgument"),
@@ -47,7 +47,7 @@ THEIRS = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """The package as it is installed: the checkout's folders below `tftpu`."""
+    """Lays out the package as installed, with the checkout's folders below `tftpu`."""
     import shutil
 
     from tests.support.imports import FOLDERS, ROOT

@@ -1,4 +1,4 @@
-"""The account of a run's time: every second counts once, over restarts too."""
+"""The account of a run's time: every second counts once, also across restarts."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import tftpu
 from tests.support.training import compiled, data, make_trainer
 from tftpu.runtime import goodput
 
-# A run of 60 steps that saves every 20, for a process of its own; it says where it is, and waits
-# at the step that it is to be killed at.
+# A run of 60 steps that saves every 20, for a separate process; it reports its position, and waits
+# at the step at which it will be killed.
 RUN = textwrap.dedent(
     """
     import dataclasses, os, sys, time
@@ -54,7 +54,7 @@ def start(workdir, stop_at: int) -> subprocess.Popen:
 
 @pytest.fixture(scope="module")
 def killed_and_resumed(tmp_path_factory):
-    """The account of a run killed at step 33, 13 after its checkpoint, and its true wall time."""
+    """Returns the account and wall time of a run killed at step 33, 13 after its checkpoint."""
     workdir = tmp_path_factory.mktemp("goodput")
     began = time.time()
     first = start(workdir, 33)
@@ -68,7 +68,7 @@ def killed_and_resumed(tmp_path_factory):
     passed = time.time() - began
     second.wait()
     record = goodput.read(workdir)
-    # Until the account was made up; a busy disk takes its time to write it.
+    # Until the account was written, which takes a while on a busy disk.
     wall = record.updated - began
     assert wall <= passed < wall + 10
     return between, record, wall
@@ -82,7 +82,7 @@ def test_the_parts_sum_to_the_wall_time_over_a_restart(killed_and_resumed):
     assert record.updated - record.started == pytest.approx(wall, rel=0.01)
 
 
-def test_what_a_kill_cost_is_booked_to_the_restart(killed_and_resumed):
+def test_time_lost_to_a_kill_counts_as_restart(killed_and_resumed):
     between, record, _ = killed_and_resumed
     assert (between.state, between.restarts, between.facts.step) == ("running", 0, 33)
     assert between.seconds["restart"] == 0
@@ -95,14 +95,14 @@ def test_what_a_kill_cost_is_booked_to_the_restart(killed_and_resumed):
 
 
 def slowly(x, y):
-    """Takes 20 ms, whatever the machine."""
+    """Returns its arguments after 20 ms on any machine."""
     end = tf.timestamp() + 0.02
     with tf.control_dependencies([tf.while_loop(lambda _: tf.timestamp() < end, lambda i: i, [0])]):
         return tf.identity(x), tf.identity(y)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_input_wait_is_what_a_slow_pipeline_takes(replicas, tmp_path):
+def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     """A pipeline that sleeps 20 ms a batch, and a step that takes far less."""
     with tftpu.connect(virtual_devices=replicas).scope():
         model = compiled()
@@ -127,7 +127,7 @@ def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     assert seconds["input_wait"] < 0.3 * seconds["step"]
 
 
-def test_blocks_within_blocks_are_booked_once():
+def test_nested_blocks_count_once():
     clock = goodput.Clock()
     began = time.monotonic()
     with clock.spend("evaluation"):
@@ -157,7 +157,7 @@ def test_the_time_until_a_restart_counts_if_the_run_was_cut_off(state, counts, t
     assert again.seconds()["restart"] == pytest.approx(100.0 if counts else 0.0, abs=1.0)
 
 
-def test_a_clock_that_was_set_back_takes_nothing_away(tmp_path):
+def test_a_clock_that_was_set_back_subtracts_nothing(tmp_path):
     goodput.Account(str(tmp_path), goodput.Clock()).write(goodput.RUNNING, goodput.Facts())
     record = json.loads((tmp_path / goodput.FILE).read_text())
     record["updated"] += 3600
@@ -165,7 +165,7 @@ def test_a_clock_that_was_set_back_takes_nothing_away(tmp_path):
     assert goodput.Account(str(tmp_path), goodput.Clock()).seconds()["restart"] == 0.0
 
 
-def test_an_account_that_cannot_be_read_is_begun_anew(tmp_path):
+def test_a_damaged_account_is_started_again(tmp_path):
     for damage in (
         '{"state": "runn',
         "[]",
@@ -189,7 +189,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert goodput.Account(str(tmp_path), goodput.Clock()).reached == 3
 
 
-def test_the_age_of_a_process_is_what_another_clock_says():
+def test_the_age_of_a_process_agrees_with_another_clock():
     code = (
         "import time; time.sleep(0.5)\n"
         "from tftpu.runtime.goodput import process_age; print(process_age())"
@@ -200,7 +200,7 @@ def test_the_age_of_a_process_is_what_another_clock_says():
     assert os.path.exists("/proc/self/stat")
 
 
-def test_the_table_names_the_largest_part_first_and_leaves_out_what_took_no_time():
+def test_the_table_lists_the_largest_part_first_and_omits_empty_ones():
     seconds = dict.fromkeys(goodput.PARTS, 0.0) | {"step": 90.0, "input_wait": 10.0}
     assert [line.split()[0] for line in goodput.table(seconds)] == ["step", "input", "total"]
     assert "90.0 s   90.0%" in goodput.table(seconds)[0]

@@ -1,4 +1,4 @@
-"""Real processes, really killed: the script that does it a hundred times, five times here."""
+"""Real processes are killed, by the script that does so a hundred times; five times here."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ import pytest
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_runs_end_as_if_nothing_had_happened():
-    """In a process of its own: it forks, which one that uses TensorFlow may not."""
+def test_killed_and_stopped_runs_finish_like_undisturbed_ones():
+    """Runs in a separate process: it forks, which a process with TensorFlow must not."""
     command = [sys.executable, "-m", "tests.benchmarks.kill", "--kills=5", "--terms=5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from tftpu.runtime import preemption
 
-# The main thread sits where no Python runs: a signal must be heard all the same.
+# The main thread is where no Python runs: a signal must be noticed nevertheless.
 DEAF = """
 import signal, sys, time
 from tftpu.runtime.preemption import PreemptionNotice
@@ -42,7 +42,7 @@ def start(busy: str, grace_seconds: float = 60.0) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_noted_and_said(number):
+def test_a_signal_is_recorded_and_reported(number):
     process = start(WAITING)
     process.send_signal(number)
     output, said = process.communicate(timeout=60)
@@ -51,7 +51,7 @@ def test_a_signal_is_noted_and_said(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_at_once_whatever_the_main_thread_does(number):
+def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     process = start("time.sleep(60)")
     process.send_signal(number)
     assert "finishing the device loop" in process.stderr.readline()
@@ -62,7 +62,7 @@ def test_a_second_signal_ends_at_once_whatever_the_main_thread_does(number):
     assert "noted" not in output
 
 
-def test_the_end_of_the_grace_period_is_the_end_of_the_process():
+def test_the_process_exits_at_the_end_of_the_grace_period():
     process = start("time.sleep(60)", grace_seconds=0.5)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
@@ -72,14 +72,14 @@ def test_the_end_of_the_grace_period_is_the_end_of_the_process():
     assert "did not finish within 0 s after SIGTERM. The newest one is of step 40." in said
 
 
-def test_after_ctrl_c_nobody_is_in_a_hurry():
+def test_ctrl_c_has_no_grace_period():
     process = start("time.sleep(1.5)", grace_seconds=0.2)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert (process.returncode, output) == (0, "noted SIGINT\n")
 
 
-def test_handlers_are_put_back():
+def test_signal_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with preemption.PreemptionNotice():
         assert signal.getsignal(signal.SIGTERM) != before[0]
@@ -87,7 +87,7 @@ def test_handlers_are_put_back():
 
 
 def test_a_clock_that_jumps_changes_nothing(monkeypatch):
-    """All times are of the monotonic clock; the wall clock may go where it likes."""
+    """All times are from the monotonic clock; the wall clock may jump."""
     monkeypatch.setattr(time, "time", lambda: 1e12)
     with preemption.PreemptionNotice(grace_seconds=30) as notice:
         signal.raise_signal(signal.SIGTERM)
@@ -100,7 +100,7 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch):
 
 @pytest.fixture
 def metadata(monkeypatch):
-    """A metadata server that answers what stands in the dictionary, or 404."""
+    """Serves the metadata in the dictionary, and 404 otherwise."""
     answers = {"maintenance-event": "NONE", "preempted": "FALSE"}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -140,7 +140,7 @@ def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
     assert "a maintenance event: finishing the device loop" in capfd.readouterr().err
 
 
-def test_a_metadata_server_that_does_not_answer_is_no_notice(metadata, monkeypatch):
+def test_a_metadata_server_that_does_not_answer_gives_no_notice(metadata, monkeypatch):
     metadata.clear()
     assert preemption.maintenance_event() is None
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
@@ -148,7 +148,7 @@ def test_a_metadata_server_that_does_not_answer_is_no_notice(metadata, monkeypat
 
 
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe"])
-def test_signals_are_heard_whatever_a_metadata_server_answers(answer, monkeypatch):
+def test_signals_arrive_for_any_answer_of_the_metadata_server(answer, monkeypatch):
     class Handler(socketserver.BaseRequestHandler):
         def handle(self):
             self.request.recv(1024)
@@ -168,7 +168,7 @@ def test_signals_are_heard_whatever_a_metadata_server_answers(answer, monkeypatc
         server.shutdown()
 
 
-def test_loops_too_long_for_the_grace_period_are_told_of_once(caplog):
+def test_loops_too_long_for_the_grace_period_cause_one_warning(caplog):
     notice = preemption.PreemptionNotice(grace_seconds=25)
     notice.measured(50, 10.0)
     assert not caplog.text
@@ -177,7 +177,7 @@ def test_loops_too_long_for_the_grace_period_are_told_of_once(caplog):
     assert caplog.text.count("set steps_per_loop to 125 or less") == 1
 
 
-def test_a_signal_before_the_first_step_is_75_too():
+def test_a_signal_before_the_first_step_also_exits_with_75():
     """The machine that is preempted then runs the command again."""
     code = (
         "import time\nfrom tftpu.runtime.preemption import PreemptionNotice, exit_on_notice\n"

@@ -52,7 +52,7 @@ def local_files(folder, *sizes: int) -> dict:
     return paths
 
 
-def test_a_set_goes_up_and_comes_down_as_it_was(service, tmp_path):
+def test_a_set_is_uploaded_and_downloaded_unchanged(service, tmp_path):
     paths = local_files(tmp_path, 0, 1, 1000, 3 * MIB)
     stored = buckets.upload(paths, FOLDER)
     for name, path in paths.items():
@@ -67,7 +67,7 @@ def test_a_set_goes_up_and_comes_down_as_it_was(service, tmp_path):
     assert sorted(os.listdir(tmp_path / "down")) == sorted(paths)
 
 
-def test_what_is_there_already_is_not_sent_or_fetched_again(service, tmp_path):
+def test_existing_files_are_not_transferred_again(service, tmp_path):
     paths = local_files(tmp_path, 10, 20)
     stored = buckets.upload(paths, FOLDER)
     buckets.download(stored, FOLDER, tmp_path / "down")
@@ -81,7 +81,7 @@ def test_what_is_there_already_is_not_sent_or_fetched_again(service, tmp_path):
 
 
 @pytest.mark.parametrize("what", [429, 500, 503, "drop"])
-def test_refused_and_broken_requests_are_made_again(service, tmp_path, what):
+def test_failed_and_broken_requests_are_retried(service, tmp_path, what):
     paths = local_files(tmp_path, 100, 200)
     service.faults += [Fault("POST", "upload", what, times=2), Fault("GET", r"/o\?", what)]
     stored = buckets.upload(paths, FOLDER)
@@ -92,7 +92,7 @@ def test_refused_and_broken_requests_are_made_again(service, tmp_path, what):
 
 
 @pytest.mark.parametrize("what", ["truncate", "corrupt"])
-def test_a_body_that_was_damaged_on_its_way_is_fetched_again(service, tmp_path, what):
+def test_a_body_damaged_in_transfer_is_downloaded_again(service, tmp_path, what):
     paths = local_files(tmp_path, MIB)
     stored = buckets.upload(paths, FOLDER)
     service.faults.append(Fault("GET", "download", what, times=2))
@@ -101,7 +101,7 @@ def test_a_body_that_was_damaged_on_its_way_is_fetched_again(service, tmp_path, 
     assert service.requested("GET", "download") == 3
 
 
-def test_a_body_that_is_always_damaged_is_an_error_and_leaves_no_file(service, tmp_path):
+def test_a_body_that_is_always_damaged_fails_and_leaves_no_file(service, tmp_path):
     stored = buckets.upload(local_files(tmp_path, 1000), FOLDER)
     service.faults.append(Fault("GET", "download", "corrupt", times=None))
     with pytest.raises(UserError, match=r"set/part-0: the content did not match its checksum"):
@@ -139,7 +139,7 @@ def test_a_service_that_never_answers_fails_with_a_clear_error(service, tmp_path
 @pytest.mark.parametrize(
     ("status", "sentence"), [(403, "roles/storage.objectAdmin"), (401, "gcloud auth"), (404, "no")]
 )
-def test_a_refusal_of_the_service_says_what_to_do(service, tmp_path, status, sentence):
+def test_an_error_of_the_service_gives_advice(service, tmp_path, status, sentence):
     service.faults.append(Fault("GET", "/o", status, times=None))
     with pytest.raises(UserError, match=sentence):
         buckets.listing(FOLDER)
@@ -165,7 +165,7 @@ def test_a_shard_that_changed_since_the_manifest_is_named(service, tmp_path):
     assert "part-1" not in os.listdir(tmp_path / "down")
 
 
-def test_of_two_that_publish_at_once_one_is_told(service):
+def test_one_of_two_concurrent_publishers_gets_an_error(service):
     uri = f"{FOLDER}/dataset.json"
     assert buckets.read(uri) == (b"", 0)
     first = buckets.publish(uri, b"one", 0)
@@ -247,7 +247,7 @@ def test_a_file_in_use_is_not_removed(service, tmp_path, monkeypatch):
             cached(cache, stored, "part-1", "part-2")
 
 
-def test_a_reader_waits_for_another_to_let_go(service, tmp_path):
+def test_a_reader_waits_for_another_to_release_its_file(service, tmp_path):
     stored = buckets.upload(local_files(tmp_path, *[1000] * 6), FOLDER)
     cache = Cache(tmp_path / "cache", 2000)
 
@@ -261,7 +261,7 @@ def test_a_reader_waits_for_another_to_let_go(service, tmp_path):
     assert cache.size() <= 2000
 
 
-def test_a_cached_file_that_rotted_or_was_cut_is_fetched_again(service, tmp_path):
+def test_a_corrupt_or_truncated_cached_file_is_downloaded_again(service, tmp_path):
     paths = local_files(tmp_path, 1000)
     stored = buckets.upload(paths, FOLDER)
     for damage in (lambda data: data[:500], lambda data: data[:-1] + bytes([data[-1] ^ 1])):
@@ -273,7 +273,7 @@ def test_a_cached_file_that_rotted_or_was_cut_is_fetched_again(service, tmp_path
     assert service.requested("GET", "download") == 3
 
 
-def test_processes_share_a_cache_one_downloads_and_a_killed_one_leaves_no_trap(service, tmp_path):
+def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
     paths = local_files(tmp_path, 200_000, 200_000)
     stored = buckets.upload(paths, FOLDER)
     code = (

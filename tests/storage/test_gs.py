@@ -1,4 +1,4 @@
-"""TensorFlow's own `gs://` with all that tftpu writes and reads, against an emulated bucket."""
+"""TensorFlow's own `gs://` with everything tftpu writes and reads, on an emulated bucket."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from tftpu.storage import buckets, files
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
-    """The bucket, and the environment of a process that is to reach it."""
+    """Yields the bucket, and the environment of a process that uses it."""
     serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
     with serving as (service, environment), gs_proxy.in_this_process(environment):
         buckets._client.cache_clear()
@@ -95,7 +95,7 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
     paths = [made.path(shard) for shard in manifest.read(output).shards("train")]
     count = sum(1 for _ in tf.data.TFRecordDataset(paths))
     assert count == made.examples("train")
-    # Given again nothing is uploaded; a spoilt shard is found.
+    # Run again, it uploads nothing; a corrupted shard is found.
     service.requests.clear()
     converter.run(conversion(output), workers=1, say=lambda *_: None)
     assert service.requested("POST", "upload") == 0
@@ -111,7 +111,7 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
 
 
 def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
-    """Packed text in a number of shards."""
+    """Converts text to a number of packed shards."""
     for number in range(shards):
         (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
     options = ReadOptions(context=50)
@@ -121,7 +121,7 @@ def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
 
 @pytest.fixture
 def rows(service, tmp_path, monkeypatch):
-    """Packed text in 6 shards in the bucket."""
+    """Returns packed text in 6 shards in the bucket."""
     monkeypatch.setattr(text, "PART_BYTES", 5_000)
     return converted(tmp_path, f"gs://{BUCKET}/rows", 6)
 
@@ -147,7 +147,9 @@ def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cache_with_room_for_what_is_read_at_once_fetches_again(service, tmp_path, monkeypatch):
+def test_a_cache_with_room_for_concurrent_reads_only_downloads_again(
+    service, tmp_path, monkeypatch
+):
     monkeypatch.setattr(text, "PART_BYTES", 100)
     rows = converted(tmp_path, f"gs://{BUCKET}/many", 70)
     converted(tmp_path, str(tmp_path / "here"), 70)
@@ -175,17 +177,17 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
     [
         ({"data_dir": "/local"}, "for shards in a bucket"),
         ({"cache_gb": 0}, "must be above 0"),
-        ({"service": "grpc://localhost:1"}, "use one of the two"),
+        ({"service": "grpc://localhost:1"}, "use only one of them"),
     ],
 )
-def test_a_cache_that_makes_no_sense_is_refused(tmp_path, changes, sentence):
+def test_an_invalid_cache_fails_with_a_clear_error(tmp_path, changes, sentence):
     data = Tokens(**{"data_dir": "gs://b/c", "cache_dir": str(tmp_path), **changes})
     with pytest.raises(UserError, match=sentence):
         data.validate()
         cache.of(data)
 
 
-def test_checkpoints_of_a_bucket_are_whole_or_not_there(service):
+def test_checkpoints_in_a_bucket_are_complete_or_absent(service):
     checkpoints = Checkpoints(f"gs://{BUCKET}/run", keep=2)
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     for step in (1, 2, 3):
@@ -193,7 +195,7 @@ def test_checkpoints_of_a_bucket_are_whole_or_not_there(service):
         checkpoints.save(step, {"model": [leaf("kernel", array)]}, {"step": step})
     checkpoints.wait()
     assert checkpoints.steps() == [2, 3]
-    # A checkpoint whose manifest is not there yet is none.
+    # A checkpoint without its manifest does not count.
     files.remove(f"gs://{BUCKET}/run/checkpoints/3/manifest.json")
     array[:] = 0
     restored = checkpoints.restore({"model": [leaf("kernel", array)]})
@@ -232,7 +234,7 @@ def test_a_keras_model_is_saved_in_a_bucket_and_loaded(service):
 
 
 def test_a_workdir_in_a_read_only_bucket_fails_with_a_clear_error(service, capsys):
-    """And what is said holds no token."""
+    """The error contains no token."""
     service.faults += [Fault(m, "upload|/o", 403, times=None) for m in ("POST", "PUT", "GET")]
     code = command_line.main(["train", "--config=digits_resnet", f"--workdir=gs://{BUCKET}/no"])
     said = capsys.readouterr()
@@ -243,7 +245,7 @@ def test_a_workdir_in_a_read_only_bucket_fails_with_a_clear_error(service, capsy
 
 @pytest.mark.slow
 def test_a_killed_run_in_a_bucket_resumes(bucket, service, tmp_path):
-    """`tftpu train --workdir=gs://…` in a process of its own, against one that was not killed."""
+    """`tftpu train --workdir=gs://…` in a separate process, compared with an undisturbed one."""
     _, environment = bucket
 
     def start(workdir):

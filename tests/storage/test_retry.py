@@ -13,7 +13,7 @@ def _short(monkeypatch):
 
 
 def failing(*errors: Exception):
-    """A request that raises errors in turn, and then succeeds."""
+    """Returns a request that raises errors in turn, and then succeeds."""
     left = list(errors)
 
     def request() -> str:
@@ -36,14 +36,14 @@ def test_any_other_error_is_raised_at_once(caplog):
     assert not caplog.text
 
 
-def test_after_the_time_of_the_policy_the_last_error_counts():
+def test_after_the_policys_time_limit_the_last_error_is_raised():
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         retry.call(failing(*[TimeoutError()] * 1000), (TimeoutError,), "gs://b/name")
     assert 0.1 < time.monotonic() - began < 1.0
 
 
-def test_an_error_that_waiting_does_not_cure_has_a_number_of_tries(caplog):
+def test_an_error_that_waiting_does_not_fix_has_limited_tries(caplog):
     with pytest.raises(ValueError, match="third"):
         errors = ValueError("first"), ValueError("second"), ValueError("third")
         retry.call(failing(*errors), (ValueError,), "gs://b/name", tries=3)

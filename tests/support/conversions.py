@@ -8,7 +8,7 @@ from tftpu.input_pipelines.formats import manifest
 
 
 def silent(*_: object) -> None:
-    """Ignores what a conversion says."""
+    """Ignores the messages of a conversion."""
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -2,8 +2,8 @@
 
     python -m tests.support.doc_blocks PAGE...    executes the blocks of pages, in an empty folder
 
-Each page has a folder of its own, in which it finds photographs and texts; the runs are common to
-all, so that what a page trains the next one resumes. Python blocks of a page share one namespace; a
+Each page has its own folder with photographs and texts; the runs are shared by all, so that a page
+resumes what an earlier one trained. Python blocks of a page share one namespace; a
 block with `title="photos.py"` is also written to that file. Lines of console blocks are `tftpu`
 commands, run in this process where they can be, and `make` targets, looked up in the Makefile. A
 block under `<!-- checked, not run: REASON -->` is not executed; `tests/launch/test_readme_lines.py`
@@ -32,7 +32,7 @@ PAGES = (
 )
 LANGUAGES = ("python", "console", "text", "diff")  # the first two are executed
 
-# Steps that are trained in place of all; a step that is to be profiled must be among them.
+# Steps trained instead of the full number; they must include the steps to be profiled.
 STEPS = {"digits_resnet": 40}
 FEW_STEPS = 2
 PROFILED = 120
@@ -123,7 +123,7 @@ def _run_command(command: str) -> None:
         raise PageError(f"Nothing checks `{command}`: give the block a reason in a comment.")
     arguments = _shortened(arguments)
     if any(word.startswith(("--virtual_devices", "--restarts")) for word in arguments):
-        own = [sys.executable, "-m", "tftpu.launch.main", *arguments]  # TensorFlow started anew
+        own = [sys.executable, "-m", "tftpu.launch.main", *arguments]  # a fresh TensorFlow
         code = subprocess.run(own, check=False).returncode
     else:
         from tftpu.launch import main
@@ -145,7 +145,7 @@ def _shortened(arguments: list[str]) -> list[str]:
 
 
 def _lay_out() -> None:
-    """Makes what the pages take for granted: photographs, texts, and the config of README."""
+    """Creates what the pages assume: photographs, texts, and the config of README."""
     from tests.support import photos
 
     for split, count in (("train", 8), ("val", 4)):

@@ -16,7 +16,7 @@ from google.cloud.bigquery_storage_v1.services.big_query_read import transports
 
 
 class BigQuery:
-    """Tables in memory, and a record of what was asked.
+    """Tables in memory, and a record of the requests.
 
     Args:
         tables: Arrow tables by "dataset.name", of the project "p".
@@ -66,7 +66,7 @@ class BigQuery:
             )
 
     def rest(self, method: str, path: str, body: dict) -> dict | None:
-        """The answer of the REST service; None: there is no such thing."""
+        """Returns the answer of the REST service; None if there is no such resource."""
         *_, last = path.split("/")
         if "/tables/" in path:
             *_, dataset, _, name = path.split("/")
@@ -107,7 +107,7 @@ class BigQuery:
 
 @contextmanager
 def serving(fake: BigQuery) -> Iterator[tuple]:
-    """Serves tables; gives the real clients of them, of tables and of rows."""
+    """Serves tables; yields the real clients for tables and for rows."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
     methods = {
         "CreateReadSession": grpc.unary_unary_rpc_method_handler(

@@ -11,7 +11,7 @@ QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # states before 
 
 
 class CloudTpu:
-    """Keeps slices, takes each through given states, and fails where a test asks for it.
+    """A service that takes slices through given states, and fails where a test asks for it.
 
     A slice that is ACTIVE runs its startup script to the end, and reports to the bucket, unless it
     is to be preempted.
@@ -27,8 +27,8 @@ class CloudTpu:
         self.exit_codes = [0]  # of each run in turn; the last again and again
         self.ends = {}  # by name of the slice
         self.faults = {"create": [], "get": [], "delete": []}  # raised in turn, then no more
-        self.loses_answer = False  # of the creation, which is done all the same
-        self.hangs = False  # a run that has no end yet
+        self.loses_answer = False  # to the creation, which succeeds nevertheless
+        self.hangs = False  # a run that does not end
 
     def create(self, request):
         self._fail("create")

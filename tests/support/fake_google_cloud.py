@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import grpc
 
-# Planted where secrets lie, and looked for in all that is printed, sent and written.
+# Planted in place of secrets, and searched for in everything printed, sent and written.
 SECRET = "ya29.planted-secret"
 SECRETS = (
     "GOOGLE_OAUTH_ACCESS_TOKEN",
@@ -21,7 +21,7 @@ ALL_GRANTED = ("storage.objects.create", "storage.objects.get", "storage.objects
 
 
 class Fault(Exception):  # noqa: N818 (an answer, not a mistake)
-    """What a handler raises to answer with an error of the service.
+    """Raised by a handler to answer with an error of the service.
 
     Args:
         code: of gRPC.
@@ -35,7 +35,7 @@ class Fault(Exception):  # noqa: N818 (an answer, not a mistake)
 
 @contextmanager
 def grpc_service(name: str, methods: dict[str, tuple[Callable, type, type]]) -> Iterator:
-    """Serves methods of a service and gives a channel to it.
+    """Serves methods of a service and yields a channel to it.
 
     Args:
         name: of the service, as "google.cloud.tpu.v2.Tpu".
@@ -71,7 +71,7 @@ def grpc_service(name: str, methods: dict[str, tuple[Callable, type, type]]) -> 
 
 @contextmanager
 def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> Iterator[str]:
-    """Serves buckets, and gives the STORAGE_EMULATOR_HOST to set.
+    """Serves buckets, and yields the STORAGE_EMULATOR_HOST to set.
 
     Args:
         objects: by "bucket/name".

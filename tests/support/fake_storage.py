@@ -64,7 +64,7 @@ class FakeStorage:
             return bytes(self.storage.get_file(BUCKET, name))
 
     def overwrite(self, name: str, data: bytes) -> None:
-        """Another object of the same name, as somebody else would write it."""
+        """Replaces an object, as another process would."""
         with self.lock:
             resource = objects._make_object_resource(
                 "http://none", BUCKET, name, "application/octet-stream", str(len(data))
@@ -129,7 +129,7 @@ class Handler(server.RequestHandler):
         return body
 
     def _as_expected(self, body: bytes) -> bool:
-        """The emulator takes no notice of `ifGenerationMatch`."""
+        """Checks `ifGenerationMatch`, which the emulator ignores."""
         url = urlparse(self.path)
         query = parse_qs(url.query)
         if "ifGenerationMatch" not in query or "upload_id" in query:
@@ -185,7 +185,7 @@ def _error(status: int, message: str) -> bytes:
 
 @contextlib.contextmanager
 def serving() -> Iterator[FakeStorage]:
-    """Serves one bucket, `BUCKET`; `url` of what it gives is the STORAGE_EMULATOR_HOST."""
+    """Serves one bucket, `BUCKET`; the `url` of the yielded server is the STORAGE_EMULATOR_HOST."""
     service = FakeStorage()
     handler = type("OfService", (Handler,), {"service": service})
     with running(handler) as port:
@@ -195,7 +195,7 @@ def serving() -> Iterator[FakeStorage]:
 
 @contextlib.contextmanager
 def running(handler: type) -> Iterator[int]:
-    """A server on loopback, and its port."""
+    """Runs a server on loopback; yields its port."""
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     httpd.daemon_threads = True
     threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
@@ -206,11 +206,11 @@ def running(handler: type) -> Iterator[int]:
         httpd.server_close()
 
 
-# What else the emulator has otherwise than the service.
+# Other differences between the emulator and the service.
 
 
 def _incomplete(response, storage, upload_id, fallback_end=0):
-    """A resumable upload without a stored byte has no Range."""
+    """Answers without a Range while a resumable upload has no stored byte."""
     response.status = objects.GoogleHTTPStatus.RESUME_INCOMPLETE
     received = storage.get_resumable_byte_count(upload_id)
     if received:
@@ -225,7 +225,7 @@ def _add(
     expected_start=None,
     emulators=Storage.add_to_resumable_upload,
 ):
-    """What was sent twice, because its answer was lost, is taken once."""
+    """Accepts data once that was sent twice because an answer was lost."""
     received = self.get_resumable_byte_count(file_id)
     if expected_start is not None and expected_start < received:
         content, expected_start = content[received - expected_start :], received
@@ -233,7 +233,7 @@ def _add(
 
 
 def _read_data(handler, query, emulators=server._read_data):
-    """An empty file may be uploaded."""
+    """Reads data, which may be empty."""
     data = emulators(handler, query)
     return b"" if data is None and query.get("uploadType") == ["media"] else data
 

@@ -13,7 +13,7 @@ from tftpu.storage import files
 
 
 class KilledError(BaseException):
-    """Stands for the end of the process: nothing after it happens."""
+    """Simulates the end of the process: nothing happens after it."""
 
 
 def like_a_bucket(upload: Callable, path: str, parts) -> None:
@@ -25,7 +25,7 @@ def like_a_bucket(upload: Callable, path: str, parts) -> None:
 
 
 class Storage:
-    """Counts operations and makes some fail.
+    """A storage that counts operations and makes some fail.
 
     Args:
         fails: the number of the first operation that fails; 0: none.

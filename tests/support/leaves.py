@@ -1,4 +1,4 @@
-"""A small state to be saved: leaves that are plain NumPy arrays."""
+"""A small state to save, with NumPy arrays as leaves."""
 
 import numpy as np
 

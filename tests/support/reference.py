@@ -1,4 +1,4 @@
-"""A train step in plain TensorFlow: one device, the whole batch, no code of tftpu.
+"""A train step in plain TensorFlow: one device, the full batch, no code of tftpu.
 
 The tests compare tftpu's train step with it. The optimizers are written from their papers.
 """
@@ -15,7 +15,7 @@ EMA = 0.9
 
 @dataclasses.dataclass
 class Reference:
-    """Weights, loss and accuracy after each step, computed on one device.
+    """A trainer that returns weights, loss and accuracy of each step on one device.
 
     Args:
         forward: computes logits from weights and features.

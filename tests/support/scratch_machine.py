@@ -1,4 +1,4 @@
-"""A made-up machine on disk for `tftpu doctor`: site-packages, /dev, /proc and /tmp."""
+"""A simulated machine on disk for `tftpu doctor`: site-packages, /dev, /proc and /tmp."""
 
 import base64
 import hashlib
@@ -50,7 +50,7 @@ class Scratch:
         (info / "RECORD").write_text("\n".join([*record, f"{info.name}/RECORD,,"]) + "\n")
 
     def uninstall(self, name: str) -> None:
-        """Removes every file of the RECORD as `pip uninstall` does, whoever wrote it last."""
+        """Removes every file of the RECORD, whoever wrote it last, as `pip uninstall` does."""
         (info,) = self.site.glob(f"{name.replace('-', '_')}-*.dist-info")
         for line in (info / "RECORD").read_text().splitlines():
             (self.site / line.split(",")[0]).unlink(missing_ok=True)

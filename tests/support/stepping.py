@@ -29,7 +29,7 @@ def make_step(engine, model, batches, **options) -> TrainStep:
 
 
 def train(engine, step: TrainStep, batches) -> list[dict]:
-    """Runs one device loop a batch; returns the results of each."""
+    """Runs one device loop per batch; returns the results of each."""
     strategy = engine.strategy
 
     @tf.function
@@ -47,5 +47,5 @@ def train(engine, step: TrainStep, batches) -> list[dict]:
 
 
 def local_values(engine, variable) -> list:
-    """Returns the copies of a variable, one a replica, as NumPy arrays."""
+    """Returns the copies of a variable, one per replica, as NumPy arrays."""
     return [v.numpy() for v in engine.strategy.experimental_local_results(variable.value)]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def mlp(inputs: int = 6, classes: int = 4, **layer) -> keras.Model:
-    """Two dense layers with fixed weights; biases that are not zero."""
+    """Returns two dense layers with fixed weights and nonzero biases."""
     keras.utils.set_random_seed(3)
     bias = keras.initializers.RandomNormal(stddev=0.1, seed=5)
     return keras.Sequential(
@@ -19,7 +19,7 @@ def mlp(inputs: int = 6, classes: int = 4, **layer) -> keras.Model:
 
 
 def random_batches(count: int, batch: int, weighted: bool, inputs: int = 6, classes: int = 4):
-    """`count` batches of (x, y, weight or None), NumPy, always the same."""
+    """Returns `count` fixed NumPy batches of (x, y, weight or None)."""
     rng = np.random.default_rng(11)
     batches = []
     for _ in range(count):
@@ -31,12 +31,12 @@ def random_batches(count: int, batch: int, weighted: bool, inputs: int = 6, clas
 
 
 def dataset(batches) -> tf.data.Dataset:
-    """The batches one after the other, of static shape."""
+    """Returns the batches in order as a data set of static shape."""
     arrays = [np.stack(part) for part in zip(*batches) if part[0] is not None]
     return tf.data.Dataset.from_tensor_slices(tuple(arrays))
 
 
 def relative(actual, expected) -> float:
-    """The norm of the difference over the norm of what is expected."""
+    """Returns the norm of the difference over the norm of the expected value."""
     actual, expected = (np.asarray(v, np.float64) for v in (actual, expected))
     return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-12))

@@ -64,7 +64,7 @@ TINY = {
 
 
 def build(family: str, **fields: Any) -> keras.Model:
-    """Builds the tiny model of a family, with `fields` in place of its own hyper-parameters."""
+    """Builds the tiny model of a family, with `fields` replaced in its hyper-parameters."""
     return models.build(dataclasses.replace(TINY[family], **fields))
 
 

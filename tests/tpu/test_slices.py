@@ -43,7 +43,7 @@ def test_a_replica_has_its_share_of_the_chip():
         ("v5e-2", "1, 4, 8, 16, 32, 64, 128, 256 chips"),
     ],
 )
-def test_a_slice_that_does_not_exist_is_refused_with_the_alternatives(name, message):
+def test_an_unknown_slice_fails_with_the_alternatives(name, message):
     with pytest.raises(UserError, match=message):
         parse_slice(name)
 

@@ -1,4 +1,4 @@
-"""The platform that is traced for is set for a block of code and a thread."""
+"""The target platform of a trace is set for a block of code in one thread."""
 
 import threading
 
@@ -15,7 +15,7 @@ def test_the_platform_is_unknown_unless_it_is_set():
     assert target.platform() is None
 
 
-def test_another_thread_does_not_see_it():
+def test_the_platform_is_set_per_thread():
     seen = []
     with target.compiling_for("tpu"):
         thread = threading.Thread(target=lambda: seen.append(target.platform()))

@@ -1,4 +1,4 @@
-"""Faults while a run trains: it continues, and nothing but the steps since a checkpoint is lost."""
+"""Faults during training: the run continues, and loses only steps since a checkpoint."""
 
 import logging
 import signal
@@ -15,7 +15,7 @@ from tftpu.storage import files
 
 
 class DiskOfCheckpoints:
-    """A disk that nothing can be written to from one step of a run up to another.
+    """A disk that rejects writes from one step of a run to another.
 
     Args:
         how: as `Storage` says.
@@ -56,7 +56,7 @@ def test_a_run_outlives_a_disk_that_fails_for_a_while(how, whole, tmp_path, monk
     assert Checkpoints(str(tmp_path)).steps()[-1] == STEPS
 
 
-def test_a_disk_that_stays_full_is_a_sentence_and_the_run_can_be_finished(
+def test_a_disk_that_stays_full_fails_with_a_clear_error_and_the_run_resumes(
     whole, tmp_path, monkeypatch
 ):
     disk = DiskOfCheckpoints("ENOSPC", 22, STEPS + 1)
@@ -66,14 +66,14 @@ def test_a_disk_that_stays_full_is_a_sentence_and_the_run_can_be_finished(
             fit(trainer(tmp_path, 1), [disk.callback])
     assert "its last checkpoint could not be saved" in str(caught.value)
     newest = Checkpoints(str(tmp_path)).steps()[-1]
-    assert newest in (16, 20)  # that of step 20 may have been under way
+    assert newest in (16, 20)  # that of step 20 may have been in progress
     assert f"resumes from step {newest}" in str(caught.value)
     again = trainer(tmp_path, 1)
     fit(again)
     assert outcome(again, tmp_path) == whole
 
 
-def test_a_preempted_run_that_cannot_save_says_where_it_goes_on(tmp_path, monkeypatch):
+def test_a_preempted_run_that_cannot_save_names_the_step_it_resumes_from(tmp_path, monkeypatch):
     disk = DiskOfCheckpoints("ENOSPC", 18, STEPS + 1)
     monkeypatch.setattr(files, "_operate", disk)
 
@@ -115,7 +115,7 @@ def test_minutes_make_checkpoints_too(tmp_path):
 
 
 @pytest.mark.parametrize("step", [20, STEPS])
-def test_an_evaluation_that_a_notice_left_out_is_made_when_the_run_goes_on(
+def test_an_evaluation_skipped_by_a_notice_is_made_up_when_the_run_resumes(
     step, whole, tmp_path, monkeypatch
 ):
     """It may take longer than the grace period; nothing of it is lost."""

@@ -66,7 +66,7 @@ def masked_sequences() -> tuple[keras.Model, tf.data.Dataset]:
 
 
 def an_application() -> tuple[keras.Model, tf.data.Dataset]:
-    """Without its dropout, which draws other masks in Keras than here."""
+    """Returns a model without dropout, whose masks differ between Keras and tftpu, and its data."""
     model = keras.applications.MobileNetV3Small(
         input_shape=(32, 32, 3), weights=None, classes=4, dropout_rate=0.0
     )
@@ -112,7 +112,7 @@ def from_keras_hub() -> tuple[keras.Model, tf.data.Dataset]:
         from_keras_hub,
     ],
 )
-def test_what_users_bring_trains_as_in_keras_and_the_same_on_four_replicas(bring):
+def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
     steps = 2
     keras.utils.set_random_seed(0)
     theirs, batches = bring()
@@ -128,7 +128,7 @@ def test_what_users_bring_trains_as_in_keras_and_the_same_on_four_replicas(bring
             ours.set_weights(start)
         history = make_trainer(ours).fit(batches, steps).history
         for a, e, s in zip(ours.get_weights(), theirs.get_weights(), start):
-            # Weights that should not move at all (a bias before a norm) move by rounding alone.
+            # Weights that should not move at all (a bias before a norm) move only by rounding.
             assert relative(a, e) < 2e-5 or np.abs(a - s).max() < 1e-7
         for name, values in theirs_history.items():
             np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)

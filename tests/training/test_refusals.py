@@ -1,4 +1,4 @@
-"""Models, data and options that cannot be honoured are refused before training, with the reason."""
+"""Unsupported models, data and options fail before training, with the reason."""
 
 import keras
 import numpy as np
@@ -63,7 +63,7 @@ REFUSED = {
         data,
         "one number for the whole batch",
     ),
-    "a metric of its own": (lambda: compiled(OwnMetric()), data, "the metric 'norm' within itself"),
+    "an internal metric": (lambda: compiled(OwnMetric()), data, "the metric 'norm' within itself"),
     "scalar metric": (
         lambda: compiled(metrics=[lambda y, p: keras.ops.mean(p)]),
         data,
@@ -101,7 +101,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_honoured_is_refused_before_training(case):
+def test_unsupported_models_and_data_fail_before_training(case):
     make, dataset, sentence = REFUSED[case]
     with pytest.raises(UserError, match=sentence):
         make_trainer(make()).fit(dataset(), 4)
@@ -117,12 +117,12 @@ def test_what_cannot_be_honoured_is_refused_before_training(case):
         ("keep", 0),
     ],
 )
-def test_an_option_out_of_range_is_refused(option, value):
+def test_an_option_out_of_range_fails_with_its_name(option, value):
     with pytest.raises(UserError, match=rf"train\.{option} is {value!r}"):
         make_trainer(compiled(), **{option: value})
 
 
-def test_times_that_make_no_sense_are_refused():
+def test_invalid_steps_and_times_fail():
     with pytest.raises(UserError, match=r"steps is 2\.5"):
         make_trainer(compiled()).fit(data(), 2.5)
     with pytest.raises(UserError, match="watchdog_seconds is 0"):
@@ -131,7 +131,7 @@ def test_times_that_make_no_sense_are_refused():
         make_trainer(compiled()).fit(data(), 4, validation_data=data(), eval_every=-5)
 
 
-def test_validation_data_that_cannot_be_used_are_refused_before_a_step_is_trained():
+def test_invalid_validation_data_fails_before_a_step_is_trained():
     for wrong, sentence in ((examples(), "The data is a tuple"), (data().repeat(), "never end")):
         trainer = make_trainer(compiled())
         with pytest.raises(UserError, match=sentence):
@@ -139,19 +139,19 @@ def test_validation_data_that_cannot_be_used_are_refused_before_a_step_is_traine
         assert trainer.step == 0
 
 
-def test_a_best_metric_that_no_evaluation_has_is_refused_before_a_step_is_trained():
+def test_an_unknown_best_metric_fails_before_a_step_is_trained():
     trainer = make_trainer(compiled(), best_metric="acuracy")
     with pytest.raises(UserError, match=r"no 'acuracy' for best_metric\. Did you mean 'accuracy'"):
         trainer.fit(data(), 4, validation_data=data())
     assert trainer.step == 0
 
 
-def test_evaluation_data_that_never_end_are_refused():
+def test_endless_evaluation_data_fails():
     with pytest.raises(UserError, match="never end"):
         make_trainer(compiled()).evaluate(data().repeat())
 
 
-def test_evaluation_batches_that_grow_are_said():
+def test_growing_evaluation_batches_fail_with_a_clear_error():
     x, y = examples()
 
     def growing():
@@ -164,7 +164,7 @@ def test_evaluation_batches_that_grow_are_said():
         make_trainer(compiled()).evaluate(batches)
 
 
-def test_a_batch_that_the_replicas_do_not_divide_is_refused():
+def test_a_batch_that_the_replicas_do_not_divide_fails():
     with tftpu.connect(virtual_devices=8).scope():
         model = compiled()
     with pytest.raises(UserError, match="use a multiple of 8, such as 8 or 16"):

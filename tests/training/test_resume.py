@@ -1,4 +1,4 @@
-"""A run that was cut off resumes as if nothing had happened, to the bit."""
+"""An interrupted run resumes and gives the same results to the bit."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class CutError(Exception):
 
 
 class CutAfter(keras.callbacks.Callback):
-    """Ends the run at the first device loop that reaches a step."""
+    """A callback that ends the run at the first device loop that reaches a step."""
 
     def __init__(self, step: int):
         super().__init__()
@@ -47,7 +47,7 @@ def pipeline() -> Training:
         examples=(x, y),
         global_batch_size=16,
         seed=4,
-        # Noise drawn for each example anew: augmentation has to come back the same, too.
+        # Noise drawn for each example: a resumed run must repeat the augmentation.
         prepare=lambda examples, seeds: (
             examples[0] + tf.cast(seeds[:, :1], tf.float32) / 2.0**31,
             examples[1],
@@ -89,7 +89,7 @@ def fit(trainer: tftpu.Trainer, callbacks=(), data=None):
 
 
 def outcome(trainer: tftpu.Trainer, workdir) -> tuple[list[bytes], list[dict]]:
-    """All variables to the bit, and metrics.jsonl without what depends on the clock."""
+    """Returns all variables, and metrics.jsonl without the fields that depend on the clock."""
     bits = [
         v.numpy().tobytes() for group in trainer.executor.variables.groups().values() for v in group
     ]
@@ -124,7 +124,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupte
     assert history == uninterrupted[replicas][2]
 
 
-def test_a_users_own_dataset_is_taken_up_where_it_was_left(tmp_path):
+def test_a_users_own_dataset_resumes_where_it_stopped(tmp_path):
     batches = tf.data.Dataset.from_tensor_slices(random_batches(1, 70, False)[0][:2]).batch(16)
     whole = trainer(tmp_path / "whole", 1)
     fit(whole, data=batches)
@@ -145,11 +145,11 @@ class PreemptAt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations.numpy() == self.step:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.5)  # for the thread that hears it
+            time.sleep(0.5)  # for the thread that receives it
 
 
-def test_an_evaluation_that_was_left_to_the_next_run_can_be_the_best(tmp_path):
-    """A run that is asked to stop at the end of an epoch saves at once; the next evaluates."""
+def test_an_evaluation_left_to_the_next_run_can_be_the_best(tmp_path):
+    """A run stopped at the end of an epoch saves at once; the next run evaluates."""
     with pytest.raises(Preempted):
         fit(trainer(tmp_path, 1), [PreemptAt(10)])
     checkpoints = Checkpoints(str(tmp_path))
@@ -159,7 +159,7 @@ def test_an_evaluation_that_was_left_to_the_next_run_can_be_the_best(tmp_path):
     assert Checkpoints(str(tmp_path)).best() == 10
 
 
-def test_other_metrics_begin_where_the_run_goes_on(tmp_path, caplog):
+def test_new_metrics_start_where_the_run_resumes(tmp_path, caplog):
     with pytest.raises(Preempted):
         fit(trainer(tmp_path, 1), [PreemptAt(6)])
     again = trainer(tmp_path, 1)
@@ -173,7 +173,7 @@ def test_other_metrics_begin_where_the_run_goes_on(tmp_path, caplog):
     assert len(history["loss"]) == 4
 
 
-def test_what_callbacks_put_into_the_logs_is_saved_with_the_history(tmp_path):
+def test_values_that_callbacks_add_to_the_logs_are_saved_with_the_history(tmp_path):
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             logs |= {"f1": np.float32(0.5), "confusion": np.eye(2), "lr": tf.constant(1.0)}
@@ -221,7 +221,7 @@ def weights(workdir) -> bytes:
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_after_a_kill(tmp_path):
+def test_the_same_command_resumes_after_a_kill(tmp_path):
     killed = tmp_path / "killed"
     victim = run_command(*SHORT, f"--workdir={killed}")
     while not Checkpoints(str(killed)).steps() and victim.poll() is None:

@@ -19,7 +19,7 @@ from tftpu.optim import optimizers
 
 
 def test_fit_equals_keras_fit_on_one_device():
-    """Keras's own trainer, on the same batches in the same order, is the independent one."""
+    """Keras's own trainer on the same batches in the same order is the reference."""
     ours, theirs = compiled(), compiled()
     batches = data().repeat(2)
     history = make_trainer(ours).fit(batches, STEPS, validation_data=data(), eval_every=6)
@@ -74,7 +74,7 @@ def test_class_weights_mean_what_they_mean_in_keras(one_hot):
         assert relative(a, e) < 1e-5
 
 
-def test_the_step_is_traced_once_over_a_whole_fit_with_evaluation():
+def test_the_step_is_traced_once_over_a_fit_with_evaluation():
     traces = []
 
     class Counting(keras.layers.Layer):
@@ -87,7 +87,7 @@ def test_the_step_is_traced_once_over_a_whole_fit_with_evaluation():
     trainer = make_trainer(model, steps_per_loop=4)
     traces.clear()
     trainer.fit(data(), 10, validation_data=data(batch=20), eval_every=5)
-    # Keras builds the model, the step looks it over; then one trace to train, one to evaluate.
+    # Keras builds the model, the step inspects it; then one trace to train, one to evaluate.
     assert traces == [False, True, True, False]
     trainer.fit(data(), 20, validation_data=data(batch=20))
     assert len(traces) == 4
@@ -97,7 +97,7 @@ def test_the_step_is_traced_once_over_a_whole_fit_with_evaluation():
 def test_evaluation_counts_every_example_once(count):
     with tftpu.connect(virtual_devices=count).scope():
         model = compiled()
-    odd = data(batch=64, count=77)  # 64 + 13, and 13 is no multiple of 8
+    odd = data(batch=64, count=77)  # 64 + 13, and 13 is not a multiple of 8
     expected = compiled().evaluate(odd, verbose=0, return_dict=True)
     assert make_trainer(model).evaluate(odd) == pytest.approx(expected, rel=1e-6)
 
@@ -149,7 +149,7 @@ def test_a_ragged_last_batch_is_carried_over():
     np.testing.assert_allclose(seen, stream)
 
 
-def test_ema_is_what_evaluation_uses():
+def test_evaluation_uses_the_ema():
     model = compiled()
     trainer = make_trainer(model, ema_momentum=0.8)
     trainer.fit(data(), STEPS)
@@ -263,7 +263,7 @@ def test_rollback_skips_the_bad_batches(tmp_path):
     assert (state["rollbacks"], state["skipped_batches"]) == (1, 10)  # batches 10 to 19
 
 
-def test_rollbacks_come_to_an_end(tmp_path):
+def test_rollbacks_are_limited(tmp_path):
     trainer = make_trainer(
         compiled(),
         tmp_path,

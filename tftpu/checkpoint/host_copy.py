@@ -8,11 +8,11 @@ import numpy as np
 
 from tftpu.engines.engine import Leaf
 
-_LARGE = 1 << 20  # bytes from which a leaf is copied by a thread
+_LARGE = 1 << 20  # bytes; larger leaves are copied by a thread pool
 
 
 class HostCopy:
-    """Copies leaves into memory that it keeps: allocating pages takes longer than copying."""
+    """A reusable copy in host memory: allocating pages takes longer than copying."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, int], np.ndarray] = {}

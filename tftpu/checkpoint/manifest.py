@@ -26,7 +26,7 @@ def write(folder: str, step: int, contents: Mapping[str, Iterable[bytes]]) -> No
         contents: pieces of each file, by name; read again if a bucket requires a retry.
 
     Raises:
-        OSError: it could not be written; without its manifest, it does not count.
+        OSError: it could not be written. Without a manifest, it is not valid.
     """
     discard(folder)  # left over from an interrupted save, or damaged
     manifest: dict[str, dict[str, int]] = {}
@@ -55,7 +55,7 @@ def read(folder: str) -> dict[str, bytes]:
 
 
 def discard(folder: str) -> None:
-    """Removes a checkpoint, its manifest first: from then on it does not count."""
+    """Removes a checkpoint. Its manifest is removed first, which makes it invalid."""
     files.remove(files.join(folder, FILE))
     files.remove_tree(folder)
 
@@ -75,7 +75,7 @@ def steps(checkpoints: str) -> list[int]:
 
 
 class _Summed:
-    """Pieces of bytes that count their size and checksum while they are iterated over."""
+    """An iterable of bytes that computes its size and checksum as it is consumed."""
 
     def __init__(self, pieces: Iterable[bytes]):
         self._pieces = pieces

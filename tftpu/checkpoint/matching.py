@@ -58,7 +58,7 @@ def listed(items: Sequence[object]) -> str:
 
 
 def _differences(saved: list[tuple[str, np.ndarray]], leaves: Sequence[Leaf]) -> list[str]:
-    """Returns the differences between leaves and the arrays of a checkpoint, a clause each."""
+    """Returns the differences between leaves and a checkpoint's arrays, one clause each."""
     there = [(without_counters(name), value.shape) for name, value in saved]
     here = [(without_counters(leaf.name), leaf.shape) for leaf in leaves]
     differences = []

@@ -59,8 +59,8 @@ class Checkpoints:
 
     Args:
         workdir: local or `gs://`.
-        keep: how many of the newest are kept, besides the best.
-        keep_every: steps that are multiples of it are kept as well; 0: none.
+        keep: number of newest checkpoints to keep, in addition to the best.
+        keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
 
     Attributes:
         newest: the step of the newest checkpoint that this object saved or restored, or None.
@@ -99,10 +99,10 @@ class Checkpoints:
         checkpoints as they are, and is reported by `take_failure`.
 
         Args:
-            step: names the checkpoint.
+            step: the step of the checkpoint.
             leaves: by group; each group becomes a file.
             state: the host's state as JSON; arrays become lists.
-            best: marks the checkpoint as the best so far, which is kept whatever its age.
+            best: marks the checkpoint as the best so far, which is kept regardless of its age.
         """
         self.wait()
         copies = self._copy.take(leaves)
@@ -135,7 +135,7 @@ class Checkpoints:
             self._pending = None
 
     def take_failure(self) -> Failure | None:
-        """Returns the last save that failed, once; None if none did."""
+        """Returns the last failed save and forgets it; None if there is none."""
         if self._pending is not None and self._pending[1].done():
             self.wait()
         failure, self._failure = self._failure, None
@@ -216,7 +216,7 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         """Removes checkpoints that need not be kept, and leftovers of interrupted saves.
 
-        Checkpoints of later steps are damaged ones that the run fell back from: they do not count,
+        Checkpoints of later steps are damaged ones that the run fell back from: they are ignored,
         and stay until the run reaches their steps again.
         """
         complete = [step for step in manifest.steps(self.folder) if step <= newest]
@@ -232,6 +232,6 @@ class Checkpoints:
 
 
 def _plain(value: Any) -> Any:
-    """Converts what JSON has no form for, as callbacks may log: arrays and scalars."""
+    """Converts arrays and scalars, which callbacks may log and JSON cannot represent."""
     array = np.asarray(value)
     return repr(value) if array.dtype == object else array.tolist()

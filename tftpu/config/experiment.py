@@ -22,8 +22,8 @@ class Model:
 
     Attributes:
         name: name of the Keras model.
-        init_from: weights that training starts from, as `tftpu.models.load_weights` takes them.
-        freeze: globs over the paths of variables that training leaves alone, such as
+        init_from: initial weights, as `tftpu.models.load_weights` accepts them.
+        freeze: globs over the paths of variables that are not trained, such as
             "stem*,stage1_*".
     """
 
@@ -45,7 +45,7 @@ class Data:
 
     Attributes:
         name: name of the data set.
-        global_batch_size: examples a step, over all replicas and microbatches.
+        global_batch_size: examples per step, over all replicas and microbatches.
         data_dir: folder of the prepared data; None is the cache folder.
     """
 
@@ -64,7 +64,7 @@ class Optimizer:
 
     Attributes:
         name: one of `OPTIMIZERS`.
-        learning_rate: the peak; at `base_batch_size` examples a step unless `scaling` is "none".
+        learning_rate: the peak; at `base_batch_size` examples per step unless `scaling` is "none".
         scaling: scaling of the learning rate with the global batch: none, linear or sqrt.
         base_batch_size: global batch that `learning_rate` is given for.
         warmup_steps: steps of a linear warmup from 0.
@@ -126,19 +126,19 @@ class Cluster:
     virtual_devices: int | None = None
 
     def validate(self) -> None:
-        """Raises `UserError` for a value that is not allowed, or two that exclude each other."""
+        """Raises `UserError` for a value that is not allowed, or for conflicting values."""
         if self.virtual_devices is not None:
             at_least("virtual_devices", self.virtual_devices, 1)
             if self.tpu not in ("auto", "none"):
                 raise UserError(
                     f"virtual_devices={self.virtual_devices} splits the CPU and tpu={self.tpu!r} "
-                    "asks for a TPU: give one of the two."
+                    "asks for a TPU: set only one of them."
                 )
 
 
 @dataclasses.dataclass
 class Experiment:
-    """A whole run. `config.json` in the workdir holds exactly this.
+    """A complete run, as `config.json` in the workdir stores it.
 
     Attributes:
         model: hyper-parameters of the model.
@@ -155,7 +155,7 @@ class Experiment:
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
 
     def validate(self, data_shares: int | None = None) -> None:
-        """Checks every field, and that the global batch can be shared out.
+        """Checks every field, and that the global batch can be divided among the replicas.
 
         Args:
             data_shares: number of replicas that share the global batch; None takes it from

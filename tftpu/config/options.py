@@ -1,4 +1,4 @@
-"""The options of training, declared and validated here alone.
+"""The options of training, declared and validated only here.
 
 The same object serves the API (`Trainer(model, workdir, TrainOptions(...))`), config files
 (`Experiment(train=Train(...))`) and the command line (`--config.train.FIELD=VALUE`).
@@ -20,18 +20,18 @@ class TrainOptions:
     """Options of a `Trainer`.
 
     Attributes:
-        steps_per_loop: device steps between two visits to the host.
-        log_every: steps between two lines of metrics.
-        checkpoint_every: steps between two checkpoints; 0 saves at the end only.
+        steps_per_loop: steps that run on the devices before control returns to the host.
+        log_every: steps between lines of metrics.
+        checkpoint_every: steps between checkpoints; 0 saves only at the end.
         checkpoint_minutes: also save when this many minutes have passed since the last
             checkpoint; 0 disables it.
-        keep: number of newest checkpoints to keep; the best one is kept besides.
+        keep: number of newest checkpoints to keep; the best one is kept as well.
         keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
         grace_seconds: seconds from a SIGTERM to the end of the process.
         watchdog_seconds: end the process, with exit code 124 and the stacks of its threads, if no
             step was finished for this long. Must exceed the time of one evaluation. None: never.
         best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
-            Losses and errors are best when small.
+            For losses and errors, lower is better.
         gradient_accumulation_steps: microbatches that each share of a global batch is cut into.
         global_clipnorm: largest global norm of the gradient, after its sum over all replicas and
             microbatches; None does not clip.
@@ -40,7 +40,7 @@ class TrainOptions:
         seed: seed of dropout and of every other layer that draws random numbers.
         profile: steps to profile for TensorBoard: "100:110" profiles those steps, "slow" the steps
             after a device loop among the slowest 1 %, "100:110,slow" both.
-        writers: more destinations of the metrics, by name: "mlflow", "wandb".
+        writers: additional destinations for the metrics, by name: "mlflow", "wandb".
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.
@@ -93,9 +93,9 @@ class Train(TrainOptions):
     """Options of training in a config file: those of a `Trainer`, the length, and the precision.
 
     Attributes:
-        steps: length of the whole run.
-        eval_every: steps between two evaluations, which Keras calls an epoch; 0 evaluates at the
-            end only.
+        steps: total length of the run.
+        eval_every: steps between evaluations, which Keras calls an epoch; 0 evaluates only at
+            the end.
         label_smoothing: share of the label that is spread over all classes.
         precision: the dtype policy; "auto" is bfloat16 on a TPU and float32 elsewhere.
     """

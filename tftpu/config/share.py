@@ -10,8 +10,8 @@ class Share:
     """One microbatch of one data share of a global batch.
 
     Attributes:
-        global_batch_size: examples a step.
-        replicas: data shares that the global batch is cut into; one a core under TPUStrategy.
+        global_batch_size: examples per step.
+        replicas: data shares that the global batch is cut into; one per core under TPUStrategy.
         gradient_accumulation_steps: microbatches that each share is cut into.
         examples: examples of one microbatch.
 

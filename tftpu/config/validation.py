@@ -1,4 +1,4 @@
-"""Checks that the config dataclasses share; each raises `UserError` with the field's name."""
+"""Checks shared by the config dataclasses; each raises `UserError` with the field's name."""
 
 import dataclasses
 import math
@@ -35,7 +35,7 @@ def one_of(field: str, value: str, allowed: Collection[str]) -> None:
 
 
 def check_types(group: str, value: Any) -> None:
-    """Raises `UserError` if a field holds another type than it is declared with.
+    """Raises `UserError` if a field's value is not of its declared type.
 
     Args:
         group: the name of the config in the message, such as "train".
@@ -53,7 +53,7 @@ def check_types(group: str, value: Any) -> None:
 
 
 def _is_instance(value: Any, kind: Any) -> bool:
-    """Returns whether a value has a declared type. An int is a float too; a bool is no number."""
+    """Returns whether a value has a declared type. An int is also a float, a bool is neither."""
     arguments = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
         return any(_is_instance(value, argument) for argument in arguments)

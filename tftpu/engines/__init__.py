@@ -1,1 +1,1 @@
-"""Engines run train steps on devices; the trainer knows the protocol of `engine.py` alone."""
+"""Engines run train steps on devices; the trainer depends only on the protocol in `engine.py`."""

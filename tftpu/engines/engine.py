@@ -1,8 +1,8 @@
-"""The seam between the trainer and what runs its steps: the protocol of an engine.
+"""The protocol of an engine: the interface between the trainer and what runs its steps.
 
-The trainer, checkpoints, telemetry and writers know the types of this file alone. An engine
+The trainer, checkpoints, telemetry and writers depend only on the types in this file. An engine
 (`tensorflow/`) turns a compiled Keras model into an `Executor`, which trains, evaluates and
-predicts on the engine's devices and hands out its state as `Leaf`s.
+predicts on the engine's devices and exposes its state as `Leaf`s.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class Hosts(Protocol):
 
     @property
     def chief(self) -> bool:
-        """True for the process that writes what is written once."""
+        """True for the process that writes files shared by all."""
         ...
 
     def any(self, *flags: bool) -> list[bool]:
@@ -106,7 +106,7 @@ class Tracer(Protocol):
 
 
 class Executor(Protocol):
-    """A compiled Keras model, made ready on an engine's devices."""
+    """A compiled Keras model, prepared for an engine's devices."""
 
     @property
     def train_sums(self) -> "TrainSums":
@@ -144,10 +144,10 @@ class Executor(Protocol):
         ...
 
     def training(self, share_spec: Nest) -> "TrainLoop":
-        """Makes ready to train on batches whose shares have this spec.
+        """Prepares training on batches whose shares have this spec.
 
         Raises:
-            UserError: the batch cannot be shared out, or the model cannot be trained.
+            UserError: the batch cannot be divided, or the model cannot be trained.
         """
         ...
 
@@ -171,7 +171,7 @@ class Executor(Protocol):
         ...
 
     def predict_replicated(self, x: Nest) -> np.ndarray:
-        """Returns the output for one batch that every replica is given whole."""
+        """Returns the output for one batch, which every replica receives in full."""
         ...
 
     def state(self) -> dict[str, list[Leaf]]:
@@ -211,7 +211,7 @@ class TrainLoop(Protocol):
 
 
 class Engine(Protocol):
-    """Devices that run steps, and the way to share a global batch among them."""
+    """Devices that run steps, and the division of a global batch among them."""
 
     @property
     def name(self) -> str:
@@ -240,7 +240,7 @@ class Engine(Protocol):
 
     @property
     def lost_host_errors(self) -> tuple[type[Exception], ...]:
-        """The exceptions of collectives whose other hosts are gone."""
+        """The exceptions that collectives raise when another host is lost."""
         ...
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -261,14 +261,14 @@ class Engine(Protocol):
             microbatches: number of microbatches that a share is cut into.
 
         Raises:
-            UserError: not a data set, or one that is empty, not batched, or cannot be shared out.
+            UserError: not a data set, or one that is empty, not batched, or cannot be divided.
         """
         ...
 
     def batches(
         self, dataset: Dataset, position: int, class_weight: dict[int, float] | None
     ) -> Iterator[Any]:
-        """Returns an endless iterator over global batches, shared out to the devices.
+        """Returns an endless iterator over global batches, divided among the devices.
 
         Args:
             dataset: batched by the global batch; repeated if it is finite.
@@ -286,7 +286,7 @@ class Engine(Protocol):
         ...
 
     def prepare(self, model: "keras.Model", options: TrainOptions, batch_spec: Nest) -> Executor:
-        """Makes a compiled model ready on the devices.
+        """Prepares a compiled model for the devices.
 
         Args:
             model: compiled, built in `scope`.

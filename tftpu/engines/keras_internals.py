@@ -1,4 +1,4 @@
-"""Every private interface of Keras that the engines use, behind one small function each.
+"""Every private interface of Keras that the engines use, each behind one small function.
 
 Tried with Keras 3.13 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
 """
@@ -140,9 +140,9 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def example_seeds(model: keras.Model) -> list[keras.Variable]:
-    """Returns the states of the generators that draw by an example's place in the global batch.
+    """Returns the states of the generators that draw by an example's position in the global batch.
 
-    Each is (seed, number of draws, place of the first example), as the state of
+    Each is (seed, number of draws, position of the first example), as the state of
     `tftpu.models.layers.stochastic_depth.ExampleSeed`.
     """
     return [v for v in model.non_trainable_variables if v.name == "example_seed"]

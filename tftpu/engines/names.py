@@ -1,4 +1,4 @@
-"""Names of variables, without what Keras counts up within a process."""
+"""Names of variables, without Keras's automatic counters."""
 
 import re
 

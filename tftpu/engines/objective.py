@@ -1,6 +1,6 @@
 """The objective of a compiled Keras model, as pure functions of one microbatch.
 
-Keras reduces a loss to its mean over the batch at hand, which on eight replicas is eight means.
+Keras reduces a loss to its mean over the local batch, which on eight replicas is eight means.
 Here every loss is a sum over elements, divided once by a divisor of the *global* batch, so that
 the parts can be added up over microbatches and replicas. Written in `keras.ops`: every engine
 uses it.
@@ -21,7 +21,7 @@ MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 @runtime_checkable
 class FactoredModel(Protocol):
-    """A model whose logits are a product, which a loss can compute in chunks from its factors."""
+    """A model whose logits are a matrix product, which a loss can compute in chunks."""
 
     def factored_logits(self, x: Nest, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the logits, and the factors `hidden` and `matrix` that they are a product of.
@@ -95,10 +95,10 @@ class Objective:
             if term.loss.reduction not in (*MEANS, "sum"):
                 raise UserError(
                     f"The loss {term.name!r} has reduction={term.loss.reduction!r}: use one of "
-                    f"{', '.join(MEANS)} or sum, so that it is one number a step."
+                    f"{', '.join(MEANS)} or sum, so that it is one number per step."
                 )
         for bound in self.metrics:
-            # Replicas add up their states, which is right for sums and counts alone.
+            # Replicas add up their states, which is correct only for sums and counts.
             if any(v.numpy().any() for v in bound.metric.variables):
                 raise UserError(
                     f"The metric {bound.metric.name!r} has a state that does not start at zero, so "
@@ -149,8 +149,8 @@ class Objective:
 def divisor(term: keras_internals.Term, elements: Elements, shares: int) -> Any:
     """Returns the summand of one share's elements in the global divisor of a loss.
 
-    A Python float where it does not depend on the data, so that the usual case needs no
-    communication before the backward pass; else a scalar tensor.
+    It is a Python float if it does not depend on the data, so that the usual case needs no
+    communication before the backward pass; otherwise it is a scalar tensor.
 
     Args:
         term: the loss.
@@ -207,7 +207,7 @@ def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
     if values is not None and len(values.shape) == 0:
         raise UserError(
             f"The metric {metric.name!r} returns one number for the whole batch. Return one "
-            "value an example, of shape (batch,): padding could not be left out otherwise."
+            "value per example, of shape (batch,): padding could not be left out otherwise."
         )
 
 

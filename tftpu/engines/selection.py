@@ -20,7 +20,7 @@ def engine_of(model: "keras.Model") -> "Engine":
 
 
 def attached_platform() -> str:
-    """Returns the platform of the devices at hand: "tpu", "gpu" or "cpu"."""
+    """Returns the platform of the available devices: "tpu", "gpu" or "cpu"."""
     from tftpu.engines.tensorflow import cluster
 
     return cluster.attached_platform()

@@ -1,7 +1,7 @@
 """Sums of losses and metrics over steps: their layout in one vector, and their means.
 
 Each replica adds up its own vector on its device; the vectors are added over replicas when the
-host reads them, once a device loop and not once a step.
+host reads them, once per device loop rather than once per step.
 """
 
 import keras
@@ -87,7 +87,7 @@ class TrainSums(_Sums):
         return round(float(sums[0]))
 
     def loss(self, sums: np.ndarray) -> float:
-        """Returns the mean of the loss alone, which costs nothing to compute."""
+        """Returns only the mean of the loss, which costs nothing to compute."""
         steps, _, skipped, loss = sums[:4]
         return float(loss / max(steps - skipped, 1))
 

@@ -1,4 +1,4 @@
-"""The weights of a model alone, for other programs."""
+"""Export of a model's weights for other programs."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: one live line; plain lines where there is no terminal."""
+"""Progress of a run on a terminal: one live line, or plain lines without a terminal."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ _TO_FIRST_COLUMN = Control(ControlType.CARRIAGE_RETURN)
 
 
 class Progress(NamedTuple):
-    """The progress of a run; None where a number is not known, or not yet.
+    """The progress of a run; a number that is not known yet is None.
 
     Attributes:
         step: steps trained.
@@ -46,7 +46,7 @@ class Console(writers.Writer):
     """A live line on a terminal, plain lines elsewhere.
 
     Args:
-        steps: of the whole run.
+        steps: total steps of the run.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: no TPU, so the total is shown.
     """
@@ -102,13 +102,13 @@ class LiveLine:
     """The live line, as wide as the terminal is when it is drawn.
 
     Args:
-        steps: of the whole run.
+        steps: total steps of the run.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: the total is shown.
 
     Attributes:
         progress: of the run.
-        metric: name and training mean of the first metric besides the loss, once known.
+        metric: name and training mean of the first metric other than the loss, once known.
         over: whether the run has ended.
     """
 
@@ -133,7 +133,7 @@ class LiveLine:
             here += f" {100 * min(p.step, self._steps) // self._steps}%"
         else:
             here += f" {duration(time.monotonic() - self._since)}"  # shows that it is alive
-        # The least important come last: they are left out first where the line is short.
+        # The least important come last, and are left out first if the line is too short.
         parts = {
             "loss": f"loss {p.loss:.4g}" if p.loss is not None else "",
             "eta": f"ETA {duration(p.eta)}" if p.eta is not None and not self.over else "",
@@ -183,7 +183,7 @@ def duration(seconds: float) -> str:
 
 
 def _metric(scalars: Mapping[str, float]) -> tuple[str, float] | None:
-    """Returns the first scalar that is a metric of the model, besides losses."""
+    """Returns the first scalar that is a metric of the model and not a loss."""
     others = (*writers.CURVES_ONLY, writers.THROUGHPUT)
     for name, value in scalars.items():
         if name not in others and not name.endswith("loss"):

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from tftpu.config import profile_plan
 from tftpu.engines.engine import Tracer
 
-INPUT_WAIT = "tftpu_input_wait"  # the event that holds how long a device loop waited for its input
-LENGTH = 10  # steps of a profile that no window was given for
+INPUT_WAIT = "tftpu_input_wait"  # the event with the time a device loop waited for its input
+LENGTH = 10  # steps of a profile without a planned window
 SLOW_AT_MOST = 5  # profiles of slow loops in a run
 _LOOPS = 100  # device loops before one can be counted among the slowest 1 %
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles steps. While a profile runs, every step is its own device loop, with a marker.
+    """A profiler of steps. While it records, every step is its own device loop, with a marker.
 
     Args:
         logdir: the folder that TensorBoard reads; None: nothing is profiled.
@@ -77,7 +77,7 @@ class Profiler:
     def note_wait(self, seconds: float) -> None:
         """Writes into a running profile how long the last device loop waited for its input.
 
-        The trace itself shows the threads of the input pipeline, not who waits for them.
+        The trace itself shows the threads of the input pipeline, not what waits for them.
         """
         if self.running:
             self._tracer.note(INPUT_WAIT, microseconds=round(1e6 * seconds))

@@ -26,7 +26,7 @@ _TPU_METRICS = (
 
 
 class Telemetry:
-    """Samples the machine every few seconds in a separate thread.
+    """A thread that samples the machine every few seconds.
 
     Args:
         workdir: its disk is measured, unless it is remote.
@@ -117,7 +117,7 @@ def tpu_sample() -> dict[str, float]:
 
 
 def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str]:
-    """Returns messages about problems that a user should know of, by topic.
+    """Returns messages about problems that users should know about, by topic.
 
     Args:
         sample: the last one of the machine; may be empty.

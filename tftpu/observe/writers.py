@@ -1,4 +1,4 @@
-"""Writers: the sinks of a run's numbers, texts and images. The console's is in `console.py`."""
+"""Writers: sinks for a run's numbers, texts and images. The console's is in `console.py`."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 Hyperparameters = Mapping[str, bool | int | float | str]
 
-# Scalars that are drawn as curves, but left out of the lines that people read.
+# Scalars that are drawn as curves, but left out of log lines.
 CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
 THROUGHPUT = "examples_per_sec"
 HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
@@ -28,7 +28,7 @@ class Writer:
     """A sink. Its methods do nothing by default; steps never decrease within one run.
 
     Attributes:
-        failures: errors besides OSError that it raises when it cannot write; they do not end a run.
+        failures: errors other than OSError that mean it cannot write; they do not end a run.
     """
 
     failures: tuple[type[Exception], ...] = ()
@@ -95,7 +95,7 @@ class Writers(Writer):
 
 
 class JsonLines(Writer):
-    """`metrics.jsonl`: one JSON object a line.
+    """`metrics.jsonl`: one JSON object per line.
 
     Args:
         path: local or `gs://`.
@@ -113,11 +113,11 @@ class JsonLines(Writer):
 
 
 class LogFile(Writer):
-    """`train.log`: the lines that the console prints where there is no terminal, with the time.
+    """`train.log`: the lines that the console prints without a terminal, with the time.
 
     Args:
         path: local or `gs://`; lines are appended.
-        steps: of the whole run.
+        steps: total steps of the run.
     """
 
     def __init__(self, path: str, steps: int):
@@ -136,7 +136,7 @@ class LogFile(Writer):
 class TensorBoard(Writer):
     """Event files in `train/` and `eval/` of the workdir.
 
-    Goodput, telemetry and texts are in `train/`, so that TensorBoard lists two runs and no more.
+    Goodput, telemetry and texts are in `train/`, so that TensorBoard lists only two runs.
 
     Args:
         workdir: local or `gs://`.
@@ -179,7 +179,7 @@ class TensorBoard(Writer):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
-        self._write_hyperparameters("train")  # of a run without evaluation
+        self._write_hyperparameters("train")  # for a run without evaluation
         for writer in self._writers.values():
             writer.close()
 
@@ -211,7 +211,7 @@ class MLflow(Writer):
     def __init__(self, workdir: str):
         mlflow = _required("mlflow", "mlflow-skinny")
         self.failures = (mlflow.exceptions.MlflowException,)
-        # MLflow retries for minutes by default, and the run would wait at every line.
+        # By default, MLflow retries for minutes, and the run would wait at every line.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         path = files.join(workdir, "mlflow_run")

@@ -1,4 +1,4 @@
-"""Losses that Keras lacks, in keras.ops only."""
+"""Losses that Keras lacks, written in `keras.ops`."""
 
 import math
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         """Returns what `call` does, for logits that are the product `hidden @ matrix.T`.
 
         Logits of more than `CHUNK` classes are computed in chunks, and again in the backward pass.
-        If nothing else reads y_pred, nothing of (batch, time, classes) is ever in memory.
+        If nothing else reads `y_pred`, no (batch, time, classes) tensor is held in memory.
 
         Args:
             y_true: labels, (batch, time) integers or (batch, time, classes) shares.
@@ -114,7 +114,7 @@ def chunked_crossentropy(
     size = math.ceil(classes / count / LANES) * LANES
 
     def rounded(factor: Tensor) -> Tensor:
-        """Rounds to the compute dtype; products and sums are taken in float32."""
+        """Rounds to the compute dtype; products and sums are computed in float32."""
         return ops.cast(ops.cast(factor, hidden.dtype), "float32")
 
     def chunked(matrix: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def chunked_crossentropy(
 def _loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tensor, ...]:
     """Runs `body(index, *state)` in a device loop until the index it returns is `count`.
 
-    It is a loop because a compiler that saw all chunks at once would work on them side by side.
+    It is a loop because the compiler would otherwise process all chunks at the same time.
 
     Returns:
         The last state.

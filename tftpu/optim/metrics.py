@@ -28,7 +28,7 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
 class Accuracy(keras.metrics.MeanMetricWrapper):
     """The share of examples whose largest logit is the label's.
 
-    Labels are class ids, or soft labels, of which the largest share counts.
+    Labels are class ids, or soft labels, whose largest share counts as the label.
 
     Args:
         name: of the metric.

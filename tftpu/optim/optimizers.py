@@ -20,8 +20,8 @@ def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimi
 
     Args:
         config: name and hyper-parameters of the optimizer.
-        global_batch_size: examples a step, for the scaling of the learning rate.
-        steps: length of the whole run, for the decay.
+        global_batch_size: examples per step, for the scaling of the learning rate.
+        steps: total length of the run, for the decay.
 
     Raises:
         UserError: an unknown name.

@@ -27,7 +27,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         peak: learning rate at the end of the warmup.
-        steps: steps of the whole run.
+        steps: total steps of the run.
         warmup_steps: steps of the warmup.
         decay: "constant", "cosine" (Loshchilov & Hutter 2016), "linear", "polynomial" (with
             exponent `power`), or "step": times `rate` at each of `boundaries`.

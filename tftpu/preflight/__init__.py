@@ -23,7 +23,7 @@ _LAZY = {
 __all__ = ["PreflightOptions", "Report", "SliceReport", "check"]
 
 
-if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
+if not TYPE_CHECKING:  # type checkers then report undefined names
 
     def __getattr__(name: str) -> Any:
         if name in _LAZY:

@@ -20,7 +20,7 @@ class Lint:
     """A finding about a step.
 
     Attributes:
-        layer: name of the layer, "" for the whole step.
+        layer: name of the layer, "" for the step itself.
         problem: what is slow or wrong.
         fix: what to change.
         step_share: fraction of the step's time that the layer takes.
@@ -99,7 +99,7 @@ def _interpolate(points: dict[int, int], limit: int) -> int:
 
 
 def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
-    """Returns avoidable causes of a slow step, findings about the whole step first.
+    """Returns avoidable causes of a slow step, findings about the step itself first.
 
     Args:
         step: the step before compilation.

@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of a lowered step by libtpu, on a machine without a TPU.
 
-Each program is compiled in a process of its own, `python -m tftpu.preflight.compiler FOLDER`,
+Each program is compiled in a separate process, `python -m tftpu.preflight.compiler FOLDER`,
 because libtpu aborts its process on some errors, writes to standard error, and cannot be
 interrupted.
 

@@ -33,7 +33,7 @@ BANDWIDTH_SHARE = 0.8  # fraction of the nominal HBM bandwidth that a good kerne
 VECTOR_PRICE = 0.5  # fraction of the compiler's estimate, for work outside the matrix units
 HOP_SECONDS = 1e-6  # latency between neighbouring chips
 
-# Half the width of the predicted range, as a fraction. The calibration rows lie within the first.
+# Half the width of the predicted range, as a fraction. The calibration rows are within the first.
 RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
 CALIBRATED = ("v2", "v3", "v4")
 
@@ -67,7 +67,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes that the program needs in all."""
+        """Total bytes that the program needs."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
@@ -306,7 +306,7 @@ def _layer(instruction: Instruction, layers: Collection[str], kind: str = "") ->
 def _all_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction and all that it runs as a fusion, each with its computation."""
+    """Returns an instruction, and those it fuses, each with its computation."""
     found = [(instruction, computation)]
     for outer, _ in found:
         for name in outer.called if outer.opcode == "fusion" else ():

@@ -44,7 +44,7 @@ def check(
         batch_spec: the global batch as `tf.TensorSpec`s of static shape: `(x, y)` or
             `(x, y, sample_weight)`, nested as the model takes them.
         slices: names such as "v3-8" or "v5e-8".
-        options: what else the check depends on; None takes the defaults.
+        options: options of the check; None takes the defaults.
 
     Raises:
         UserError: a slice does not exist; no TPU can run the model (the message names the layer
@@ -72,12 +72,12 @@ def check(
 
 
 class Examiner:
-    """Checks one model on several slices. Slices with equally many replicas share a lowered step.
+    """A check of one model on several slices; equal numbers of replicas share a lowered step.
 
     Args:
         model_fn: returns a newly built and compiled Keras model.
         batch_spec: the global batch.
-        options: what else the check depends on.
+        options: options of the check.
     """
 
     def __init__(
@@ -148,11 +148,11 @@ class Examiner:
         return compile_program(step.hlo, target, self.options.time_limit, self.options.verbose)
 
     def recompute(self, target: Slice, per_core: int) -> str:
-        """Returns whether the batch fits if the blocks keep no activations, as a sentence."""
+        """Returns advice on whether the batch fits if the blocks keep no activations."""
         step = self.lower(target.replicas, per_core, model_fn=self.options.recomputing)
         compiled = self.compile(step, target)
         if compiled.error:
-            return "model.remat=block alone does not make this batch fit."
+            return "model.remat=block is not enough to make this batch fit."
         used = size(memory_of(compiled.memory).total)
         seconds = price(step, compiled, target).seconds
         return (
@@ -197,7 +197,7 @@ class Examiner:
                     "the same update."
                 )
             microbatches *= 2
-        return "Gradient accumulation alone does not make this batch fit."
+        return "Gradient accumulation is not enough to make this batch fit."
 
 
 def _with_advice(error: str, target: Slice) -> str:

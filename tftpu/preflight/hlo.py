@@ -81,7 +81,7 @@ class Instruction:
     rest: str
 
     def attribute(self, pattern: str) -> str:
-        """Returns what a regular expression with one group finds in the attributes, or ""."""
+        """Returns the group of a regular expression matched in the attributes, or ""."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 

@@ -85,7 +85,7 @@ class Report:
         return f"Preflight: global batch {self.global_batch_size:,}, {self.precision}{run}"
 
     def _evidence(self) -> list[str]:
-        """Returns lines that say where the figures come from."""
+        """Returns lines about the sources of the figures."""
         lines = [
             "",
             "Compiled with the TPU compiler, not run. Times are the compiler's cycle estimates, "

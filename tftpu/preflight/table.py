@@ -136,7 +136,7 @@ def _misfit(item: SliceReport) -> list[str]:
             f"{item.smallest_failing_batch:,} per core does not fit."
         )
     elif item.largest_per_core_batch == 0:
-        lines.append("  No batch fits: the weights and the optimizer's state alone are too large.")
+        lines.append("  No batch fits: even the weights and the optimizer's state are too large.")
     return [*lines, *(f"  {text}" for text in item.advice)]
 
 

@@ -1,4 +1,4 @@
-"""Accounts for a run's time: every second belongs to exactly one part, across restarts.
+"""Accounting of a run's time: every second belongs to exactly one part, across restarts.
 
 `goodput.json` in the workdir holds the account. It is written every few seconds, and read when a
 run resumes: the time since the last entry of a run that was killed counts as lost, and so do the
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Clock:
-    """Assigns every second of a process to exactly one part, and measures throughput.
+    """A clock that assigns every second of a process to one part, and measures throughput.
 
     The parts sum to the wall time by construction: one of them is always current. Throughput
     counts device loops only: the first one, which compiles, evaluations, checkpoints and profiled
@@ -128,11 +128,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Facts:
-    """The progress of a run; None where a number is not known, or not yet.
+    """The progress of a run; a number that is not known yet is None.
 
     Attributes:
         step: steps trained.
-        steps: steps of the whole run.
+        steps: total steps of the run.
         global_batch_size: examples of a step.
         chips: TPU chips, or devices where there is no TPU.
         eta_seconds: estimated time to the last step.
@@ -207,15 +207,15 @@ class Record:
 
 
 class Account:
-    """The account of one workdir over all the processes that worked in it.
+    """The account of a workdir, over all processes that ran in it.
 
     Args:
         workdir: local or `gs://`; None: nothing is written.
         clock: of this process.
 
     Attributes:
-        clock: as given.
-        facts: those that were written last.
+        clock: the clock of this process.
+        facts: the facts last written.
         reached: the last step known to have been trained, by this process or an earlier one.
         repeated_steps: steps trained more than once.
         restarts: how many times the run resumed.
@@ -316,7 +316,7 @@ def table(seconds: Mapping[str, float]) -> list[str]:
 
 def process_age() -> float:
     """Returns the seconds since this process was started."""
-    if os.path.exists("/proc/self/stat"):  # by clocks that nobody can set, to 10 ms
+    if os.path.exists("/proc/self/stat"):  # from clocks that cannot be set, to 10 ms
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
             # The program's name may contain spaces: fields are counted from its closing bracket.
             started = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")

@@ -18,7 +18,7 @@ class Task:
     """The place of this process among those that train together.
 
     Attributes:
-        index: 0 is the chief, which writes what is written once.
+        index: 0 is the chief, which writes the files shared by all.
         count: the number of processes.
     """
 
@@ -27,7 +27,7 @@ class Task:
 
     @property
     def chief(self) -> bool:
-        """True for the process that writes what is written once."""
+        """True for the process that writes files shared by all."""
         return self.index == 0
 
 

@@ -32,7 +32,7 @@ class PreemptionNotice:
     """A context manager that records a notice to stop in `requested`, for the loop to act on.
 
     A second signal ends the process at once. So does the end of the grace period, except after
-    Ctrl-C, where nothing else is about to end the process. Only the main thread receives signals;
+    Ctrl-C, where nothing else would end the process. Only the main thread receives signals;
     in other threads, only maintenance events are noticed.
 
     Args:
@@ -55,7 +55,7 @@ class PreemptionNotice:
         self._ours, self._kernels = socket.socketpair()
         self._kernels.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            # The C part of the signal handler writes the number, whatever Python is doing.
+            # The signal handler's C part writes the number, even while Python is busy.
             self._previous_descriptor = signal.set_wakeup_fd(
                 self._kernels.fileno(), warn_on_full_buffer=False
             )
@@ -79,7 +79,7 @@ class PreemptionNotice:
 
         Args:
             steps: in the last device loop, which did not compile.
-            seconds: it took.
+            seconds: duration of that loop.
         """
         # The other half of the time is for saving.
         if self._warned or steps < 2 or seconds < self._grace / 2:
@@ -171,7 +171,7 @@ def maintenance_event() -> str | None:
     """Returns the event that the metadata server announces for this machine, or None."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
-    # Whatever the server answers, this thread must survive: it receives the signals.
+    # This thread must survive any answer of the server: it receives the signals.
     no_answer = (OSError, http.client.HTTPException, UnicodeDecodeError)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for key, nothing in quiet.items():

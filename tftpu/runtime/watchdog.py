@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-HUNG = 124  # the exit code, as of timeout(1)
+HUNG = 124  # the exit code, as for timeout(1)
 # Extra seconds after which C ends the process, with exit code 1, if Python itself cannot run.
 _GIL_SECONDS = 30.0
 
@@ -59,7 +59,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pauses the watchdog within the block, which may take any time."""
+        """Pauses the watchdog within the block, which may take any amount of time."""
         if self._last is None:
             yield
             return

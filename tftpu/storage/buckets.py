@@ -151,7 +151,7 @@ def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
 
 
 def fetch_into(uri: str, path: Path, expected: Stored) -> None:
-    """Downloads one file to a path that nobody else reads yet, syncs it and verifies it."""
+    """Downloads one file to a temporary path, syncs it and verifies it."""
     with _refusals("downloading", uri):
         _fetch_whole(_blob(uri), path)
     found = checksum(path)
@@ -265,7 +265,7 @@ def _encoded(crc32c: str) -> str:
 def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
     """Writes a file, and accepts a failed precondition if the bucket holds the same content.
 
-    This happens if the answer to an earlier request was lost, or another process wrote the same.
+    This happens if the answer to an earlier request was lost, or if another process won.
     """
     from google.api_core import exceptions
 
@@ -303,9 +303,9 @@ def _in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> dict[st
 
 @contextlib.contextmanager
 def _refusals(doing: str, uri: str) -> Iterator[None]:
-    """Turns the errors of a request into a UserError that says what to do.
+    """Turns the errors of a request into a `UserError` with advice.
 
-    It repeats nothing of the request: the address of a resumable upload is itself a key.
+    It quotes nothing of the request: the address of a resumable upload is itself a key.
     """
     import requests
     from google.api_core import exceptions

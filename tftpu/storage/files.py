@@ -1,6 +1,6 @@
-"""Files of a workdir, local or `gs://`: written completely or not at all; one run at a time.
+"""Files of a workdir, local or `gs://`: written completely or not at all, by one run at a time.
 
-Every operation on storage goes through `_operate` and raises nothing but OSError. Operations on
+Every operation on storage passes through `_operate` and raises only `OSError`. Operations on
 buckets are retried by the policy of `retry`.
 """
 
@@ -129,9 +129,9 @@ def remove_tree(folder: StrPath) -> None:
 def claim(workdir: StrPath) -> Iterator[None]:
     """Creates a workdir and locks it for one run until the end of the block.
 
-    Blocks of one process may be nested. The lock is the operating system's: it ends with the
-    process, however that ends. Buckets have no such locks, so two runs on one workdir there are not
-    kept apart.
+    Blocks of one process may be nested. The lock is the operating system's: it is released
+    when the process ends for any reason. Buckets have no such locks, so nothing prevents two runs
+    on one workdir there.
 
     Raises:
         HeldError: another process holds the lock.
@@ -197,7 +197,7 @@ def truncate_lines(path: StrPath, last_step: int) -> None:
 def _operate(
     operation: str, path: StrPath, function: Callable[..., _T], *args: Any, **keywords: Any
 ) -> _T:
-    """Performs one operation on storage. Tests replace it, to let the nth one fail."""
+    """Performs one operation on storage. Tests replace it to make the nth one fail."""
     return function(*args, **keywords)
 
 
@@ -241,7 +241,7 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a new name in a folder survive a crash of the machine."""
+    """Syncs a folder, so that a new name in it survives a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -23,9 +23,9 @@ class Policy:
     """Limits of the retries of a request while the bucket is busy or out of reach.
 
     Attributes:
-        seconds: after which the last error counts.
+        seconds: time limit, after which the last error is raised.
         first_wait: seconds before the second try; doubled after each.
-        longest_wait: the most seconds between two tries.
+        longest_wait: maximum seconds between two tries.
     """
 
     seconds: float = 300.0
@@ -46,9 +46,9 @@ def call(
 
     Args:
         function: makes the request; safe to repeat.
-        transient: the errors that are worth another try.
-        target: what the request is about, for the log.
-        tries: the most calls, for errors that waiting does not cure; None: any number.
+        transient: the errors that may disappear when the call is repeated.
+        target: the object of the request, for the log.
+        tries: maximum number of calls, for errors that waiting does not fix; None: any number.
 
     Raises:
         Exception: the last transient error, or the first of any other kind.

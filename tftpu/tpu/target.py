@@ -1,7 +1,7 @@
 """The kind of device that the code being traced is meant for.
 
 A program for a TPU may be traced on a machine without one: preflight does so. Layers with a kernel
-for one kind of device ask here, not the machine or a distribution strategy.
+for one kind of device query this module, not the machine or a distribution strategy.
 
     with target.compiling_for("tpu"):
         ...  # trace

@@ -1,4 +1,4 @@
-"""Keras callbacks in a run of device loops: batch methods fire once a loop."""
+"""Keras callbacks in a run of device loops: batch methods are called once per loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ class Callbacks:
     Args:
         callbacks: Keras's own or a user's.
         model: the model that they see.
-        timetable: of the run; an epoch is what lies between two evaluations.
+        timetable: of the run; an epoch is the interval between two evaluations.
 
     Attributes:
         history: the `History` of the run.
@@ -59,15 +59,15 @@ class Callbacks:
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
     def batch_begin(self, step: int) -> None:
-        """Tells that a device loop begins after a step."""
+        """Tells the callbacks that a device loop begins after a step."""
         self._list.on_train_batch_begin(step % self._timetable.epoch_steps)
 
     def batch_end(self, step: int, logs: dict[str, float] | None) -> None:
-        """Tells that a device loop ended with a step."""
+        """Tells the callbacks that a device loop ended with a step."""
         self._list.on_train_batch_end((step - 1) % self._timetable.epoch_steps, logs)
 
     def epoch_end(self, step: int, over: bool, logs: dict[str, float]) -> None:
-        """Tells that an epoch ended with a step.
+        """Tells the callbacks that an epoch ended with a step.
 
         Args:
             step: steps done.
@@ -77,7 +77,7 @@ class Callbacks:
         self._list.on_epoch_end(self._ended_epochs(step, over) - 1, logs)
 
     def epoch_begin(self, step: int) -> None:
-        """Tells that an epoch begins after a step."""
+        """Tells the callbacks that an epoch begins after a step."""
         self._list.on_epoch_begin(self._epoch(step))
 
     def end(self) -> None:

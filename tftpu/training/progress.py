@@ -1,4 +1,4 @@
-"""The state of a run that must survive a restart, besides the variables."""
+"""The state of a run, other than its variables, that must survive a restart."""
 
 import dataclasses
 import logging
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 class RunProgress:
     """The position of a run, and the sums it has accumulated.
 
-    Device loops stop at steps that depend on the options alone, never on when a run was started
-    or stopped. So a resumed run adds up the same numbers in the same order.
+    Device loops stop at steps that depend only on the options, never on when a run was started
+    or stopped. Therefore a resumed run adds up the same numbers in the same order.
 
     Attributes:
         step: steps done.
-        skipped_batches: batches skipped by rollbacks; the data are that far ahead of the step.
+        skipped_batches: batches skipped by rollbacks, by which the data is ahead of the step.
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
         epoch: sums since the last evaluation; None: there are none.
@@ -38,7 +38,7 @@ class RunProgress:
 
     @property
     def position(self) -> int:
-        """The number of batches of the data that are behind the run."""
+        """The number of batches that the run has consumed."""
         return self.step + self.skipped_batches
 
     def add(self, sums: np.ndarray, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The output of a run for people: lines, curves, samples, notes, and the account of its time."""
+"""Output of a run for its users: lines, curves, samples, notes, and the account of its time."""
 
 import contextlib
 import dataclasses
@@ -33,13 +33,13 @@ class RunOutput:
         account: of the run's time.
         hardware: the chips.
         model_flops: returns the model FLOPs of a global batch.
-        global_batch_size: examples a step.
+        global_batch_size: examples per step.
         replicas: number of devices that share a global batch.
         hyperparameters: the settings of the run, by name.
         workdir: written to; None: nothing is.
         writers: further destinations.
         samples: returns a text that shows what the model can do; None: nothing is shown.
-        images: whether predictions of images are shown, which one host can do.
+        images: whether predictions of images are shown, which needs a single host.
         verbose: whether the console shows the run.
     """
 
@@ -60,11 +60,11 @@ class RunOutput:
 
 
 class Reporter:
-    """Writes how one call of `fit` proceeds.
+    """The reporter of one call of `fit`.
 
     Args:
         output: destinations and fixed facts.
-        steps: length of the whole run.
+        steps: total length of the run.
         start: the step that it begins at.
     """
 
@@ -98,7 +98,7 @@ class Reporter:
         return self._output.global_batch_size
 
     def begin(self) -> None:
-        """Writes what is known before the first step."""
+        """Writes the facts known before the first step."""
         if self._console:
             self._console.start()
         self._update_facts(self._start)
@@ -109,19 +109,19 @@ class Reporter:
             self._telemetry.start()
 
     def say(self, text: str) -> None:
-        """Writes a sentence to all destinations that can hold it."""
+        """Writes a message to all destinations that accept text."""
         self._writers.say(text)
 
     @contextlib.contextmanager
     def doing(self, phase: str, part: str) -> Iterator[None]:
-        """Counts the block to a part of the run's time, and shows what is being done."""
+        """Assigns the block's time to a part of the account, and shows the current activity."""
         if self._console:
             self._console.phase(phase)
         with self._account.clock.spend(part):
             yield
 
     def advance(self, step: int, loss: float) -> None:
-        """Moves the live line after a device loop."""
+        """Updates the live line after a device loop."""
         self._update_facts(step)
         if self._console:
             facts = self._facts
@@ -163,7 +163,7 @@ class Reporter:
             self._writers.write_text(step, "sample", f"```\n{text}\n```")
 
     def saved(self) -> None:
-        """Writes the account after a checkpoint: a run that is killed now has lost nothing."""
+        """Writes the account after a checkpoint: a run killed now loses nothing."""
         self._write_account()
 
     def end(self, state: str) -> None:
@@ -187,7 +187,7 @@ class Reporter:
         self._account.write(goodput.RUNNING, self._facts)
 
     def _update_facts(self, step: int) -> None:
-        """Brings the facts beside the account's seconds up to date."""
+        """Updates the account's facts."""
         clock, hardware, now = self._account.clock, self._output.hardware, time.monotonic()
         eta = mfu = None
         if self._pace is None and step > self._start:
@@ -227,7 +227,7 @@ class Reporter:
         known: dict[str, HyperParameter] = {
             "model": self._output.model_name,
             "optimizer": optimizer,
-            # In the digits that were typed: the variable is float32.
+            # Rounded to the digits that were typed: the variable is float32.
             "learning_rate": float(f"{self._output.executor.learning_rate:.7g}"),
             "global_batch_size": self.global_batch_size,
             "replicas": self._output.replicas,

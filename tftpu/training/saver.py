@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Saves the checkpoints of a run; does nothing on hosts that do not write.
+    """The writer of a run's checkpoints; it does nothing on hosts that do not write.
 
     Args:
         checkpoints: of the workdir; None: this process writes none.
@@ -67,7 +67,7 @@ class Saver:
         if self.saved_step != step:
             self._checkpoints.save(step, self._executor.state(), self._state(), best)
             self.saved_step, self._saved_at = step, time.monotonic()
-        elif best is not None:  # a run that was asked to stop had saved it before its evaluation
+        elif best is not None:  # a run that was asked to stop saved it before evaluating
             self._checkpoints.mark_best(step, best)
 
     def settle(self) -> int | None:

@@ -1,4 +1,4 @@
-"""One call of `fit`: device loops, and what falls due between them."""
+"""One call of `fit`: device loops, and the tasks between them."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ from tftpu.training.timetable import Timetable
 
 logger = logging.getLogger(__name__)
 
-# Metrics that are best when small, by a part of their name.
+# Metrics for which lower is better, by a part of their name.
 _SMALLER_IS_BETTER = (
     *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
     *("divergence", "hinge", "poisson", "logcosh", "false_"),
@@ -39,7 +39,7 @@ class Session:
     Args:
         context: the trainer's parts.
         loop: trains on the devices.
-        timetable: says what is due when.
+        timetable: the steps at which something is due.
         batches: returns an iterator over the batches from a position.
         validation_data: evaluated when an epoch ends; None: nothing is.
         callbacks: of Keras.
@@ -113,7 +113,7 @@ class Session:
                     self._count(sums)
                     asked = self._any_asks(notice)
                     self._log()
-                    if not asked:  # an evaluation may take longer than there is time
+                    if not asked:  # an evaluation may take longer than the grace period
                         self._evaluate()
                         asked = self._any_asks(notice)
                         self._log()  # a callback may just have ended the run
@@ -159,7 +159,7 @@ class Session:
 
     @property
     def _part(self) -> str:
-        """The part of the time that the next step belongs to; a repeated one brings nothing new."""
+        """The part of the time that the next step counts as; repeated steps are not progress."""
         return "restart" if self._step < self._repeats_until else "step"
 
     def _count(self, sums: np.ndarray) -> None:
@@ -184,7 +184,7 @@ class Session:
         )
         return asked
 
-    # What falls due between loops
+    # Tasks between loops
 
     def _log(self) -> None:
         """Writes the means since the last line, if one is due."""
@@ -259,7 +259,7 @@ class Session:
         """Returns to the last checkpoint after a loss that was not finite, or ends the run.
 
         Raises:
-            UserError: rollbacks are not asked for, or used up, or there is no checkpoint.
+            UserError: rollbacks are disabled or used up, or there is no checkpoint.
         """
         options, hosts = self._options, self._context.engine.hosts
         last = self._step + self._executor.train_sums.steps(sums)
@@ -285,7 +285,7 @@ class Session:
             files.truncate_lines(metrics, self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
-    # Begin and end
+    # Start and end
 
     def _begin(self) -> None:
         """Tells the user and the callbacks that training begins."""
@@ -294,8 +294,8 @@ class Session:
         if self._step >= steps:
             run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
             self._reporter.say(
-                f"The {run} has its {self._step} steps already: nothing is left to train. Another "
-                f"{other} trains anew, more steps continue this run."
+                f"The {run} already has its {self._step} steps: nothing is left to train. Another "
+                f"{other} trains from scratch; more steps continue this run."
             )
         elif self._saver.saved_step is not None:
             self._reporter.say(f"Resuming from the checkpoint of step {self._step}.")
@@ -313,7 +313,7 @@ class Session:
         saved = hosts.from_chief(self._settle())
         failed = self._saver.writes and self._saver.saved_step != self._step
         if hosts.any(failed)[0]:
-            then = f"resumes from step {saved}" if saved is not None else "starts anew"
+            then = f"resumes from step {saved}" if saved is not None else "starts from scratch"
             raise UserError(
                 f"The run has its {self._step} steps, but its last checkpoint could not be saved "
                 f"in {self._context.workdir!r}. Fix that: the same command then {then}."

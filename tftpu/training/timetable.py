@@ -13,7 +13,7 @@ class Timetable:
 
     Attributes:
         options: how often things are due.
-        steps: length of the whole run.
+        steps: total length of the run.
         epoch_steps: steps between two evaluations.
 
     Raises:
@@ -26,7 +26,7 @@ class Timetable:
 
     @classmethod
     def of(cls, options: TrainOptions, steps: int, eval_every: int | None) -> "Timetable":
-        """Returns the timetable of a call of `fit`; `eval_every` None: at the end only."""
+        """Returns the timetable of a call of `fit`; `eval_every` None: only at the end."""
         if steps < 1 or steps != int(steps):
             raise UserError(f"steps is {steps}: it must be a whole number, 1 or more.")
         if eval_every is not None and eval_every < 1:
@@ -35,7 +35,7 @@ class Timetable:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs, the last of which may be shorter."""
+        """The number of epochs; the last one may be shorter."""
         return math.ceil(self.steps / self.epoch_steps)
 
     def next_stop(self, step: int, boundaries: tuple[int, ...] = ()) -> int:

@@ -29,7 +29,7 @@ from tftpu.training.timetable import Timetable
 
 
 class Trainer:
-    """Trains a compiled Keras model: its loss, metrics and optimizer as they are.
+    """Trainer of a compiled Keras model, with its own loss, metrics and optimizer.
 
     With a workdir, a run that was stopped resumes from its last checkpoint.
 
@@ -44,7 +44,7 @@ class Trainer:
         sample: returns a text that shows what the model can do, at every evaluation.
 
     Attributes:
-        model, workdir, options, engine: as given.
+        model, workdir, options, engine: the arguments.
         hosts: the processes that train together.
         checkpoints: of the workdir; None: it has none.
         account: the account of the run's time.
@@ -80,7 +80,7 @@ class Trainer:
         self.engine: Engine = engine_of(model) if engine is None else engine
         self.engine.refuse(model)
         if (writers or self.options.writers) and workdir is None:
-            raise UserError("writers need a workdir: it says which run theirs belongs to.")
+            raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
         self.workdir = str(workdir) if workdir is not None else None
         self.hosts = self.engine.hosts
@@ -131,7 +131,7 @@ class Trainer:
         Args:
             dataset: batches of the global batch, `(x, y)` or `(x, y, sample_weight)`. A finite one
                 is repeated; one whose order is deterministic resumes where a stopped run left it.
-            steps: length of the whole run; the steps of a checkpoint or an earlier call count.
+            steps: total length of the run; the steps of a checkpoint or an earlier call count.
             validation_data: finite; every example counts once.
             eval_every: steps between two evaluations, which Keras calls an epoch; None: at the
                 end only.
@@ -140,7 +140,7 @@ class Trainer:
             verbose: whether to show a live line on a terminal, and lines elsewhere.
 
         Returns:
-            The history of the run, one entry an epoch; that of a resumed run is whole.
+            The history of the run, one entry per epoch, complete also for a resumed run.
 
         Raises:
             UserError: the data or the model cannot be used, or the loss is no longer finite.
@@ -169,7 +169,7 @@ class Trainer:
             return session.run()
 
     def evaluate(self, dataset: Dataset) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set, every example once.
+        """Returns the loss and the metrics over a data set, counting every example once.
 
         Args:
             dataset: finite, batched, `(x, y)` or `(x, y, sample_weight)`.
@@ -187,7 +187,7 @@ class Trainer:
         return executor.eval_sums.read(sums)
 
     def predict(self, dataset: Dataset) -> Nest:
-        """Returns the model's outputs for a whole data set, in its order.
+        """Returns the model's outputs for a data set, in its order.
 
         Args:
             dataset: finite, batched; labels and weights are ignored.
@@ -203,9 +203,9 @@ class Trainer:
         return self._executor_for_evaluation(dataset).predict(dataset)
 
     def predict_same(self, x: Nest) -> np.ndarray:
-        """Returns the model's output for one batch that every replica is given whole.
+        """Returns the model's output for one batch, which every replica receives in full.
 
-        For batches too small to be shared, such as the one text that a language model continues.
+        For batches too small to be divided, such as the one text that a language model continues.
 
         Args:
             x: the features, of one shape from call to call.
@@ -218,14 +218,14 @@ class Trainer:
     def restore(self, step: int | None = None) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
 
-        Several hosts load the one that the chief found whole.
+        Several hosts load the checkpoint that the chief found to be complete.
 
         Args:
             step: of the checkpoint; None is the newest.
 
         Raises:
-            UserError: the checkpoint is of another model, or broken; or nothing was trained or
-                evaluated yet.
+            UserError: the checkpoint belongs to another model or is damaged, or nothing was
+                trained or evaluated yet.
         """
         if self.checkpoints is None:
             return None
@@ -253,7 +253,7 @@ class Trainer:
         return self.restore(self.checkpoints.best()) if self.checkpoints else None
 
     def has_checkpoint(self) -> bool:
-        """Returns whether the workdir holds a whole checkpoint, which `fit` would resume from."""
+        """Returns whether the workdir has a complete checkpoint for `fit` to resume from."""
         return self.checkpoints is not None and bool(self.checkpoints.steps())
 
     def export_weights(self, path: str) -> None:
@@ -271,7 +271,7 @@ class Trainer:
     # Preparation
 
     def _executor_for(self, spec: Nest) -> Executor:
-        """Returns the executor; the first call makes it, for a batch of this spec."""
+        """Returns the executor; the first call creates it, for a batch of this spec."""
         if self._prepared is None:
             self._prepared = self.engine.prepare(self.model, self.options, spec)
         return self._prepared
@@ -282,7 +282,7 @@ class Trainer:
         return self._executor_for(self.engine.evaluation_spec(dataset))
 
     def _loop_for(self, spec: Nest) -> TrainLoop:
-        """Returns the train loop for batches of a spec; it is kept, with what it compiled."""
+        """Returns the train loop for batches of a spec; it is kept with its compiled program."""
         key = str(spec)
         if key not in self._loops:
             self._loops[key] = self._executor_for(spec).training(spec)

@@ -4,7 +4,7 @@ tfds:NAME            a TFDS data set that is prepared
 images:FOLDER        a folder with a subfolder of images for each class
 index:FILE           a CSV or JSON-lines file with the columns image and label; images beside it
 text:PATTERN         text files, one document each, or JSON lines (.jsonl)
-tfrecord:FOLDER      a data set of shards, to be cut or shuffled again
+tfrecord:FOLDER      a data set of shards, to be split or shuffled again
 bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
 """
 

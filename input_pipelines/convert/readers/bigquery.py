@@ -7,7 +7,7 @@ from tftpu.input_pipelines.convert.readers.reader import Example, Part, ReadOpti
 
 
 class BigQueryReader:
-    """The rows of a table or query; BigQuery cuts them into streams as it likes.
+    """The rows of a table or query; BigQuery splits them into streams arbitrarily.
 
     Args:
         what: `project.dataset.table`, or a query.

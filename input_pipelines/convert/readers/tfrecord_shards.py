@@ -1,4 +1,4 @@
-"""Data sets of TFRecord shards, to be cut or shuffled again."""
+"""Data sets of TFRecord shards, to be split or shuffled again."""
 
 import itertools
 from collections.abc import Iterator

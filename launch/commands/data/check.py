@@ -1,7 +1,7 @@
 """Checks the data of a config before a run: shapes, shards, memory, region, and speed.
 
-The speed of this host's input pipeline is compared with the needs of the TPU: those of --need, or
-those that `tftpu preflight` predicted for the config.
+The speed of this host's input pipeline is compared with what the TPU needs: --need, or the rate
+that `tftpu preflight` predicted for the config.
 
     tftpu data check --config=resnet50_imagenet --hosts=4
 """
@@ -29,14 +29,14 @@ Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """The data to check, and the machines they are for."""
+    """The data to check, and the machines it is for."""
 
     workdir: str | None = flag(
         None, "folder with preflight.json", metavar="DIR", shown="runs/<config>"
     )
     hosts: int = flag(1, "number of hosts that share a batch", minimum=1, metavar="N")
     need: float | None = flag(
-        None, "examples per second that the TPU takes", metavar="N", shown="preflight's"
+        None, "examples per second that the TPU consumes", metavar="N", shown="preflight's"
     )
     zone: str | None = flag(None, "zone of the TPU, such as us-west4-a", metavar="ZONE")
 
@@ -99,7 +99,7 @@ def shapes(spec: Any, announced: Any) -> list[Finding]:
         if None in part.shape:
             found.append(Finding("error", f"{part} has no static shape, which a TPU needs."))
         if part.dtype in (tf.string, tf.int64, tf.float64):
-            found.append(Finding("error", f"{part}: {part.dtype.name} is no dtype for a TPU."))
+            found.append(Finding("error", f"{part}: a TPU does not support {part.dtype.name}."))
     expected = tf.nest.flatten(announced)
     if tf.nest.flatten(spec)[: len(expected)] != expected:  # weights may follow
         found.append(Finding("error", f"Batches are {spec}; batch_spec() says {announced}."))
@@ -141,7 +141,7 @@ def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
 
 
 def memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
-    """Checks that what the pipeline holds fits into the memory of the host.
+    """Checks that the pipeline's buffers fit into the memory of the host.
 
     Args:
         pipeline: of the training split.
@@ -165,7 +165,7 @@ def memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
     if held > _MEMORY * limit:
-        return [Finding("warning", f"{text}: lower data.shuffle if the run is killed for it.")]
+        return [Finding("warning", f"{text}: lower data.shuffle if the run is killed.")]
     return [Finding("ok", text)]
 
 

@@ -19,14 +19,14 @@ class Options:
 
     source: str = required(
         "KIND:WHAT",
-        "what to convert; KIND is tfds, images, index, text, tfrecord or bigquery",
+        "source to convert; KIND is tfds, images, index, text, tfrecord or bigquery",
         hint=lambda: "An example of a source is images:FOLDER.",
     )
     output: str = required("DIR", "folder of the data set, local or gs://")
     split: str = flag("train", "name of the split; for tfds also NAME=SPLIT", metavar="NAME")
     seed: int = flag(0, "seed of the shuffle", metavar="N")
     shard_mb: float = flag(150.0, "approximate size of a shard in MiB", metavar="MIB")
-    min_shards: int = flag(1, "least number of shards; at least one per host", metavar="N")
+    min_shards: int = flag(1, "minimum number of shards; at least one per host", metavar="N")
     compression: str = flag("", "GZIP, or nothing", metavar="GZIP")
     workers: int = flag(0, "number of processes", metavar="N", shown="one per core")
     staging: str | None = flag(None, "local folder for intermediate records", metavar="DIR")

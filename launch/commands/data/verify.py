@@ -19,7 +19,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Prints what is wrong, each with its file and record, or that nothing is.
+    """Prints each problem with its file and record, or a summary if there are none.
 
     Raises:
         UserError: the data set differs from its manifest.
@@ -38,5 +38,5 @@ def run(options: Options) -> None:
         size = sum(shard.bytes for shard in shards)
         print(
             f"{split}: {manifest.examples(split):,} examples in {len(shards)} shards, "
-            f"{size / 2**20:,.1f} MiB, all as the manifest says"
+            f"{size / 2**20:,.1f} MiB, all matching the manifest"
         )

@@ -34,7 +34,7 @@ class Options(ConfigOptions):
     service_account: str | None = flag(
         None, "e-mail address that the machine runs as", metavar="EMAIL", shown="the default one"
     )
-    labels: str = flag("", "labels besides tftpu's own", metavar="KEY=VALUE,...")
+    labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
     queue_timeout: str = flag("24h", "how long to wait for capacity", metavar="TIME")
     preflight: str | None = flag(
         None, "JSON of `tftpu preflight`, to show the price of the run", metavar="FILE"
@@ -49,7 +49,7 @@ def run(options: Options) -> None:
     """Prints the request, or rents the slice, trains on it and deletes it.
 
     Raises:
-        UserError: a value that Cloud TPU would refuse, something needed that was not given, no
+        UserError: a value that Cloud TPU would reject, a missing value, no
             capacity or quota, or the run failed.
     """
     experiment = options.experiment()
@@ -98,6 +98,6 @@ def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise UserError("There is no terminal to ask on whether to rent it: add --yes.")
+        raise UserError("There is no terminal to ask for confirmation: add --yes.")
     if input("Rent it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise UserError("Not rented.")

@@ -32,7 +32,7 @@ class Options(ConfigOptions):
     )
     tensorboard: str | None = flag(None, "resource name of a Vertex AI TensorBoard", metavar="NAME")
     timeout: str = flag("7d", "when the job is ended: 90m, 24h, 7d", metavar="TIME")
-    labels: str = flag("", "labels besides tftpu's own", metavar="KEY=VALUE,...")
+    labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
     spot: bool = flag(False, "use cheaper machines, which may be preempted")
     detach: bool = flag(False, "do not wait for the end of the job")
     dry_run: bool = flag(False, "print the job, and send nothing")
@@ -42,7 +42,7 @@ def run(options: Options) -> None:
     """Prints the job, or sends it and waits for its end.
 
     Raises:
-        UserError: a value that Vertex AI would refuse, something needed that was not given, or
+        UserError: a value that Vertex AI would reject, a missing value, or
             the job failed.
     """
     experiment = options.experiment()

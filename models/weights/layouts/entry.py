@@ -11,9 +11,9 @@ class Entry(NamedTuple):
 
     Attributes:
         ours: the path of the variable.
-        theirs: the names of the arrays that it is made of, usually one.
+        theirs: the names of the arrays that it consists of, usually one.
         read: maps these arrays to the value of the variable.
-        write: maps the value to these arrays; None if the value alone does not determine them.
+        write: maps the value to these arrays; None if the value does not determine them.
     """
 
     ours: str
@@ -48,7 +48,7 @@ def transposed(ours: str, theirs: str, read_axes: tuple[int, ...]) -> Entry:
 
 
 def joined(ours: str, theirs: list[str], transpose: bool) -> Entry:
-    """Returns an entry for matrices that the other library stores apart.
+    """Returns an entry for matrices that the other library stores separately.
 
     Args:
         ours: the path of the variable, which holds them side by side.

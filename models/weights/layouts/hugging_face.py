@@ -21,7 +21,7 @@ def layout(config: Model) -> list[Entry] | None:
 
 
 def known_names(config: Model, names: list[str]) -> dict[str, str]:
-    """Returns the names in a file by the names that `layout` has for them.
+    """Returns the names in a file by their names in `layout`.
 
     Files without a head, and the first checkpoints, lack the prefix of the model; the first BERTs
     have gamma and beta for weight and bias.

@@ -22,7 +22,7 @@ def layout(config: Model) -> list[Entry] | None:
 
 
 def known_names(config: Model, names: list[str]) -> dict[str, str]:
-    """Returns the names in a file by those that `layout` has for them.
+    """Returns the names in a file by their names in `layout`.
 
     ConvNeXt's begin with the name of the model.
     """

@@ -27,7 +27,7 @@ def training_dataset(dataset: Any) -> tf.data.Dataset:
 
 
 def finite_dataset(dataset: Any) -> tf.data.Dataset:
-    """Returns the data set, which evaluation can run over.
+    """Returns the data set if evaluation can run over it.
 
     Raises:
         UserError: not a data set, or one that never ends.
@@ -41,7 +41,7 @@ def finite_dataset(dataset: Any) -> tf.data.Dataset:
 
 
 def static_batch_size(dataset: tf.data.Dataset) -> int:
-    """Returns the examples of a batch, from the first one where the spec does not say.
+    """Returns the number of examples in a batch; reads the first batch if the spec lacks it.
 
     Raises:
         UserError: the data are not batched tensors, or empty.
@@ -97,7 +97,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
         count,
         size,
         f"A batch is larger than the first one, of at most {size} examples: batch the evaluation "
-        "data anew, for example by .rebatch(size).",
+        "data again, for example by .rebatch(size).",
     )
     with tf.control_dependencies([fits]):
         count = tf.identity(count)
@@ -112,10 +112,10 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
 
 
 def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, Any, tf.Tensor]:
-    """Returns a batch of features and labels with the sample weights that `class_weight` means.
+    """Returns a batch of features and labels with the sample weights that `class_weight` implies.
 
     Raises:
-        UserError: the batch does not hold one label an example.
+        UserError: the batch does not hold one label per example.
     """
     if len(batch) != 2 or keras.tree.is_nested(batch[1]):
         raise UserError(
@@ -125,7 +125,7 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
     x, y, *_ = batch
     if y.shape.rank is not None and y.shape.rank > 2:
         raise UserError(
-            f"class_weight needs one label an example, and the labels have the shape {y.shape}: "
+            f"class_weight needs one label per example, and the labels have the shape {y.shape}: "
             "put the weights into the dataset as (features, labels, sample_weight) instead."
         )
     table = np.ones(max(class_weight) + 1, np.float32)

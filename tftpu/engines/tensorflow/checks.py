@@ -1,4 +1,4 @@
-"""Models and data that cannot be trained as they are, refused before training with the reason."""
+"""Models and data that cannot be trained as they are, rejected before training with the reason."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _OVERRIDES = {
 
 
 def refuse_model(model: keras.Model) -> None:
-    """Raises `UserError` for a model that the step could not honour as a whole."""
+    """Raises `UserError` for a model with settings that the step would ignore."""
     if not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...)"

@@ -1,4 +1,4 @@
-"""From the hardware at hand to an engine; nothing after it asks what hardware there is."""
+"""Selects an engine for the available hardware; no later code checks the hardware."""
 
 import contextlib
 import glob
@@ -15,7 +15,7 @@ from tftpu.runtime import hosts
 
 
 def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlowEngine:
-    """Returns the engine for the hardware at hand.
+    """Returns the engine for the available hardware.
 
     Where TF_CONFIG names several workers and there is no TPU, they train together.
 
@@ -26,13 +26,13 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlow
             accelerators runs the data-parallel path.
 
     Raises:
-        UserError: a TPU that was asked for is not there; the CPU never takes its place silently.
+        UserError: a requested TPU is not available; the CPU never replaces it silently.
     """
     return TensorFlowEngine(strategy_for(tpu, virtual_devices))
 
 
 def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
-    """Returns the strategy for the hardware at hand; arguments as for `connect`."""
+    """Returns the strategy for the available hardware; arguments as for `connect`."""
     if virtual_devices is not None:
         if hosts.task().count > 1:
             raise UserError(
@@ -79,7 +79,7 @@ def _virtual_cpus(count: int) -> tf.distribute.Strategy:
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
         wanted = [tf.config.LogicalDeviceConfiguration()] * count
-        with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has must do
+        with contextlib.suppress(RuntimeError):  # TensorFlow is already running: keep its devices
             tf.config.set_logical_device_configuration(cpu, wanted)
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
@@ -107,13 +107,13 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"tpu={name!r} was asked for and cannot be connected to. {_likely_cause(name)} "
+            f"tpu={name!r} was requested, but cannot be connected to. {_likely_cause(name)} "
             f"TensorFlow says: {first}"
         ) from error
 
 
 def _likely_cause(name: str) -> str:
-    """Returns the likeliest reason why a TPU is missing, from what is installed and attached."""
+    """Returns the likeliest reason why a TPU is missing, given the software and hardware."""
     if not has_tpu_kernels():
         return (
             "The TensorFlow installed here is not the TPU's: install tftpu with its [tpu] extra "

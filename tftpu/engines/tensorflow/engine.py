@@ -1,4 +1,4 @@
-"""The TensorFlow engine: data parallelism by `tf.distribute`, one program a core."""
+"""The TensorFlow engine: data parallelism with `tf.distribute`, one program per core."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ class TensorFlowEngine:
             of a single device.
 
     Attributes:
-        strategy: as given.
+        strategy: the strategy.
     """
 
     name = "tensorflow"
-    # Raised by the collectives of the hosts that are left.
+    # Raised by the collectives of the remaining hosts.
     lost_host_errors = (
         tf.errors.AbortedError,
         tf.errors.CancelledError,
@@ -70,7 +70,7 @@ class TensorFlowEngine:
     def batches(
         self, dataset: Any, position: int, class_weight: dict[int, float] | None = None
     ) -> Iterator[Any]:
-        """Returns an endless iterator over global batches, shared out to the replicas."""
+        """Returns an endless iterator over global batches, divided among the replicas."""
         return feed.training_iterator(dataset, position, self.strategy, class_weight)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
@@ -81,7 +81,7 @@ class TensorFlowEngine:
     def prepare(
         self, model: keras.Model, options: TrainOptions, batch_spec: Nest
     ) -> TensorFlowExecutor:
-        """Makes a compiled model ready on the strategy's devices."""
+        """Prepares a compiled model for the strategy's devices."""
         return TensorFlowExecutor(self.strategy, self._platform, model, options, batch_spec)
 
 

@@ -121,7 +121,7 @@ class TensorFlowExecutor:
         return self.predict(tf.data.Dataset.from_tensors(x))
 
     def predict_replicated(self, x: Nest) -> np.ndarray:
-        """Returns the output for one batch that every replica is given whole."""
+        """Returns the output for one batch, which every replica receives in full."""
         return self._local(self._predict_replicated(tf.convert_to_tensor(x))).numpy()
 
     def state(self) -> dict[str, list[Leaf]]:

@@ -1,4 +1,4 @@
-"""From a user's data set to what a device loop takes: static global batches, shared out."""
+"""Converts a user's data set to the input of a device loop: shares of static batches."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +22,7 @@ from tftpu.tensors import Nest
 
 @runtime_checkable
 class Pipeline(Protocol):
-    """A data set that can start at any step, as those of `tftpu.input_pipelines`."""
+    """A data set that can start at any step, such as a pipeline of `tftpu.input_pipelines`."""
 
     global_batch_size: int
 
@@ -38,7 +38,7 @@ def for_training(
     host: int = 0,
     hosts: int = 1,
 ) -> tf.data.Dataset:
-    """Returns an endless data set of whole global batches, from step `start`.
+    """Returns an endless data set of complete global batches, from step `start`.
 
     Args:
         dataset: batched by the global batch. A `tf.data.Dataset` is repeated if it is finite; its
@@ -69,7 +69,7 @@ def training_iterator(
 ) -> Iterator[Any]:
     """Returns an iterator over the shares of the global batches from step `start`.
 
-    Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read whole.
+    Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
     """
     if not isinstance(dataset, Pipeline):
         return iter(distribute(for_training(dataset, start, class_weight), strategy))
@@ -104,7 +104,7 @@ def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
 def evaluation_batches(
     dataset: Any, strategy: tf.distribute.Strategy
 ) -> tuple[tf.data.Dataset, int | None]:
-    """Returns the batches of an evaluation and their number; None: until they end."""
+    """Returns the batches of an evaluation and their number, None if it is not known."""
     batches = for_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
@@ -137,7 +137,7 @@ def share_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -
 
 
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
-    """Returns the data set with each global batch cut into consecutive shares, one a replica."""
+    """Returns the data set with each global batch cut into consecutive shares, one per replica."""
     if input_hosts(strategy) > 1:
         return strategy.distribute_datasets_from_function(
             lambda context: _part_of_host(dataset, context)
@@ -152,7 +152,8 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Returns the consecutive shares of one host's replicas, one after the other.
 
-    Every host reads the whole data set, which is endless: only then is the order that of one host.
+    Every host reads the full data set, which is endless: otherwise the order would not be that of
+    one host.
     """
     size = keras.tree.flatten(dataset.element_spec)[0].shape[0]
     share = context.get_per_replica_batch_size(size)
@@ -169,5 +170,5 @@ def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext)
 
 
 def _endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns an endless data set that says so; on several hosts others lose their static shape."""
+    """Marks a data set as endless: on several hosts, others lose their static shape."""
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -46,7 +46,7 @@ def _flops(op: tf.Operation) -> int:
 
 
 def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
-    """Returns how often a kernel meets an input along one axis; padding costs nothing."""
+    """Returns the number of kernel positions on real input along one axis, without padding."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0
@@ -55,7 +55,7 @@ def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> 
 
 
 def _einsum(equation: str, shapes: Sequence[Shape]) -> int:
-    """Returns twice the product of all axes; an ellipsis stands for those without a name."""
+    """Returns twice the product of all axes; an ellipsis represents those without a name."""
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:

@@ -21,7 +21,7 @@ class ShareResult(NamedTuple):
     Attributes:
         grads: gradients of the trainable weights, zeros where the loss does not reach one.
         reached: for each trainable weight, whether the loss depends on it.
-        statistics: new moving statistics, the mean over microbatches.
+        statistics: new moving statistics, averaged over the microbatches.
         metrics: states of the metrics.
         losses: this share's part of the loss and of each of its terms.
     """
@@ -49,7 +49,7 @@ class Description(NamedTuple):
 
 
 class ShareGradients:
-    """Computes losses and gradients of one replica's share, in replica context.
+    """The computation of losses and gradients of one replica's share, in replica context.
 
     Args:
         state: the variables.

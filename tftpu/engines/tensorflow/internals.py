@@ -1,4 +1,4 @@
-"""Every private interface of TensorFlow that this engine uses, behind one small function each.
+"""Every private interface of TensorFlow that this engine uses, each behind one small function.
 
 Tried with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when one of them changes.
 """
@@ -14,7 +14,7 @@ from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
 from tensorflow.python.framework import kernels
 
-# The extended part of a strategy of one device; preflight's own says that there are more.
+# The extended part of a strategy of one device; preflight's own one reports more than one.
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
 # Ops that XLA compiles without a kernel: arguments, and calls whose bodies are checked themselves.
@@ -25,7 +25,7 @@ _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp
 def xla_kernel(op_type: str) -> bool:
     """Returns whether XLA can compile an op.
 
-    Plain wheels hold no TPU kernels, so XLA's kernels for CPUs are asked for.
+    Plain wheels hold no TPU kernels, so the CPU kernels of XLA are checked instead.
     """
     return op_type in _STRUCTURE or "XLA_CPU_JIT" in kernel_devices(op_type)
 
@@ -55,7 +55,7 @@ def layer_of(op: tf.Operation) -> str:
 
 
 def xla_sum(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
-    """Returns XLA's all-reduce (a sum) over replicas. It compiles, and cannot run here.
+    """Returns XLA's all-reduce (a sum) over replicas. It compiles, but cannot run here.
 
     Args:
         tensor: the part of this replica.

@@ -9,7 +9,7 @@ from tftpu.tpu import target
 
 
 def traced_for(platform: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function, which says while it is traced what it is traced for.
+    """Wraps a function to announce the platform that it is traced for.
 
     Args:
         platform: as `tftpu.tpu.target` names it.
@@ -28,7 +28,7 @@ def device_loop(
     step: Callable[..., None],
     afterwards: Callable[[], None] | None = None,
 ) -> Any:
-    """Returns a loop of steps in one `tf.function`, traced once whatever the number of steps.
+    """Returns a loop of steps in one `tf.function`, traced once for any number of steps.
 
     Args:
         strategy: runs the step on its replicas.

@@ -1,4 +1,4 @@
-"""The real TPUStrategy on a simulated slice: steps trace, and cannot be run."""
+"""The real TPUStrategy on a simulated slice: steps can be traced, but not run."""
 
 import collections
 from typing import Any
@@ -16,7 +16,7 @@ def simulated_slice(name: str) -> TensorFlowEngine:
     assigned in replica context, an op of the host, a dynamic shape, a string.
 
     Args:
-        name: as Google writes it: "v3-8", "v5e-8", "v5litepod-8"; all of it as one host.
+        name: as Google writes it: "v3-8", "v5e-8", "v5litepod-8"; always on one host.
 
     Raises:
         UserError: not the name of a slice, or of a size that is not sold.
@@ -29,7 +29,7 @@ _Device = collections.namedtuple("_Device", "name device_type")
 
 
 class _SimulatedResolver:
-    """Answers what TPUStrategy asks of a TPUClusterResolver, for one host.
+    """A stand-in for the TPUClusterResolver that TPUStrategy queries, for one host.
 
     Private interface of TensorFlow: tried with 2.19 to 2.21.
     """

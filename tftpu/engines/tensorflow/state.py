@@ -28,7 +28,7 @@ class ModelState:
 
     Attributes:
         model: the Keras model.
-        options: as given.
+        options: options of the step.
         replicas: number of replicas that share a global batch.
         objective: the losses and metrics of the model.
         optimizer: the optimizer, without a loss-scaling wrapper.
@@ -36,7 +36,7 @@ class ModelState:
         step: number of training steps done, () int64.
         averages: moving averages of the trainable weights; empty if none are kept.
         drawn_apart: states of seed generators whose draws differ by replica and microbatch.
-        drawn_by_example: states of seed generators that draw by an example's place.
+        drawn_by_example: states of seed generators that draw by an example's position.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -89,13 +89,13 @@ class ModelState:
         """Returns the state of each seed generator, in the order of `seed_states`.
 
         They differ by generator, step, replica and microbatch, and by nothing else. Generators
-        that draw by example do not differ by replica and microbatch; their state holds the place
+        that draw by example do not differ by replica and microbatch; their state holds the position
         of the first example instead.
 
         Args:
             replica: id of the replica.
             microbatch: number of the microbatch.
-            first_example: place of the microbatch's first example in the global batch.
+            first_example: position of the microbatch's first example in the global batch.
         """
         replica = tf.cast(replica, tf.int32)
         apart = (tf.cast(self.step, tf.int32), replica, microbatch)
@@ -119,7 +119,7 @@ class ModelState:
             "step": [self.step],
             "ema": self.averages,
         }
-        if self.scaler is not None:  # apart: a run may resume in another precision
+        if self.scaler is not None:  # a separate group: a run may resume in another precision
             groups["loss_scale"] = [v for v in self.scaler.variables if id(v) not in own]
         return groups
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 class TensorFlowTracer:
-    """Traces for TensorBoard by `tf.profiler`; see `tftpu.engines.engine.Tracer`."""
+    """A tracer for TensorBoard that uses `tf.profiler`; see `tftpu.engines.engine.Tracer`."""
 
     def start(self, logdir: str) -> bool:
         """Starts a trace; returns False if another one is running in this process."""

@@ -44,7 +44,7 @@ class TrainStep:
             `tf.TensorSpec`s of static shape.
 
     Attributes:
-        state: as given.
+        state: the variables.
         statistics: the moving statistics that a step changes.
         divisors: what a microbatch adds to the divisor of each loss; None where it depends on the
             data.
@@ -86,7 +86,7 @@ class TrainStep:
     def model_flops(self) -> int:
         """The model FLOPs of a global batch, forward and backward.
 
-        Traces the model as in evaluation: computing batch statistics is no work of the model's.
+        Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
         model = self.state.model
         forward = tf.function(lambda x: model(x, training=False), autograph=False)
@@ -159,7 +159,7 @@ class TrainStep:
 
 
 def _traced(forward: ForwardPass, microbatch: Nest) -> Forward:
-    """Traces a forward pass once, and refuses ops that XLA cannot compile."""
+    """Traces a forward pass once, and rejects ops that XLA cannot compile."""
     results = []
 
     def trace(batch):

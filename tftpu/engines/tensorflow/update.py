@@ -15,7 +15,7 @@ def apply_gradients(state: ModelState, grads: list[Tensor], reached: list[bool])
     Args:
         state: the variables.
         grads: gradients of the trainable weights.
-        reached: for each, whether the loss depends on the weight; others are left alone.
+        reached: for each, whether the loss depends on the weight; the others do not change.
     """
     optimizer = state.optimizer
     variables = state.model.trainable_variables
