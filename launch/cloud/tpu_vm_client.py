@@ -127,7 +127,7 @@ def _create(client: "TpuClient", order: Order, name: str) -> None:
         )
     except UserError as error:
         raise _NotCreated(str(error)) from error
-    except ConnectionLost:  # it may have been created: polling its state tells
+    except ConnectionLost:  # it may have been created: polling its state shows
         print(f"No answer to the request for {name}: looking for it.", flush=True)
         return
     # A quota may be found exceeded only now.

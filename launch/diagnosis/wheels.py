@@ -154,7 +154,7 @@ def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
         return None
     return Problem(
         "libtpu-version",
-        f"libtpu {libtpu} does not fit tensorflow-tpu {tensorflow}, which runs with {low} up to, "
+        f"libtpu {libtpu} does not match tensorflow-tpu {tensorflow}, which runs with {low} up to, "
         f"but not with, {high}.",
         "libtpu removes symbols without notice: with one that is too new, "
         "`import tensorflow` aborts (ConfigureDistributedTpuOp_DoWork not available in this "
@@ -192,7 +192,7 @@ def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Proble
     if _numbers(tensorflow)[:2] == (2, 20) and _numbers(tensorboard)[:2] != (2, 20):
         return Problem(
             "tensorboard-version",
-            f"TensorBoard {tensorboard} does not fit TensorFlow {tensorflow}, which asks for 2.20.",
+            f"TensorBoard {tensorboard} does not match TensorFlow {tensorflow}, which needs 2.20.",
             "pip allows this when only one of them is upgraded.",
             "pip install 'tensorboard==2.20.*'",
         )

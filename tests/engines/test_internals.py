@@ -106,7 +106,7 @@ def test_the_history_of_a_callback_list():
     assert isinstance(keras_internals.history_of(callbacks), keras.callbacks.History)
 
 
-def test_a_strategy_of_one_device_is_what_preflight_builds_on():
+def test_preflight_builds_on_a_strategy_of_one_device():
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     assert type(strategy.extended) is internals.OneDeviceExtended
     for name in ("_num_replicas_in_sync", "_use_merge_call", "_replica_ctx_all_reduce"):

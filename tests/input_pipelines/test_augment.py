@@ -131,7 +131,7 @@ def test_mixup_is_the_weighted_sum_of_two_neighbours():
     assert len(set(shares.numpy())) == 8
 
 
-def test_cutmix_pastes_a_rectangle_whose_area_is_what_the_label_loses():
+def test_cutmix_pastes_a_rectangle_of_the_area_that_the_label_loses():
     images = np.stack([np.full((24, 24, 3), 20 * i, np.uint8) for i in range(8)])
     for salt in range(20):
         mixed, shares = mix.mix(tf.constant(images), seeds(8, salt), 0.0, 1.0)

@@ -28,7 +28,7 @@ def test_the_python_source_read_without_tfds_equals_that_of_tfds():
 
 
 @pytest.mark.parametrize("split", ["train[:50%]", "train+test", "tests"])
-def test_tfds_reads_what_is_not_one_complete_split(split):
+def test_tfds_reads_splits_other_than_complete_ones(split):
     tfds.prepared("digits", None)
     assert embedded.in_memory("digits", None, split) is None
 

@@ -87,7 +87,7 @@ def test_a_corrupt_record_is_named(tmp_path):
         tfrecord.scan(str(tmp_path / "b.tfrecord"))
 
 
-def test_an_example_decodes_to_what_was_encoded():
+def test_an_example_survives_encoding_and_decoding():
     record = example_proto.encode(example(), FEATURES)
     assert record == example_proto.encode(example(tokens=[0, 1, 2, 3]), FEATURES)
     parsed = example_proto.parser(FEATURES)(tf.constant([record, record]), tf.constant(["a", "b"]))

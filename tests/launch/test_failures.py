@@ -338,7 +338,7 @@ def test_an_unknown_message_is_not_explained():
         ("MatMul", ""),
     ],
 )
-def test_the_layer_is_the_name_without_what_tensorflow_adds(node, layer):
+def test_the_layer_is_the_name_without_tensorflows_additions(node, layer):
     expected = "gpt_1/block_0/attention_1" if layer is None else layer or None
     assert failures.layer(f"[[{{{{node {node}}}}}]]") == expected
 

@@ -17,7 +17,7 @@ from tftpu.version import __version__
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = [block for page in doc_blocks.PAGES for block in doc_blocks.blocks(page) if block.reason]
 COMMANDS = {command: block for block in BLOCKS for command in block.commands}
-ELSEWHERE = (  # programs of others, whose arguments nothing here can check
+ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip uninstall -y tensorflow tensorflow-cpu",
     "pip wheel --no-deps --wheel-dir=dist .",
     "gcloud auth application-default login",

@@ -59,7 +59,7 @@ def test_packed_documents_do_not_see_one_another():
     close(found, by_definition(*qkv(), lambda b, t, s: s <= t and segments[b, t] == segments[b, s]))
 
 
-def test_queries_in_blocks_give_what_all_queries_at_once_give(monkeypatch):
+def test_queries_in_blocks_give_the_same_as_all_queries_at_once(monkeypatch):
     rng = np.random.default_rng(0)
     given = [tf.constant(rng.normal(size=(1, 512, 2, DIM)), "float32") for _ in range(3)]
     segments = np.sort(rng.integers(0, 3, (1, 512)), axis=1)

@@ -15,7 +15,7 @@ def small() -> keras.Model:
     return models.build("resnet18", **fields, norm_batch=4)
 
 
-def test_a_model_of_pixels_returns_what_it_returns_for_standardised_numbers():
+def test_a_model_of_pixels_equals_the_model_of_standardised_numbers():
     model = small()
     whole = pixels.standardised(model)
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)

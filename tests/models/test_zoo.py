@@ -65,7 +65,7 @@ def test_the_parameters_are_as_many_as_published(name):
     assert sum(np.prod(v.shape) for v in model.trainable_variables) == PUBLISHED[name]
 
 
-def test_counting_without_values_counts_what_a_built_model_holds():
+def test_parameters_counted_without_values_equal_those_of_a_built_model():
     built = models.build("vit_ti16").trainable_variables
     assert sum(v.numpy().size for v in built) == PUBLISHED["vit_ti16"]
 

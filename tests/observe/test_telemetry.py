@@ -64,7 +64,7 @@ def test_a_failing_beat_is_logged_once_and_ends_nothing(tmp_path, caplog):
     assert len(tries) >= 3 and caplog.text.count("the disk is full") == 1
 
 
-def test_alerts_say_what_is_wrong_and_what_to_do():
+def test_alerts_name_the_problem_and_the_fix():
     assert telemetry.alerts({}, SECONDS | {"step": 10.0, "input_wait": 1.0}) == {}
     found = telemetry.alerts({}, SECONDS | {"step": 62.0, "input_wait": 38.0})
     assert found["input"] == "Input wait is 38 % of the step: see tftpu data check."

@@ -84,7 +84,7 @@ def test_the_cheapest_is_first_and_marked_and_the_fastest_is_marked():
     assert "does not compile" in rows[2] and "XLA says no." in text
 
 
-def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_what_would_fit():
+def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_advice():
     item = SliceReport(
         *("v5e-8", 8),
         per_core_batch=512,

@@ -45,7 +45,7 @@ def test_no_text_reads_as_translated():
     assert found.stdout.splitlines() == []
 
 
-def test_it_finds_what_it_looks_for(tmp_path):
+def test_the_check_reads_public_docstrings_only(tmp_path):
     path = tmp_path / "a.py"
     path.write_text('def f():\n    """What it does."""\n\n\ndef _g():\n    """Of no account."""\n')
     assert [text for _, text in docstrings(path)] == ["What it does."]

@@ -22,11 +22,11 @@ class CloudTpu:
         self.requests = []
         self.slices = {}  # those that cost money: name to the states still to come
         self.deleted = []
-        self.states = [[*QUEUED, "ACTIVE"]]  # of each slice in turn; the last again and again
+        self.states = [[*QUEUED, "ACTIVE"]]  # of each slice in order; the last one repeats
         self.failure = ""
-        self.exit_codes = [0]  # of each run in turn; the last again and again
+        self.exit_codes = [0]  # of each run in order; the last one repeats
         self.ends = {}  # by name of the slice
-        self.faults = {"create": [], "get": [], "delete": []}  # raised in turn, then no more
+        self.faults = {"create": [], "get": [], "delete": []}  # raised in order, once each
         self.loses_answer = False  # to the creation, which succeeds nevertheless
         self.hangs = False  # a run that does not end
 

@@ -133,7 +133,7 @@ class Handler(server.RequestHandler):
         url = urlparse(self.path)
         query = parse_qs(url.query)
         if "ifGenerationMatch" not in query or "upload_id" in query:
-            return True  # an upload in parts was looked at when it began
+            return True  # an upload in parts was checked when it began
         bucket, name = re.search(r"/b/([^/]+)/o/?(.*)", url.path).groups()
         name = unquote(name) or query.get("name", [""])[0]
         if not name:

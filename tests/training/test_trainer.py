@@ -42,7 +42,7 @@ def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
         assert relative(a, e) < 2e-5
 
 
-def test_sample_weights_mean_what_they_mean_in_keras():
+def test_sample_weights_work_as_in_keras():
     x, y = examples()
     w = np.random.default_rng(2).uniform(0.1, 3.0, len(y)).astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((x, y, w)).batch(16)
@@ -60,7 +60,7 @@ def test_sample_weights_mean_what_they_mean_in_keras():
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_class_weights_mean_what_they_mean_in_keras(one_hot):
+def test_class_weights_work_as_in_keras(one_hot):
     batches = data()
     options = {}
     if one_hot:

@@ -22,7 +22,7 @@ class StrategyHosts:
 
         def add(value):
             context: Any = tf.distribute.get_replica_context()
-            here = tf.identity(value)  # on the replica's device, which the sum asks for
+            here = tf.identity(value)  # on the replica's device, as the sum requires
             return context.all_reduce(tf.distribute.ReduceOp.SUM, here) // replicas
 
         self._add = tf.function(lambda value: self._strategy.run(add, args=(value,)))
