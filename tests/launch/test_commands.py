@@ -107,7 +107,8 @@ def test_all_commands_are_described_without_tensorflow_or_google_clients():
         "import sys\nbefore = set(sys.modules)\nfrom tftpu.launch import main\n"
         "found = main.commands()\n"
         "print({name: [flag.name for flag in c.flags] for name, c in found.items()}['plot'])\n"
-        "print({'tensorflow', 'keras', 'google.cloud', 'matplotlib', 'grpc'} & set(sys.modules) - before)\n"
+        "loaded = set(sys.modules) - before\n"
+        "print({'tensorflow', 'keras', 'google.cloud', 'matplotlib', 'grpc'} & loaded)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     flags, heavy = done.stdout.splitlines()
