@@ -130,6 +130,7 @@ def run(replicas, gradient_accumulation_steps=1, **options):
     return results, model.get_weights()
 
 
+@pytest.mark.slow
 def test_a_step_in_chunks_is_the_step_without_chunks_on_any_number_of_replicas(monkeypatch):
     whole, expected = run(1)
     monkeypatch.setattr(losses, "CHUNK", 20)

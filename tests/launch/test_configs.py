@@ -25,7 +25,8 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
     said = command(
         "train",

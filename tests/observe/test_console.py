@@ -230,6 +230,7 @@ def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program
     assert step.model_flops == pytest.approx(cost.model_flops(program), rel=0.02)
 
 
+@pytest.mark.slow
 def test_computing_statistics_does_not_count_as_model_flops():
     """Neither count includes them: a ResNet of large groups computes products for them."""
     import keras

@@ -221,6 +221,7 @@ def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn
     assert "RESOURCE_EXHAUSTED" in at(beyond).error
 
 
+@pytest.mark.slow
 def test_a_users_own_model_gets_a_report():
     def mobile_net():
         model = keras.applications.MobileNetV3Small(

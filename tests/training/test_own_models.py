@@ -108,8 +108,8 @@ def from_keras_hub() -> tuple[keras.Model, tf.data.Dataset]:
         subclassed_with_added_loss,
         frozen_layers,
         masked_sequences,
-        an_application,
-        from_keras_hub,
+        pytest.param(an_application, marks=pytest.mark.slow),
+        pytest.param(from_keras_hub, marks=pytest.mark.slow),
     ],
 )
 def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
