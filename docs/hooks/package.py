@@ -5,6 +5,7 @@ checkout. The API reference is read from the source, so it needs them where they
 """
 
 import shutil
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -13,12 +14,18 @@ BELOW = ("models", "input_pipelines", "launch")
 
 def on_config(config):
     """Copies the package to `build/docs/tftpu`, where mkdocstrings looks for it."""
-    package = ROOT / "build" / "docs" / "tftpu"
-    shutil.rmtree(package, ignore_errors=True)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tftpu", package, ignore=ignored)
-    for folder in BELOW:
-        shutil.copytree(ROOT / folder, package / folder, ignore=ignored)
+    parent = ROOT / "build" / "docs"
+    parent.mkdir(parents=True, exist_ok=True)
+    # Another build may be reading the folder: it changes places with a complete one.
+    with tempfile.TemporaryDirectory(dir=parent) as scratch:
+        fresh, old, package = Path(scratch) / "fresh", Path(scratch) / "old", parent / "tftpu"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "tftpu", fresh, ignore=ignored)
+        for folder in BELOW:
+            shutil.copytree(ROOT / folder, fresh / folder, ignore=ignored)
+        if package.exists():
+            package.rename(old)
+        fresh.rename(package)
     return config
 
 
