@@ -6,6 +6,7 @@ The second is checked with a browser, at the widths of a desktop and of a phone.
 import functools
 import http.server
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -31,8 +32,11 @@ WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("documentation") / "site"
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    mkdocs = Path(sys.executable).parent / "mkdocs"
+    build = [mkdocs, "build", "--strict", "--quiet", "--site-dir", folder]
+    # Parallel tests put the checkout on the path, where `tftpu` is without its sibling folders.
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(build, cwd=ROOT, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
