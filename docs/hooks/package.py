@@ -8,10 +8,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from mkdocs.plugins import event_priority
+
 ROOT = Path(__file__).parent.parent.parent
 BELOW = ("models", "input_pipelines", "launch")
 
 
+# Before mkdocstrings, which takes no notice of a folder that is not there yet.
+@event_priority(100)
 def on_config(config):
     """Copies the package to `build/docs/tftpu`, where mkdocstrings looks for it."""
     parent = ROOT / "build" / "docs"
