@@ -1,0 +1,118 @@
+"""A user's own code: the folder of a config file, and the name that the file is imported under.
+
+The folder of `--config=path/to/flowers.py` is put first on `sys.path`, and the file is imported as
+`flowers`, so that it imports its neighbours as plain modules: `import model`. A machine that has
+the same folder, anywhere, imports it under the same names.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import types
+from pathlib import Path
+
+from tftpu.errors import UserError
+
+# Modules that everything here imports: a file of this name beside a config would replace them.
+_TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow", "tftpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnCode:
+    """The code of a config file.
+
+    Attributes:
+        folder: of the config file, absolute: what another machine needs to import it.
+        module: name that the config file is imported under, its stem.
+    """
+
+    folder: Path
+    module: str
+
+    @property
+    def file(self) -> Path:
+        """The config file."""
+        return self.folder / f"{self.module}.py"
+
+
+def own_code(config: str) -> OwnCode | None:
+    """Returns the code of `--config=path/to/file.py`; None for the name of a config of tftpu.
+
+    Raises:
+        UserError: there is no such file, or its name is that of an installed module.
+    """
+    if not config.endswith(".py"):
+        return None
+    path = Path(config).absolute()
+    if not path.is_file():
+        raise UserError(f"There is no config file {config!r}.")
+    code = OwnCode(path.parent, path.stem)
+    if "." in code.module:
+        raise UserError(
+            f"The config file {path.name!r} cannot be imported, because of the dot in its name: "
+            f"rename it, for example to {path.stem.replace('.', '_')}.py."
+        )
+    refuse_name(code.module, code.folder)
+    for other in sorted(_modules_in(code.folder) & _TAKEN):
+        raise UserError(
+            f"{code.folder} holds a module {other!r}, which would replace the installed {other!r} "
+            "for everything that the config imports: rename it."
+        )
+    return code
+
+
+def refuse_name(module: str, folder: Path) -> None:
+    """Raises `UserError` if an installed module has this name, other than one in the folder."""
+    found = None if module in _TAKEN else _origin(module)
+    if module in _TAKEN or (found and not found.is_relative_to(folder) and _installed(found)):
+        raise UserError(
+            f"{module}.py has the name of an installed module ({found or module}), which it would "
+            "replace: rename the file."
+        )
+
+
+def prepare(code: OwnCode) -> None:
+    """Puts the folder first on `sys.path`, and forgets modules of the same names from elsewhere."""
+    folder = str(code.folder)
+    sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
+    importlib.invalidate_caches()
+    own = _modules_in(code.folder)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in own and file and not Path(file).is_relative_to(code.folder):
+            if _installed(Path(file)):
+                raise UserError(
+                    f"{code.folder} holds a module {name!r}, and so do the installed packages "
+                    f"({file}), which loaded theirs already: rename yours."
+                )
+            del sys.modules[name]
+
+
+def import_config(code: OwnCode) -> types.ModuleType:
+    """Imports a config file, anew where it was imported before; see `prepare`."""
+    prepare(code)
+    sys.modules.pop(code.module, None)
+    return importlib.import_module(code.module)
+
+
+def _modules_in(folder: Path) -> set[str]:
+    """Returns the names of the modules and packages in a folder."""
+    files = {path.stem for path in folder.glob("*.py")}
+    return files | {path.parent.name for path in folder.glob("*/__init__.py")}
+
+
+def _origin(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
+
+
+def _installed(path: Path) -> bool:
+    """Returns whether a file belongs to Python or to an installed package."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+    return any(path.is_relative_to(folder) for folder in folders)
