@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 import tftpu
+from tftpu import input_pipelines
 from tftpu.config import Experiment
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.engines.tensorflow.state import ModelState
@@ -32,6 +33,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
+    experiment = build.with_length(experiment)
     experiment.train.checkpoint_every = 0
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
@@ -205,7 +207,8 @@ def _keras_fit(
     """Runs Keras's own trainer, on the same model, batches and devices."""
     with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)
-    data = build.training_data(experiment).starting_at(0).prefetch(tf.data.AUTOTUNE)
+    data = input_pipelines.starting_at(build.training_data(experiment), 0)
+    data = data.prefetch(tf.data.AUTOTUNE)
     # Keras annotates `verbose` as text only.
     verbose: Any = 0
     model.fit(data, steps_per_epoch=FOREVER, verbose=verbose, callbacks=[CallTurn(turn)])

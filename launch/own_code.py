@@ -16,7 +16,8 @@ from pathlib import Path
 from tftpu.errors import UserError
 
 # Modules that everything here imports: a file of this name beside a config would replace them.
-_TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow", "tftpu"}
+# `tftpu` is loaded already, and stays what it is in a config that lies in a clone of tftpu.
+_TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def own_code(config: str) -> OwnCode | None:
             f"The config file {path.name!r} cannot be imported, because of the dot in its name: "
             f"rename it, for example to {path.stem.replace('.', '_')}.py."
         )
-    refuse_name(code.module, code.folder)
+    refuse_name(code.module)
     for other in sorted(_modules_in(code.folder) & _TAKEN):
         raise UserError(
             f"{code.folder} holds a module {other!r}, which would replace the installed {other!r} "
@@ -63,10 +64,10 @@ def own_code(config: str) -> OwnCode | None:
     return code
 
 
-def refuse_name(module: str, folder: Path) -> None:
-    """Raises `UserError` if an installed module has this name, other than one in the folder."""
-    found = None if module in _TAKEN else _origin(module)
-    if module in _TAKEN or (found and not found.is_relative_to(folder) and _installed(found)):
+def refuse_name(module: str) -> None:
+    """Raises `UserError` if an installed module has this name."""
+    found = _origin(module)
+    if module in {*_TAKEN, "tftpu"} or (found and _installed(found)):
         raise UserError(
             f"{module}.py has the name of an installed module ({found or module}), which it would "
             "replace: rename the file."
@@ -78,16 +79,17 @@ def prepare(code: OwnCode) -> None:
     folder = str(code.folder)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
-    own = _modules_in(code.folder)
+    own = _modules_in(code.folder) - {"tftpu"}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in own and file and not Path(file).is_relative_to(code.folder):
+        if name.partition(".")[0] in own and file:
             if _installed(Path(file)):
                 raise UserError(
                     f"{code.folder} holds a module {name!r}, and so do the installed packages "
                     f"({file}), which loaded theirs already: rename yours."
                 )
-            del sys.modules[name]
+            if not Path(file).is_relative_to(code.folder):
+                del sys.modules[name]
 
 
 def import_config(code: OwnCode) -> types.ModuleType:

@@ -64,13 +64,14 @@ def check(
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
     from tftpu import input_pipelines, preflight
-    from tftpu.launch.experiment import build_model
+    from tftpu.launch.experiment import build_model, with_length
 
     if experiment.train.precision == "mixed_float16":
         raise UserError(
             "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
             "is native and needs no loss scale."
         )
+    experiment = with_length(experiment)
     options = _options(experiment)
     options.prices = prices or {}
     options.verbose = verbose
@@ -107,7 +108,7 @@ def _options(experiment: Experiment) -> "PreflightOptions":
     options = PreflightOptions(
         train=experiment.train,
         precision=experiment.train.precision,
-        steps=experiment.train.steps,
+        steps=experiment.train.length,
         validate=experiment.validate,
         recomputing=_recomputing(experiment),
     )

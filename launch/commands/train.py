@@ -9,13 +9,17 @@ steps.
 
 import contextlib
 import dataclasses
+import json
 import sys
 from typing import Any
 
-from tftpu.config import Experiment, from_json
+from tftpu.config import Experiment, Train, to_plain
+from tftpu.engines import backend
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
 from tftpu.launch import startup
+from tftpu.launch.diagnosis import quick
+from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.options import RunOptions, flag
 from tftpu.storage import files
 
@@ -44,6 +48,8 @@ def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
     experiment = options.experiment()
     startup.require_tensorflow()
+    backend.check_keras()
+    quick.check(Machine())
     workdir = options.workdir or options.default_workdir
     if options.restarts:
         _supervise(options, workdir)
@@ -54,7 +60,7 @@ def run(options: Options) -> None:
     chief = hosts.task().chief
     if chief:
         print(
-            f"tftpu train {options.name}: {experiment.train.steps:,} steps of "
+            f"tftpu train {options.name}: {_length(experiment.train)} steps of "
             f"{experiment.data.global_batch_size:,} examples, in {workdir}",
             flush=True,
         )
@@ -80,21 +86,40 @@ def _interpreter_flags() -> list[str]:
     return ["-O"] * sys.flags.optimize
 
 
+def _length(train: Train) -> str:
+    return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
+
+
 def _check_same_run(experiment: Experiment, workdir: str) -> None:
-    """Raises `UserError` if the workdir holds a run of another model, data set or optimizer."""
+    """Raises `UserError` if the workdir holds a run of another model, data set or objective."""
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         return
-    before = from_json(files.read(path).decode())
-    for group in ("model", "data", "optimizer"):
-        if _identity(getattr(before, group)) != _identity(getattr(experiment, group)):
+    try:
+        before = json.loads(files.read(path))
+    except ValueError as error:
+        raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
+    for group in ("model", "data", "optimizer", "loss"):
+        now = getattr(experiment, group)
+        if _identity(before.get(group), now) != _identity(to_plain(now), now):
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
                 "this one its own workdir with --workdir=DIR, or remove that run."
             )
 
 
-def _identity(config: Any) -> tuple[type, dict[str, Any]]:
-    """Returns a group of an experiment without the fields that change no number of the run."""
-    fields = dataclasses.asdict(config)
-    return type(config), {name: value for name, value in fields.items() if name not in _HOW}
+def _identity(plain: Any, now: Any) -> Any:
+    """Returns a group of an experiment without the fields that change no number of the run.
+
+    Args:
+        plain: the group as JSON; a field that it lacks is newer than the run, and has its default.
+        now: the group of the experiment that is to run.
+    """
+    if not isinstance(plain, dict) or not dataclasses.is_dataclass(now):
+        return plain
+    defaults = {
+        field.name: to_plain(field.default)
+        for field in dataclasses.fields(now)
+        if field.default is not dataclasses.MISSING
+    }
+    return {name: part for name, part in (defaults | plain).items() if name not in _HOW}

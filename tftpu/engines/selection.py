@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from tftpu.engines import backend
+
 if TYPE_CHECKING:
     import keras
 
@@ -12,8 +14,9 @@ def engine_of(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: the model is on a backend that no engine serves.
+        UserError: the model is on a backend that no engine serves, or of Keras 2.
     """
+    backend.check_model(model)
     from tftpu.engines.tensorflow.engine import engine_of_strategy
 
     return engine_of_strategy(model)
