@@ -3,14 +3,11 @@
 ml_collections parses the overrides by the types of the config's dataclasses.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
-import traceback
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from absl import flags
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import configs, keras_objects
-from tftpu.launch.own_code import import_config, own_code
+from tftpu.launch.own_code import failures_of, import_config, own_code
 from tftpu.launch.startup import quieten_tensorflow
 
 _IN_WORDS = {
@@ -61,12 +58,13 @@ def load(name: str, overrides: list[str]) -> Experiment:
     A file is imported as `launch.own_code` describes.
     """
     code = own_code(name)
+    folder = code.folder if code else CONFIGS
     quieten_tensorflow()  # which the file may import
-    with _failures_of(name):
+    with failures_of(f"The config {name!r}", folder):
         module = import_config(code) if code else _come_with_tftpu(name)
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
-    with _failures_of(name):
+    with failures_of(f"The config {name!r}", folder):
         experiment = module.get_config()
     if not isinstance(experiment, Experiment):
         raise UserError(
@@ -84,29 +82,6 @@ def _come_with_tftpu(name: str) -> types.ModuleType:
     if name not in names():
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
     return importlib.import_module(f"{configs.__name__}.{name}")
-
-
-@contextlib.contextmanager
-def _failures_of(name: str) -> Iterator[None]:
-    """Turns exceptions of a config file, and of its neighbours, into `UserError` with the line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        folder = Path(name).absolute().parent
-        frames = [Path(f.filename) for f in traceback.extract_tb(error.__traceback__)]
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)]
-        own = [(file, line) for file, line in zip(frames, lines) if file.parent == folder]
-        where = ""
-        if own:
-            file, line = own[-1]
-            where = f" in line {line}" + (
-                f" of {file.name}" if file.name != Path(name).name else ""
-            )
-        raise UserError(
-            f"The config {name!r} fails{where} with {type(error).__name__}: {error}"
-        ) from error
 
 
 def _apply(experiment: Experiment, override: str) -> None:

@@ -8,6 +8,7 @@ import keras
 from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment, Function, KerasObject
 from tftpu.launch import keras_objects, sample
+from tftpu.launch.own_code import failures_of_class
 from tftpu.models.layers import pixels
 from tftpu.optim import optimizers
 from tftpu.optim.losses import SmoothedCrossentropy
@@ -30,7 +31,8 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
             the trainer of tftpu ignores it.
     """
     keras.utils.set_random_seed(experiment.train.seed)
-    model = models.build(experiment.model)
+    with failures_of_class(experiment.model, "build"):
+        model = models.build(experiment.model)
     if experiment.model.freeze:
         models.freeze(model, experiment.model.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
@@ -118,12 +120,14 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
 
 def training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
     """Returns the training pipeline of an experiment."""
-    return input_pipelines.training(experiment.data, experiment.train.seed)
+    with failures_of_class(experiment.data, "training"):
+        return input_pipelines.training(experiment.data, experiment.train.seed)
 
 
 def evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
     """Returns the evaluation split of an experiment; None if it has none."""
-    return input_pipelines.evaluation(experiment.data, experiment.train.seed)
+    with failures_of_class(experiment.data, "evaluation"):
+        return input_pipelines.evaluation(experiment.data, experiment.train.seed)
 
 
 def _objective(experiment: Experiment) -> tuple[Any, Any, Any]:

@@ -5,13 +5,18 @@ The folder of `--config=path/to/flowers.py` is put first on `sys.path`, and the 
 the same folder, anywhere, imports it under the same names.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
+import traceback
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tftpu.errors import UserError
 
@@ -97,6 +102,35 @@ def import_config(code: OwnCode) -> types.ModuleType:
     prepare(code)
     sys.modules.pop(code.module, None)
     return importlib.import_module(code.module)
+
+
+@contextlib.contextmanager
+def failures_of(what: str, folder: Path) -> Iterator[None]:
+    """Turns exceptions of a user's code into `UserError`, with file and line.
+
+    Args:
+        what: names the code, such as "The config 'flowers.py'".
+        folder: of the code; an exception that never passed through it is not the user's.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).parent == folder]
+        if not own and not isinstance(error, SyntaxError | ImportError):
+            raise
+        where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
+        raise UserError(f"{what} fails{where} with {type(error).__name__}: {error}") from error
+
+
+def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
+    """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu."""
+    cls = type(value)
+    if cls.__module__.partition(".")[0] == "tftpu":
+        return contextlib.nullcontext()
+    return failures_of(f"{cls.__name__}.{method}()", Path(inspect.getfile(cls)).parent)
 
 
 def _modules_in(folder: Path) -> set[str]:

@@ -1,7 +1,7 @@
 """The zoo: `names()` lists it, `build(name)` returns a Keras model.
 
-This file, `sizes.py` and `checks.py` import no Keras, so that configs load in milliseconds;
-`build` does.
+This file, `sizes.py`, `parameters.py` and `checks.py` import no Keras, so that configs load in
+milliseconds; `build` does.
 """
 
 import copy
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import sizes
+from tftpu.models.parameters import PARAMETERS
 
 if TYPE_CHECKING:
     import keras
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 def names() -> list[str]:
     """Returns the names of the published sizes, sorted."""
     return sorted(sizes.SIZES)
+
+
+def parameters(name: str) -> int:
+    """Returns the number of trainable parameters of a published size, without building it.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    config(name)
+    return PARAMETERS[name]
 
 
 def config(name: str, **fields: Any) -> Model:
