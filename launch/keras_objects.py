@@ -117,7 +117,8 @@ def _described(value: Any, name: str) -> Any:
         )
     import keras
 
-    return KerasObject(keras.saving.serialize_keras_object(value))
+    description: Any = keras.saving.serialize_keras_object(value)
+    return KerasObject(description)
 
 
 def _recorded(callback: Any) -> Any:

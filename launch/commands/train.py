@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any
 
-from tftpu.config import Experiment, Train, to_plain
+from tftpu.config import Experiment, KerasObject, Train, to_plain
 from tftpu.engines import backend
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
@@ -117,6 +117,10 @@ def _identity(plain: Any, now: Any) -> Any:
     """
     if not isinstance(plain, dict) or not dataclasses.is_dataclass(now):
         return plain
+    if isinstance(now, KerasObject):  # Keras numbers the names of objects within a process
+        description = plain.get("description", {})
+        config = {k: v for k, v in description.get("config", {}).items() if k != "name"}
+        return {**description, "config": config}
     defaults = {
         field.name: to_plain(field.default)
         for field in dataclasses.fields(now)

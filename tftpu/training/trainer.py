@@ -215,13 +215,15 @@ class Trainer:
         """
         return self.executor.predict_replicated(x)
 
-    def restore(self, step: int | None = None) -> Restored | None:
+    def restore(self, step: int | None = None, *, optimizer: bool = True) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
 
         Several hosts load the checkpoint that the chief found to be complete.
 
         Args:
             step: of the checkpoint; None is the newest.
+            optimizer: whether to load the state of the optimizer, too, which evaluation does not
+                need.
 
         Raises:
             UserError: the checkpoint belongs to another model or is damaged, or nothing was
@@ -230,6 +232,8 @@ class Trainer:
         if self.checkpoints is None:
             return None
         leaves, found = self.executor.state(), None
+        if not optimizer:
+            del leaves["optimizer"]
         if self.hosts.chief:
             found = self.checkpoints.restore(leaves, step)
         step = self.hosts.from_chief(found.step if found else None)
@@ -250,7 +254,9 @@ class Trainer:
             dataset: as for `evaluate`; a model that is not built yet is built for it.
         """
         self._executor_for_evaluation(dataset)
-        return self.restore(self.checkpoints.best()) if self.checkpoints else None
+        if self.checkpoints is None:
+            return None
+        return self.restore(self.checkpoints.best(), optimizer=False)
 
     def has_checkpoint(self) -> bool:
         """Returns whether the workdir has a complete checkpoint for `fit` to resume from."""

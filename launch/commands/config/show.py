@@ -53,7 +53,8 @@ def lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
 def text_of(value: Any) -> str:
     """Returns a value as the command line takes it, where it takes it."""
     if isinstance(value, KerasObject):
-        settings = ", ".join(f"{k}={v!r}" for k, v in value.description["config"].items())
+        known = value.description["config"].items()
+        settings = ", ".join(f"{k}={v!r}" for k, v in known if v is not None and v is not False)
         return f"{value.name}({settings})"
     if isinstance(value, Function):
         return value.name
@@ -61,6 +62,6 @@ def text_of(value: Any) -> str:
         return f"({','.join(map(text_of, value))})"
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    if isinstance(value, bool | int | float | str | dict):
-        return str(value)
+    if isinstance(value, int | float | str | dict):
+        return str(value) if value != "" else "''"
     return f"{type(value).__module__}.{type(value).__qualname__}"
