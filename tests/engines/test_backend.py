@@ -45,7 +45,7 @@ def test_a_model_of_keras_2_is_named():
     from tftpu.training.trainer import Trainer
 
     legacy = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
-    with pytest.raises(UserError, match="is a model of Keras 2 .*write `import keras`"):
+    with pytest.raises(UserError, match=r"is a model of Keras 2 .*write `import keras`"):
         Trainer(legacy())
 
 

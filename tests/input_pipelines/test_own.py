@@ -35,10 +35,12 @@ class Own(tftpu.Data):
 
 def test_the_context_holds_seed_and_batch_size():
     seen = []
-    data = Own(
-        make=lambda context: seen.append(context) or slices().batch(context.global_batch_size)
-    )
-    input_pipelines.training(data, seed=7)
+
+    def make(context):
+        seen.append(context)
+        return slices().batch(context.global_batch_size)
+
+    input_pipelines.training(Own(make=make), seed=7)
     assert seen == [tftpu.DataContext(7, 4)]
 
 
@@ -93,7 +95,7 @@ def test_the_batches_of_an_epoch_are_counted():
     assert steps(slices().batch(4, drop_remainder=True)) == 2
     data = Synthetic(examples=70, global_batch_size=32, spec=("x: float32[2]", "y: float32"))
     assert input_pipelines.steps_per_epoch(data, input_pipelines.training(data)) == 3
-    with pytest.raises(UserError, match="never ends: set train.steps instead"):
+    with pytest.raises(UserError, match=r"never ends: set train\.steps instead"):
         steps(slices().batch(4).repeat())
     with pytest.raises(UserError, match="has no known length"):
         steps(slices().filter(lambda x, y: y > 1).batch(4))

@@ -207,7 +207,7 @@ def test_a_users_own_config_file_is_loaded(tmp_path):
             "train.ema_momentum is True: its type must be float | None",
         ),
         ("config.model.blocks = (1, 'x')", "its type must be tuple[int, ...]"),
-        ("config.train = type(config.train)(stepz=5)", "fails in line 4 with TypeError"),
+        ("config.train = type(config.train)(stepz=5)", "fails in line 4 of mine.py with TypeError"),
     ],
 )
 def test_a_mistake_in_a_config_file_gives_a_clear_message(line, message, tmp_path, capsys):

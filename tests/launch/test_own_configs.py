@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -60,7 +61,7 @@ def test_a_config_of_own_parts_trains_as_keras_does_and_every_step_of_it_is_reco
     assert main(["train", f"--config={path}", "--workdir=run"]) == 0
     said = capsys.readouterr().out
     assert "tftpu train mine: 4 epochs in steps of 16 examples, in run" in said
-    lines = [json.loads(line) for line in open("run/metrics.jsonl")]
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     evaluations = [line for line in lines if line["split"] == "eval"]
     assert [line["step"] for line in evaluations] == [6, 12, 18, 24]  # 96 examples in 16s
     wanted, weights = fitted(4)
@@ -75,7 +76,7 @@ def test_a_config_of_own_parts_trains_as_keras_does_and_every_step_of_it_is_reco
     exported.load_weights("w.weights.h5")
     np.testing.assert_allclose(exported.get_weights()[0], weights[0], rtol=1e-5)
 
-    recorded = json.loads(open("run/config.json").read())
+    recorded = json.loads(Path("run/config.json").read_text())
     assert recorded["model"]["class"] == "model.Linear"
     assert recorded["config_file"] == path
     assert (recorded["train"]["steps"], recorded["train"]["epochs"]) == (24, None)
@@ -107,9 +108,9 @@ class EndsAtOnce(keras.callbacks.Callback):
     )
     path = projects.write(tmp_path, rest, mine=text, mine_callbacks=class_)
     assert main(["train", f"--config={path}", "--workdir=run"]) == 0
-    lines = [json.loads(line) for line in open("run/metrics.jsonl")]
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == 6
-    (callback,) = json.loads(open("run/config.json").read())["callbacks"]
+    (callback,) = json.loads(Path("run/config.json").read_text())["callbacks"]
     assert callback["description"]["class_name"] == "EndsAtOnce"
     assert callback["description"]["config"] == {"patience": 2}
 

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support import wheels
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    subprocess.run([sys.executable, *build], check=True)
-    (found,) = folder.glob("*.whl")
-    return found
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
 
 
 def test_nothing_top_level_but_tftpu(wheel):
@@ -32,16 +28,14 @@ def test_nothing_top_level_but_tftpu(wheel):
         "tftpu/launch/diagnosis/wheels.py",
         "tftpu/launch/cloud/startup.sh",
         "tftpu/launch/colab.ipynb",
+        "tftpu/launch/starter/model.py.txt",
     ):
         assert expected in names
 
 
 def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
     scratch = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", scratch], check=True)
-    python = scratch / "bin" / "python"
-    install = [python, "-m", "pip", "install", "-q", "--no-deps", wheel]
-    subprocess.run(install, check=True)
+    python = wheels.install(wheel, scratch)
     code = "import tftpu.models; print(tftpu.models.__file__, *tftpu.models.names())"
     done = subprocess.run(
         [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
