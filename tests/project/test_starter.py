@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import keras
@@ -120,12 +121,15 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
 
 
 def test_its_files_are_formatted_and_linted_as_ours(tmp_path):
+    """With our rules, but as a project in which tftpu is a package of others."""
     for path, text in starter.files("flowers").items():
         (tmp_path / path).write_text(text)
-    rules = f"--config={wheels.ROOT / 'pyproject.toml'}"
-    for words in (["check"], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *words, rules, "--no-cache", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True)
+    rules = tomllib.loads((wheels.ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    ours = ["--isolated", "--no-cache", f"--config=line-length={rules['line-length']}"]
+    select = f"--select={','.join(rules['lint']['select'])}"
+    for words in (["check", select, *ours], ["format", "--check", *ours]):
+        command = [sys.executable, "-m", "ruff", *words, "."]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
 
 
