@@ -4,10 +4,11 @@ Tried with Keras 3.13 - 3.15; `tests/engines/test_internals.py` fails when one o
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
+from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
@@ -15,7 +16,7 @@ from keras.src.random import seed_generator
 from tftpu.tensors import Nest, Tensor, ops
 
 
-class Term(NamedTuple):
+class CompiledTerm(NamedTuple):
     """One loss of a compiled model, for one of its outputs.
 
     Attributes:
@@ -53,12 +54,56 @@ def build(model: keras.Model, batch: Nest) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def loss_terms(model: keras.Model) -> list[Term]:
+def build_by(function: Callable[[Nest], Any], batch: Nest) -> Any:
+    """Creates the variables that a function of a batch needs; returns what it returns, as specs.
+
+    Args:
+        function: calls layers.
+        batch: `keras.KerasTensor`s of static shape.
+    """
+    return backend.compute_output_spec(function, batch)
+
+
+def compute_loss(
+    model: keras.Model, x: Nest, y: Nest, y_pred: Nest, sample_weight: Nest, training: bool
+) -> Tensor | None:
+    """Calls a model's own `compute_loss`, with the arguments that it takes."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def activity_regularized(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers of a model that add a sum over the batch to its losses."""
+    return [layer for layer in flat_layers(model) if layer.activity_regularizer is not None]
+
+
+@contextlib.contextmanager
+def activity_times(layers: list[keras.Layer], factor: int) -> Iterator[None]:
+    """Multiplies the activity regularizers of layers while the block runs.
+
+    Their losses are sums over the examples of a call, unlike other losses of layers, which are
+    means: the factor is the number of calls whose mean is taken.
+    """
+    before = [layer.activity_regularizer for layer in layers]
+    for layer, regularizer in zip(layers, before):
+        layer.activity_regularizer = lambda output, own=regularizer: own(output) * factor
+    try:
+        yield
+    finally:
+        for layer, regularizer in zip(layers, before):
+            layer.activity_regularizer = regularizer
+
+
+def is_keras_own(function: Callable[..., Any]) -> bool:
+    """Returns whether a function or method is defined in Keras itself."""
+    return function.__module__.split(".")[0] == "keras"
+
+
+def loss_terms(model: keras.Model) -> list[CompiledTerm]:
     """Returns the losses of a compiled and built model, one for each output that has one."""
     if model._compile_loss is None:
         return []
     flat: Any = model._compile_loss._flat_losses
-    return [Term(name, loss, 1.0 if weight is None else weight) for _, loss, weight, name in flat]
+    return [CompiledTerm(name, loss, 1.0 if weight is None else weight) for _, loss, weight, name in flat]
 
 
 def match_losses(
@@ -114,6 +159,19 @@ def tracked_metrics(model: keras.Model) -> list[keras.Metric]:
     return [*model._metrics, *(metric for layer in layers for metric in layer.metrics)]
 
 
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of the compiled metrics."""
+    return [v for bound in bound_metrics(model) for v in bound.metric.variables]
+
+
+def compile_arguments(model: keras.Model) -> list[str]:
+    """Returns which of a loss and metrics a model was compiled with, in words."""
+    if not getattr(model, "compiled", False):
+        return []
+    given = {"a loss": model._compile_loss, "metrics": model._compile_metrics}
+    return [name for name, part in given.items() if part is not None]
+
+
 def metric_results(model: keras.Model) -> dict[str, Tensor]:
     """Returns the results of the compiled metrics, under the names that `fit` gives them."""
     return model._compile_metrics.result() if model._compile_metrics is not None else {}
@@ -167,7 +225,7 @@ def clip(optimizer: keras.optimizers.Optimizer, grads: list[Tensor]) -> list[Ten
 def overrides_apply(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether a step of the optimizer is more than `update_step` for each variable."""
     plain = keras.optimizers.SGD
-    methods = ("apply", "_backend_apply_gradients", "_backend_update_step")
+    methods = ("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step")
     return any(getattr(type(optimizer), m) is not getattr(plain, m) for m in methods)
 
 
