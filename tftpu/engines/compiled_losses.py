@@ -164,7 +164,9 @@ class CompiledLosses:
                 continue
             mask = keras_internals.keras_mask(y_pred[output])
             # Keras multiplies a mask of the outputs with weights of as many axes only.
-            shape = max([f.shape for f in given] + [mask.shape if mask is not None else ()], key=len)
+            shape = max(
+                [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
+            )
             metric.update_state(y[output], y_pred[output], sample_weight=product(shape, *given))
 
 

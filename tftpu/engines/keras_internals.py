@@ -1,6 +1,6 @@
 """Every private interface of Keras that the engines use, each behind one small function.
 
-Tried with Keras 3.13 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
+Tried with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
 """
 
 import contextlib
@@ -71,28 +71,6 @@ def compute_loss(
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-def activity_regularized(model: keras.Model) -> list[keras.Layer]:
-    """Returns the layers of a model that add a sum over the batch to its losses."""
-    return [layer for layer in flat_layers(model) if layer.activity_regularizer is not None]
-
-
-@contextlib.contextmanager
-def activity_times(layers: list[keras.Layer], factor: int) -> Iterator[None]:
-    """Multiplies the activity regularizers of layers while the block runs.
-
-    Their losses are sums over the examples of a call, unlike other losses of layers, which are
-    means: the factor is the number of calls whose mean is taken.
-    """
-    before = [layer.activity_regularizer for layer in layers]
-    for layer, regularizer in zip(layers, before):
-        layer.activity_regularizer = lambda output, own=regularizer: own(output) * factor
-    try:
-        yield
-    finally:
-        for layer, regularizer in zip(layers, before):
-            layer.activity_regularizer = regularizer
-
-
 def is_keras_own(function: Callable[..., Any]) -> bool:
     """Returns whether a function or method is defined in Keras itself."""
     return function.__module__.split(".")[0] == "keras"
@@ -103,7 +81,10 @@ def loss_terms(model: keras.Model) -> list[CompiledTerm]:
     if model._compile_loss is None:
         return []
     flat: Any = model._compile_loss._flat_losses
-    return [CompiledTerm(name, loss, 1.0 if weight is None else weight) for _, loss, weight, name in flat]
+    return [
+        CompiledTerm(name, loss, 1.0 if weight is None else weight)
+        for _, loss, weight, name in flat
+    ]
 
 
 def match_losses(

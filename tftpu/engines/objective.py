@@ -60,3 +60,34 @@ class Objective:
         if not self.name:
             name = getattr(self.loss_fn, "__name__", "objective").removesuffix("_loss")
             object.__setattr__(self, "name", name if name != "<lambda>" else "objective")
+
+
+def objectives_of(
+    model: keras.Model, loss_fn: LossFunction | None, objectives: Sequence[Objective]
+) -> tuple[Objective, ...]:
+    """Returns the objectives that a trainer is given; empty if the model is compiled with its loss.
+
+    Args:
+        model: compiled with an optimizer, if there is a `loss_fn`.
+        loss_fn: of the only objective.
+        objectives: several.
+
+    Raises:
+        UserError: both are given, two objectives have one name, or there is no optimizer.
+    """
+    if loss_fn is not None and objectives:
+        raise UserError("Trainer takes loss_fn or objectives, not both.")
+    if loss_fn is not None:
+        if getattr(model, "optimizer", None) is None:
+            raise UserError(
+                "loss_fn needs an optimizer: call model.compile(optimizer=...) before making a "
+                "Trainer."
+            )
+        return (Objective(loss_fn, None, model.optimizer),)
+    names = [one.name for one in objectives]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"Two objectives have the name {name!r}: give each its own, Objective(name=...)."
+            )
+    return tuple(objectives)

@@ -27,12 +27,10 @@ class FunctionLosses:
         UserError: the function does not return a loss.
     """
 
-    metric_variables: list[keras.Variable] = []
-
     def __init__(
         self, model: keras.Model, loss_fn: LossFunction, name: str, logged: bool, batch: Nest
     ):
-        _refuse_regularized_activity(model)
+        self.metric_variables: list[keras.Variable] = []  # it measures by its terms
         self._model = model
         self._loss_fn = loss_fn
         self._name = name
@@ -80,7 +78,6 @@ class ComputedLoss:
     """
 
     def __init__(self, model: keras.Model, compiled: CompiledLosses):
-        _refuse_regularized_activity(model)
         self._model = model
         self._compiled = compiled
         self.metric_variables = compiled.metric_variables
@@ -116,16 +113,6 @@ class ComputedLoss:
 def overrides_compute_loss(model: keras.Model) -> bool:
     """Returns whether a model has its own `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
-
-
-def _refuse_regularized_activity(model: keras.Model) -> None:
-    layers = keras_internals.activity_regularized(model)
-    if layers:
-        raise UserError(
-            f"The layer {layers[0].name!r} has an activity_regularizer, a sum over the batch that a "
-            "loss of your own cannot be combined with: add the same term, for each example, to the "
-            "loss."
-        )
 
 
 def _kind(result: Any) -> str:

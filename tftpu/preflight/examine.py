@@ -143,9 +143,7 @@ class Examiner:
         )
         batch_spec = with_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
-        return lower(
-            make, batch_spec, replicas, self.precision, train, self.options.objectives
-        )
+        return lower(make, batch_spec, replicas, self.precision, train, self.options.objectives)
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:
         """Compiles a lowered step for a slice."""

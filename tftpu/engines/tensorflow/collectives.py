@@ -28,9 +28,7 @@ class Division(NamedTuple):
         return self.shares * self.microbatches
 
 
-_DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar(
-    "division", default=Division()
-)
+_DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar("division")
 
 
 @contextlib.contextmanager
@@ -69,7 +67,7 @@ def all_gather(x: Tensor) -> Tensor:
     ```
     """
     x = ops.convert_to_tensor(x)
-    division = _DIVISION.get()
+    division = _DIVISION.get(Division())
     if division.microbatches > 1:
         raise UserError(
             f"tftpu.all_gather() needs the whole batch at once, and it is computed in "
@@ -94,7 +92,7 @@ def positions(x: Tensor) -> Tensor:
     """
     examples = ops.convert_to_tensor(x).shape[0]
     context: Any = tf.distribute.get_replica_context()
-    apart = _DIVISION.get().shares > 1 and context is not None
+    apart = _DIVISION.get(Division()).shares > 1 and context is not None
     replica = tf.cast(context.replica_id_in_sync_group, tf.int32) if apart else 0
     return ops.arange(examples, dtype="int32") + replica * examples
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tftpu.engines import keras_internals
 from tftpu.engines.losses import Computed, Losses
 from tftpu.engines.tensorflow.collectives import Division, divided
 from tftpu.engines.tensorflow.state import ModelState
@@ -61,7 +60,6 @@ class ForwardPass:
         self._state = state
         self._losses = losses
         self._model = state.model
-        self._summed = keras_internals.activity_regularized(state.model)
         self.statistics = statistics
 
     def run(
@@ -84,8 +82,7 @@ class ForwardPass:
         """
         if values.metrics is None:
             values = values._replace(metrics=self.zero_metrics())
-        activity = keras_internals.activity_times(self._summed, division.parts)
-        with self._scope(values) as scope, divided(division), activity:
+        with self._scope(values) as scope, divided(division):
             computed = self._losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
             states = [scope.get_current_value(v) for v in self._losses.metric_variables]

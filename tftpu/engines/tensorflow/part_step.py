@@ -132,7 +132,7 @@ def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forwar
 
 
 def _describe(state: ModelState, part: Part, traced: Forward) -> Description:
-    outputs = traced.computed.y_pred
+    outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
     parts = state.replicas * state.options.gradient_accumulation_steps
 
     def of_batch(term, elements):

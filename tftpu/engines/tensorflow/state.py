@@ -174,14 +174,10 @@ def _compiled_part(model: keras.Model) -> Part:
     return Part("", losses, model.trainable_variables, *_unwrapped(model.optimizer), 1)
 
 
-def _parts_of(
-    model: keras.Model, objectives: Sequence[Objective], batch: Nest
-) -> list[Part]:
+def _parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -> list[Part]:
     """Builds model and optimizers for objectives; all functions run before variables are read."""
     several = len(objectives) > 1
-    losses = [
-        FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives
-    ]
+    losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
     known = {id(v) for v in model.trainable_variables}
     parts = []
     for one, found in zip(objectives, losses):
@@ -189,7 +185,7 @@ def _parts_of(
         for variable in variables:
             if id(variable) not in known:
                 raise UserError(
-                    f"The objective {one.name!r} trains {variable.path!r}, which is not a trainable "
+                    f"The objective {one.name!r} trains {variable.path!r}, which is no trainable "
                     "variable of the model given to Trainer: make its layer an attribute of the "
                     "model, so that it is saved with it."
                 )
