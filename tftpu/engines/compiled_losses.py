@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 
@@ -89,6 +89,11 @@ class CompiledLosses:
                     f"The metric {bound.metric.name!r} has a state that does not start at zero, so "
                     "it cannot be added up over replicas: use a metric made of sums and counts."
                 )
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions or classes that compute the losses."""
+        return [keras_internals.function_of(term.loss) for term in self._losses]
 
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]

@@ -144,6 +144,14 @@ class Executor(Protocol):
         """The global norm of the trainable weights."""
         ...
 
+    def warn_of_mixing(self, dataset: Dataset, class_weight: dict[int, float] | None) -> None:
+        """Warns if the loss of an example depends on the other examples of its batch.
+
+        Args:
+            dataset, class_weight: as for `Engine.batches`.
+        """
+        ...
+
     def training(self, share_spec: Nest) -> "TrainLoop":
         """Prepares training on batches whose shares have this spec.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras.src import backend
+from keras.src import backend, models
 from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
@@ -69,6 +69,18 @@ def compute_loss(
 ) -> Tensor | None:
     """Calls a model's own `compute_loss`, with the arguments that it takes."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def function_of(loss: keras.losses.Loss) -> Any:
+    """Returns the function that a loss wraps, or its class."""
+    wrapped = getattr(loss, "fn", None)
+    return wrapped if callable(wrapped) else type(loss)
+
+
+def has_raw_operations(model: keras.Model) -> bool:
+    """Returns whether a functional model calls functions of `keras.ops` between its layers."""
+    operations = model.operations if isinstance(model, models.Functional) else []
+    return any(not isinstance(operation, keras.Layer) for operation in operations)
 
 
 def is_keras_own(function: Callable[..., Any]) -> bool:

@@ -165,7 +165,10 @@ class Trainer:
             self.account.clock.turn_to("starting")
             microbatches = self.options.gradient_accumulation_steps
             spec = self.engine.training_spec(dataset, microbatches, class_weight)
-            executor, loop = self._executor_for(spec), self._loop_for(spec)
+            executor = self._executor_for(spec)
+            if not self._loops:
+                executor.warn_of_mixing(dataset, class_weight)
+            loop = self._loop_for(spec)
             output = self._output(executor, loop, spec, verbose)
             session = Session(
                 self._context(executor),

@@ -28,6 +28,13 @@ _OVERRIDES = {
 }
 
 
+# What to use instead of ops that XLA cannot compile.
+_INSTEAD = {
+    "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
+    "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
+}
+
+
 def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
     """Raises `UserError` for a model with settings that the step would ignore."""
     stateful = [layer for layer in keras_internals.flat_layers(model) if _is_stateful(layer)]
@@ -165,11 +172,14 @@ def refuse_spec(spec: Any) -> None:
 def refuse_host_ops(ops: list[tf.Operation]) -> None:
     """Raises `UserError`, naming the layer, if there is an op that XLA cannot compile."""
     for op in ops:
-        if not internals.xla_kernel(op.type):
+        if not internals.xla_kernel(op.type) and not internals.is_call(op):
             layer = internals.layer_of(op)
+            instead = _INSTEAD.get(
+                op.type, "Move it to the input pipeline (tf.data), or remove the layer."
+            )
             raise UserError(
                 f"The layer {layer!r} uses the op {op.type}, which XLA cannot compile, so no TPU "
-                "can run it. Move it to the input pipeline (tf.data), or remove the layer."
+                f"can run it. {instead}"
             )
 
 
@@ -180,9 +190,10 @@ def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
     todo = [graph]
     while todo:
         here = todo.pop()
+        known = internals.functions_of(here)
         for op in here.get_operations():
             ops.append(op)
-            for body in internals.called_functions(here, op):
+            for body in internals.called_functions(known, op):
                 if id(body) not in seen:
                     seen.add(id(body))
                     todo.append(body)

@@ -41,6 +41,20 @@ def divided(division: Division) -> Iterator[None]:
         _DIVISION.reset(token)
 
 
+_GATHERED: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("gathered")
+
+
+@contextlib.contextmanager
+def gathering() -> Iterator[list[Tensor]]:
+    """Yields a list of the tensors that are given to `all_gather` in the block, in this thread."""
+    seen: list[Tensor] = []
+    token = _GATHERED.set(seen)
+    try:
+        yield seen
+    finally:
+        _GATHERED.reset(token)
+
+
 def all_gather(x: Tensor) -> Tensor:
     """Gathers a tensor of each example over all replicas, in the order of the global batch.
 
@@ -67,6 +81,7 @@ def all_gather(x: Tensor) -> Tensor:
     ```
     """
     x = ops.convert_to_tensor(x)
+    _GATHERED.get([]).append(x)
     division = _DIVISION.get(Division())
     if division.microbatches > 1:
         raise UserError(
@@ -91,18 +106,19 @@ def positions(x: Tensor) -> Tensor:
         (examples,), int32.
     """
     examples = ops.convert_to_tensor(x).shape[0]
-    context: Any = tf.distribute.get_replica_context()
-    apart = _DIVISION.get(Division()).shares > 1 and context is not None
-    replica = tf.cast(context.replica_id_in_sync_group, tf.int32) if apart else 0
-    return ops.arange(examples, dtype="int32") + replica * examples
+    own = ops.arange(examples, dtype="int32")
+    context = tf.distribute.get_replica_context()
+    if context is None or _DIVISION.get(Division()).shares == 1:
+        return own
+    return own + tf.cast(context.replica_id_in_sync_group, tf.int32) * examples
 
 
-def _gather(x: tf.Tensor, context: Any, shares: int) -> tf.Tensor:
+def _gather(x: Tensor, context: Any, shares: int) -> Tensor:
     replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
 
     # A sum over replicas of which each fills its own rows: every strategy has this collective.
     @tf.custom_gradient
-    def gather(value):
+    def gather(value: Any) -> Any:
         own = tf.one_hot(replica, shares, dtype=value.dtype)
         placed = tf.reshape(own, (shares, *[1] * value.shape.rank)) * value[None]
         summed: Any = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)

@@ -12,7 +12,7 @@ from tftpu.config import TrainOptions
 from tftpu.engines.engine import Leaf, LoopResult
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
-from tftpu.engines.tensorflow import feed
+from tftpu.engines.tensorflow import feed, mixing
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
@@ -52,7 +52,9 @@ class TensorFlowExecutor:
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         shares = strategy.num_replicas_in_sync
-        evaluate = traced_for(platform, lambda pair: self._eval_step.evaluate(*pair, shares))
+        evaluate = traced_for(
+            platform, lambda pair: self._eval_step.evaluate(pair[0], pair[1], shares)
+        )
         self._eval_loop = device_loop(strategy, evaluate)
         self._separable: dict[str, bool] = {}
         self._eval_whole = WholeBatches(strategy, platform, self._eval_step)
@@ -84,6 +86,11 @@ class TensorFlowExecutor:
     def weight_norm(self) -> float:
         """The global norm of the trainable weights, which is the same on every replica."""
         return float(self._local(self._weight_norm()))
+
+    def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
+        """Warns if the examples of a batch depend on each other."""
+        with target.compiling_for(self._platform), self._strategy.scope():
+            mixing.warn_of_mixing(self.variables, feed.for_training(dataset, 0, class_weight))
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""

@@ -28,11 +28,11 @@ class Turns(NamedTuple):
 
     Attributes:
         due: the second argument of the step in each variant.
-        index: returns the number of the variant that is next, () int32.
+        next: returns the number of the variant that is next, () int32.
     """
 
     due: Sequence[tuple[int, ...]]
-    index: Callable[[], tf.Tensor]
+    next: Callable[[], tf.Tensor]
 
 
 def device_loop(
@@ -70,7 +70,7 @@ def device_loop(
             else:
                 # Outside of the step: its collectives may not stand in a branch.
                 branches = [_run(strategy, step, batch, due) for due in turns.due]
-                tf.switch_case(turns.index(), branches)
+                tf.switch_case(turns.next(), branches)
             return index + 1, waited
 
         start = tf.constant(0), tf.zeros((), tf.float64)

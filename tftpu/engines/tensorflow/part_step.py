@@ -42,6 +42,7 @@ class PartStep:
 
     Attributes:
         statistics: the moving statistics that it changes.
+        divisors: the global divisor of each term; None where it depends on the data.
 
     Raises:
         UserError: the objective cannot be trained.
@@ -62,6 +63,7 @@ class PartStep:
         ]
         self.forward = ForwardPass(state, losses, self.statistics)
         described = _describe(state, self._part, traced)
+        self.divisors = described.divisors
         examples = examples_of(microbatch)
         self._gradients = ShareGradients(state, index, self.forward, described, examples)
 

@@ -46,6 +46,7 @@ class TrainStep:
     Attributes:
         state: the variables.
         statistics: the moving statistics that a step changes.
+        divisors: the global divisor of each term; None where it depends on the data.
         sums: the layout of what `accumulator` adds up.
         accumulator: the sums over steps.
 
@@ -64,6 +65,7 @@ class TrainStep:
         changed = {id(v): v for part in self._parts for v in part.statistics}
         self.statistics = list(changed.values())
         _refuse_counters(self.statistics)
+        self.divisors = [value for part in self._parts for value in part.divisors]
         self.sums = TrainSums(state.losses)
         self.accumulator = Accumulator(self.sums.size, "train_sums")
 
