@@ -237,7 +237,10 @@ def test_overflow_of_one_objective_skips_only_its_own_update():
             tftpu.Objective(overflowing, model.generator, scaled),
         ]
         trainer = tftpu.Trainer(model, objectives=parts)
-    before = [v.numpy() for v in model.generator.variables], [v.numpy() for v in model.critic.variables]
+    before = (
+        [v.numpy() for v in model.generator.variables],
+        [v.numpy() for v in model.critic.variables],
+    )
     trainer.fit(batches(), 1, verbose=False)
     assert all((v.numpy() == b).all() for v, b in zip(model.generator.variables, before[0]))
     assert any((v.numpy() != b).any() for v, b in zip(model.critic.variables, before[1]))
@@ -415,13 +418,13 @@ def test_activity_regularizers_are_exact_on_four_replicas_and_do_not_see_padding
     )
 
 
-def test_a_metric_that_takes_no_weights_does_not_see_padding():
+def test_a_metric_that_ignores_weights_does_not_see_padding():
     class Count(keras.metrics.Metric):
         def __init__(self):
             super().__init__(name="count")
             self.seen = self.add_weight(shape=(), initializer="zeros")
 
-        def update_state(self, y_true, y_pred):
+        def update_state(self, y_true, y_pred, sample_weight=None):
             self.seen.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
 
         def result(self):

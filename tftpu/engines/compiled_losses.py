@@ -1,6 +1,5 @@
 """The losses and metrics that a Keras model was compiled with."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -68,7 +67,10 @@ class CompiledLosses:
         self._model = model
         self._losses = keras_internals.loss_terms(model)
         self._metrics = keras_internals.bound_metrics(model)
-        self._weighable = all(_takes_weights(bound.metric) for bound in self._metrics)
+        # Another's may leave the weights of examples out of account, and so count padding.
+        self._weighable = all(
+            keras_internals.is_keras_own(type(bound.metric).update_state) for bound in self._metrics
+        )
         self.metric_variables = [v for m in self._metrics for v in m.metric.variables]
         # Keras logs single losses of a model that has several.
         logged = {t.name: f"{t.name}_loss" for t in self._losses if len(self._losses) > 1}
@@ -215,14 +217,6 @@ def _elements(
     if term.loss.reduction == "mean_with_sample_weight":
         count = weight
     return Elements(values, weight, count)
-
-
-def _takes_weights(metric: keras.Metric) -> bool:
-    """Returns whether examples of weight 0 leave a metric as it is, as Keras's own do."""
-    update = type(metric).update_state
-    if keras_internals.is_keras_own(update):
-        return True
-    return "sample_weight" in inspect.signature(update).parameters
 
 
 def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:

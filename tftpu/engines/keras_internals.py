@@ -125,7 +125,7 @@ def match_losses(
 
 def bound_metrics(model: keras.Model) -> list[BoundMetric]:
     """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
-    compiled: Any = model._compile_metrics
+    compiled: Any = getattr(model, "_compile_metrics", None)
     if compiled is None:
         return []
     return [
@@ -152,9 +152,12 @@ def tracked_metrics(model: keras.Model) -> list[keras.Metric]:
     return [*model._metrics, *(metric for layer in layers for metric in layer.metrics)]
 
 
-def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the states of the compiled metrics."""
-    return [v for bound in bound_metrics(model) for v in bound.metric.variables]
+def compiled_states(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of the compiled metrics, and of Keras's own means of several losses."""
+    compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
+    means = compiled.metrics if compiled is not None else []
+    metrics = [bound.metric for bound in bound_metrics(model)]
+    return [v for metric in (*metrics, *means) for v in metric.variables]
 
 
 def compile_arguments(model: keras.Model) -> list[str]:

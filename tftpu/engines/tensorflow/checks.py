@@ -91,7 +91,7 @@ def refuse_updates(
         for metric in keras_internals.tracked_metrics(model)
         for v in metric.variables
     }
-    known = {id(v) for v in [*statistics, *seeds, *keras_internals.metric_variables(model)]}
+    known = {id(v) for v in [*statistics, *seeds, *keras_internals.compiled_states(model)]}
     for variable in updated:
         if id(variable) in measured:
             raise UserError(
