@@ -26,7 +26,9 @@ if TYPE_CHECKING:
         TrainOptions,
     )
     from tftpu.engines.engine import Engine
+    from tftpu.engines.objective import Objective
     from tftpu.engines.tensorflow.cluster import connect
+    from tftpu.engines.tensorflow.collectives import all_gather, positions
     from tftpu.engines.tensorflow.simulated import simulated_slice
     from tftpu.errors import HostLost, Preempted, UserError
     from tftpu.observe.writers import Writer
@@ -45,6 +47,7 @@ _LAZY = {
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
     "Model": "tftpu.config",
+    "Objective": "tftpu.engines.objective",
     "Optimizer": "tftpu.config",
     "Preempted": "tftpu.errors",
     "Train": "tftpu.config",
@@ -52,7 +55,9 @@ _LAZY = {
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
+    "all_gather": "tftpu.engines.tensorflow.collectives",
     "connect": "tftpu.engines.tensorflow.cluster",
+    "positions": "tftpu.engines.tensorflow.collectives",
     "set_precision": "tftpu.optim.precision",
     "simulated_slice": "tftpu.engines.tensorflow.simulated",
 }
@@ -67,6 +72,7 @@ __all__ = [
     "Experiment",
     "HostLost",
     "Model",
+    "Objective",
     "Optimizer",
     "Preempted",
     "Train",
@@ -75,9 +81,11 @@ __all__ = [
     "UserError",
     "Writer",
     "__version__",
+    "all_gather",
     "connect",
     "input_pipelines",
     "models",
+    "positions",
     "preflight",
     "set_precision",
     "simulated_slice",
