@@ -16,6 +16,7 @@ from tftpu.config import Experiment
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.errors import UserError
 from tftpu.launch import experiment as build
 
 TURNS = 20
@@ -42,6 +43,11 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         "bare step": lambda turn: _bare_step(experiment, engine, turn),
         "pipeline": lambda turn: _pipeline(experiment, engine, turn),
     }
+    if compare and build.has_objectives(experiment):
+        raise UserError(
+            f"Keras's fit knows no objectives(), which {type(experiment.model).__name__} has: "
+            "leave out --compare."
+        )
     if compare:
         contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
         contestants["keras fit, no XLA"] = lambda turn: _keras_fit(experiment, engine, turn, False)
@@ -179,7 +185,8 @@ def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> 
     with engine.scope():
         model = build.build_model(experiment)
         spec = engine.training_spec(data, microbatches)
-        step = TrainStep(ModelState(model, spec, experiment.train), spec)
+        own = build.objectives_of(experiment, model)
+        step = TrainStep(ModelState(model, spec, experiment.train, own), spec)
     batch = next(engine.batches(data, 0))
     function = tf.autograph.experimental.do_not_convert(step.train)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tftpu import input_pipelines, models
-from tftpu.config import Data, Experiment, Function, KerasObject
+from tftpu.config import Data, Experiment, Function, KerasObject, Model
+from tftpu.errors import UserError
 from tftpu.launch import keras_objects, sample
 from tftpu.launch.own_code import failures_of_class
 from tftpu.models.layers import pixels
@@ -16,8 +17,11 @@ from tftpu.optim.metrics import Accuracy, BitsPerToken
 from tftpu.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import tensorflow as tf
 
+    from tftpu.engines.objective import Objective
     from tftpu.input_pipelines.pipeline import Pipeline
     from tftpu.input_pipelines.reading.epochs import Training
 
@@ -37,6 +41,8 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
         models.freeze(model, experiment.model.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
+    if has_objectives(experiment):
+        return model  # which trains by them
     loss, metrics, weighted = _objective(experiment)
     model.compile(
         optimizer=keras_objects.optimizer_of(experiment, optimizers.build),
@@ -55,13 +61,39 @@ def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
         experiment: validated, with a length in steps.
         workdir: folder of the run, local or `gs://`; None writes nothing.
     """
+    model = build_model(experiment)
     return Trainer(
-        build_model(experiment),
+        model,
         workdir,
         experiment.train,
+        objectives=objectives_of(experiment, model),
         hyperparameters=hyperparameters(experiment),
         sample=lambda trainer: sample.text(experiment, trainer),
     )
+
+
+def has_objectives(experiment: Experiment) -> bool:
+    """Returns whether the model of an experiment brings loss functions of its own.
+
+    Raises:
+        UserError: the experiment names a loss or metrics as well.
+    """
+    own = type(experiment.model).objectives is not Model.objectives
+    named = ("loss", "metrics", "weighted_metrics")
+    given = [name for name in named if getattr(experiment, name) not in (None, (), [])]
+    given += ["train.label_smoothing"] if experiment.train.label_smoothing else []
+    if own and given:
+        raise UserError(
+            f"{type(experiment.model).__name__} has objectives() with loss functions of its own, "
+            f"and the experiment sets {given[0]}: leave that out."
+        )
+    return own
+
+
+def objectives_of(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
+    """Returns the objectives of a model of an experiment; empty if it is compiled with its loss."""
+    with failures_of_class(experiment.model, "objectives"):
+        return tuple(experiment.model.objectives(model))
 
 
 def with_length(experiment: Experiment, pipeline: Any = None) -> Experiment:

@@ -103,10 +103,13 @@ def print_report(report: "Report", explain: bool) -> None:
 
 def _options(experiment: Experiment) -> "PreflightOptions":
     """Returns the options that follow from the experiment itself."""
+    from tftpu.launch.experiment import has_objectives, objectives_of
     from tftpu.preflight import PreflightOptions
 
+    objectives = functools.partial(objectives_of, experiment)
     options = PreflightOptions(
         train=experiment.train,
+        objectives=objectives if has_objectives(experiment) else None,
         precision=experiment.train.precision,
         steps=experiment.train.length,
         validate=experiment.validate,

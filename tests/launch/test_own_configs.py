@@ -88,6 +88,31 @@ def test_a_config_of_own_parts_trains_as_keras_does_and_every_step_of_it_is_reco
     assert "another loss configuration" in capsys.readouterr().err
 
 
+OBJECTIVES = """
+    def objectives(self, model):
+        import tftpu
+        import keras
+        def squares(model, batch, training):
+            x, y = batch
+            error = model(x, training=training) - y
+            return 2.0 * keras.ops.mean(error**2, axis=-1), {"mae": keras.ops.abs(error)[:, 0]}
+        return [tftpu.Objective(squares, None, keras.optimizers.SGD(0.05, momentum=0.5))]
+"""
+
+
+def test_a_model_brings_loss_functions_of_its_own(tmp_path, capsys):
+    rest = "train=tftpu.Train(epochs=4)"
+    path = write(tmp_path, rest, model=projects.MODEL + OBJECTIVES)
+    assert main(["train", f"--config={path}", "--workdir=run"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--workdir=run"]) == 0
+    wanted, _ = fitted(4)  # the same loss, as a Keras loss
+    said = capsys.readouterr().out
+    assert f"loss {wanted['loss']:.4f}" in said and f"mae {wanted['mae']:.4f}" in said
+    assert main(["train", f"--config={path}", "--workdir=r2", "--config.loss=mse"]) == 2
+    assert "and the experiment sets loss: leave that out" in capsys.readouterr().err
+
+
 def test_callbacks_of_a_config_end_the_run(tmp_path):
     class_ = """
 import keras

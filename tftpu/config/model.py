@@ -1,6 +1,7 @@
 """The base class of models in a config: the zoo's families, and a user's own."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tftpu.config.share import Share
@@ -8,6 +9,8 @@ from tftpu.errors import UserError
 
 if TYPE_CHECKING:
     import keras
+
+    from tftpu.engines.objective import Objective
 
 
 @dataclasses.dataclass
@@ -48,6 +51,17 @@ class Model:
         raise UserError(
             f"{type(self).__name__} has no method build(self): add one that returns a Keras model."
         )
+
+    def objectives(self, model: "keras.Model") -> "Sequence[Objective]":
+        """Returns loss functions of your own, each with its variables and its optimizer.
+
+        They replace the loss, the metrics and the optimizer of the experiment; see
+        `tftpu.Objective`. An empty sequence keeps those.
+
+        Args:
+            model: as `build` returned it.
+        """
+        return ()
 
     def validate(self, share: Share) -> None:
         """Raises `UserError` for a value that the model does not allow.
