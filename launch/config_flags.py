@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from tftpu.config import Experiment
+from tftpu.config import Experiment, Function, KerasObject
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import configs, keras_objects
 from tftpu.launch.own_code import failures_of, import_config, own_code
@@ -93,7 +93,7 @@ def _apply(experiment: Experiment, override: str) -> None:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
     setattr(parent, path[-1], _parsed(parent, path[-1], argument, value))
-    if parent is experiment.train and path[-1] in _LENGTHS:
+    if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
         # The last one named gives the length of the run: that of the config gives way.
         setattr(parent, _LENGTHS[path[-1]], None)
 
@@ -136,10 +136,11 @@ def _check_elements(value: object, kind: Any) -> None:
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
     here: Any = experiment
     for depth, field in enumerate(path):
-        known = [f.name for f in dataclasses.fields(here)] if dataclasses.is_dataclass(here) else []
-        if depth and not known:
+        if not dataclasses.is_dataclass(here) or isinstance(here, KerasObject | Function):
             name = ".".join(["config", *path[:depth]])
-            raise UserError(f"--{argument}: {name} is {here!r}, which has no fields.")
+            shown = repr(here) if isinstance(here, str) else getattr(here, "name", here)
+            raise UserError(f"--{argument}: {name} is {shown}, which has no fields.")
+        known = [f.name for f in dataclasses.fields(here)]
         if field not in known:
             parent = ".".join(["config", *path[:depth]])
             raise UserError(

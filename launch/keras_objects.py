@@ -24,9 +24,24 @@ def described(experiment: Experiment) -> Experiment:
     Raises:
         UserError: an object that cannot be described.
     """
-    parts = ("optimizer", "loss", "metrics", "weighted_metrics")
-    changed = {name: _described(getattr(experiment, name), name) for name in parts}
-    return dataclasses.replace(experiment, **changed)
+    changed = {name: _described(getattr(experiment, name), name) for name in ("optimizer", "loss")}
+    for name in ("metrics", "weighted_metrics"):
+        changed[name] = _described(_several(getattr(experiment, name)), name)
+    callbacks = tuple(_several(experiment.callbacks))
+    for callback in callbacks:
+        if not hasattr(callback, "on_epoch_end"):
+            raise UserError(
+                f"callbacks holds a {type(callback).__name__}: give objects such as "
+                "keras.callbacks.EarlyStopping(patience=3)."
+            )
+    return dataclasses.replace(experiment, callbacks=callbacks, **changed)
+
+
+def _several(value: Any) -> Any:
+    """Returns a list or dict as it is, and a single thing as a tuple of one."""
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple | dict) else (value,)
 
 
 def recorded(experiment: Experiment) -> Experiment:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -51,7 +52,7 @@ def own_code(config: str) -> OwnCode | None:
     """
     if not config.endswith(".py"):
         return None
-    path = Path(config).absolute()
+    path = Path(os.path.abspath(config))
     if not path.is_file():
         raise UserError(f"There is no config file {config!r}.")
     code = OwnCode(path.parent, path.stem)
@@ -150,5 +151,7 @@ def _origin(module: str) -> Path | None:
 def _installed(path: Path) -> bool:
     """Returns whether a file belongs to Python or to an installed package."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+    folders |= {
+        path for path in map(str, sys.path) if path.endswith(("site-packages", "dist-packages"))
+    }
     return any(path.is_relative_to(folder) for folder in folders)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.fake_google_cloud import SECRET, SECRETS
+from tftpu import models
 from tftpu.config import to_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags
@@ -111,7 +112,7 @@ def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
     assert done.stdout.split("\n")[-2] == "{2} False"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["configs"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["train", "--help"], ["--version"]])
 def test_help_answers_in_under_half_a_second(arguments):
     def processor_seconds():  # which does not depend much on other load
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -129,6 +130,14 @@ def test_configs_are_listed_one_line_each(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(config_flags.names())
     assert all(len(line) <= 100 for line in lines)
+
+
+def test_models_are_listed_with_parameters_and_sizes(capsys):
+    assert command_line.main(["models"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    # torchvision's table; 4 bytes each are 97.5 MiB
+    assert lines["resnet50"].split()[1:] == ["ResNet", "25,557,032", "parameters", "97.5", "MiB"]
+    assert sorted(lines) == models.names()
 
 
 def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):

@@ -14,6 +14,7 @@ from tests.support import projects
 from tftpu.config import from_json, to_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags, experiment, keras_objects
+from tftpu.launch.commands.data import check
 from tftpu.launch.main import main
 
 SGD = "optimizer=keras.optimizers.SGD(0.05, momentum=0.5)"
@@ -202,6 +203,17 @@ def test_a_wrong_loss_or_length_is_named(rest, message, tmp_path):
     assert message in str(error.value)
 
 
+def test_one_metric_and_one_callback_need_no_list(tmp_path):
+    path = write(tmp_path, 'loss="mse", metrics="mae", callbacks=keras.callbacks.TerminateOnNaN()')
+    settings = config_flags.load(path, [])
+    assert settings.metrics == ("mae",)
+    (callback,) = settings.callbacks
+    assert isinstance(callback, keras.callbacks.TerminateOnNaN)
+    wrong = write(tmp_path, 'callbacks=["EarlyStopping"]')
+    with pytest.raises(UserError, match="callbacks holds a str: give objects"):
+        config_flags.load(wrong, [])
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -227,11 +239,12 @@ def test_fields_of_own_classes_are_typed_flags(flag, value, tmp_path):
     [
         ("model.outputs=many", "the value must be a whole number"),
         ("model.output=3", "Did you mean 'outputs'?"),
-        ("optimizer.learning_rate=1", "which has no fields"),
+        ("optimizer.learning_rate=1", "config.optimizer is 'sgd', which has no fields"),
+        ("loss.delta=1", "config.loss is keras.losses.Huber, which has no fields"),
     ],
 )
 def test_wrong_flags_of_own_classes_are_named(flag, message, tmp_path):
-    path = write(tmp_path, "loss='mse', optimizer='sgd'")
+    path = write(tmp_path, "loss=keras.losses.Huber(), optimizer='sgd'")
     with pytest.raises(UserError) as error:
         config_flags.load(path, [f"--config.{flag}"])
     assert message in str(error.value)
@@ -248,6 +261,9 @@ def test_the_last_length_on_the_command_line_wins_over_the_config(tmp_path):
     assert length("steps=7") == (7, None)
     assert length("epochs=2") == (None, 2)
     assert length("steps=7", "epochs=2") == (None, 2)
+    assert length("steps=7", "epochs=none") == (7, None)
+    with pytest.raises(UserError, match="both none: set one"):
+        config_flags.load(path, ["--config.train.epochs=none"]).validate()
 
 
 @pytest.mark.parametrize(
@@ -313,7 +329,8 @@ def test_data_without_an_evaluation_split_train_and_export(tmp_path, capsys):
     assert "Sums.evaluation() returns None" in capsys.readouterr().err
 
 
-def test_data_are_shown_and_checked(tmp_path, capsys):
+def test_data_are_shown_and_checked(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(check, "SECONDS", 0.1)
     path = write(tmp_path, "loss='mse'")
     assert main(["data", "show", f"--config={path}"]) == 0
     assert "float32 (3, 4)" in capsys.readouterr().out

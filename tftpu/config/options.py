@@ -132,6 +132,8 @@ class Train(TrainOptions):
                 f"train.steps={self.steps} and train.epochs={self.epochs} both give the length of "
                 "the run: set only one of them."
             )
+        if self.steps is None and self.epochs is None:
+            raise UserError("train.steps and train.epochs are both none: set one of them.")
         for field in ("steps", "epochs"):
             if getattr(self, field) is not None:
                 at_least(f"train.{field}", getattr(self, field), 1)
