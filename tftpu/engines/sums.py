@@ -16,7 +16,7 @@ from tftpu.tensors import Tensor, ops
 
 
 class PartSums(NamedTuple):
-    """What one objective adds to the sums of a training step, on one replica.
+    """The summands of one objective in the sums of a training step, on one replica.
 
     Attributes:
         taken: 1.0 if the objective changed its variables; 0.0 if it was not due, or overflowed.
