@@ -365,3 +365,13 @@ def test_wrong_loss_functions_fail_before_training(case):
     make, loss_fn, sentence = WRONG[case]
     with pytest.raises(UserError, match=sentence):
         make_trainer_with(make(), loss_fn).fit(batches(), 1)
+
+
+def test_a_value_that_is_not_finite_ends_no_run():
+    def with_nan(model, batch, training):
+        loss, values = vae_loss(model, batch, training)
+        return loss, {"undefined": values["kl"] * np.nan}
+
+    _, history = trained(1, Autoencoder, steps=2, loss_fn=with_nan)
+    assert np.isnan(history["undefined"]).all()
+    assert np.isfinite(history["loss"]).all()

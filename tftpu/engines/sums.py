@@ -105,6 +105,11 @@ class TrainSums(_Sums):
         """Returns the number of steps that changed nothing, because a gradient overflowed."""
         return round(float(sums[2]))
 
+    def finite(self, sums: np.ndarray) -> bool:
+        """Returns whether all losses and gradients were finite; metrics do not matter."""
+        losses = [loss for _, loss, _ in self._parts(sums)]
+        return bool(np.isfinite([sums[1], *losses]).all())
+
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
         return sum(float(loss / max(taken, 1)) for taken, loss, _ in self._parts(sums))
