@@ -170,7 +170,8 @@ class EvalSums(_Sums):
         count = len(self._terms)
         values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
         weights = np.array([term.weight for term in self._terms])
-        loss = float(weights @ (values / np.maximum(counts, 1e-30)))
+        means = np.where(weights != 0, values / np.maximum(counts, 1e-30), 0.0)
+        loss = float(weights @ means)
         results = {"loss": loss + float(added / max(examples, 1))}
         results.update(_logged(self._terms, values, counts))
         results.update(self._metrics(np.array(rest[2 * count :])))
