@@ -18,7 +18,7 @@ from tftpu.errors import UserError
 from tftpu.launch.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
 # Seconds without an update after which a run in a bucket counts as dead; it writes every 10 s.
 _SILENT = 120.0
@@ -140,9 +140,7 @@ def _held(workdir: str) -> bool:
 def _checkpoints(workdir: str) -> dict[str, Any]:
     """Returns the steps of the complete checkpoints, and the best one."""
     folder = files.join(workdir, "checkpoints")
-    best = None
-    with contextlib.suppress(OSError, ValueError):
-        best = json.loads(files.read(files.join(folder, "best")))
+    best = side_files.read(files.join(folder, "best"), "step", "metric", "value")
     return {"steps": manifest.steps(folder), "best": best}
 
 
@@ -152,8 +150,9 @@ def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
     last: dict[str, dict[str, float]] = {}
     if not files.exists(path):
         return last
-    for line in files.read(path).decode().splitlines():
-        with contextlib.suppress(ValueError):  # a line that is still being written
+    for line in files.read(path).decode(errors="replace").splitlines():
+        # A line that is still being written, or damaged.
+        with contextlib.suppress(ValueError, KeyError, AttributeError):
             record = json.loads(line)
             record.pop("time", None)
             last[record.pop("split")] = record

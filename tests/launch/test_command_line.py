@@ -14,6 +14,7 @@ from tftpu.config import to_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags
 from tftpu.launch import main as command_line
+from tftpu.launch.commands import train
 from tftpu.storage import files
 
 TRAIN = ("train", "--config=digits_resnet")
@@ -151,23 +152,50 @@ def test_a_disk_without_locks_does_not_prevent_training(tmp_path, monkeypatch, c
         assert "start only one run on it" in caplog.text
 
 
-def test_a_workdir_of_another_model_fails_with_a_clear_error(tmp_path, capsys):
-    other = config_flags.load("digits_resnet", ["--config.model.width=16"])
-    files.write_whole(tmp_path / "config.json", to_json(other).encode())
+def run_in(workdir, experiment) -> None:
+    """Creates the files of a run with a checkpoint, as far as they are looked at."""
+    files.write_whole(workdir / "config.json", to_json(experiment).encode())
+    files.write_whole(workdir / "checkpoints/5/manifest.json", b"{}")
+
+
+def test_a_workdir_of_another_model_fails_with_the_fields_that_differ(tmp_path, capsys):
+    run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.width=16"]))
     assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
-    assert "another model configuration" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "another model configuration: model.width was 16 and is 32. Give" in said
+
+
+def test_a_workdir_with_nothing_to_resume_takes_another_configuration(tmp_path):
+    """A run that diverged before its first checkpoint leaves only its config.json."""
+    run_in(tmp_path, config_flags.load("digits_resnet", ["--config.optimizer.learning_rate=9"]))
+    experiment = config_flags.load("digits_resnet", [])
+    with pytest.raises(UserError, match=r"optimizer\.learning_rate was 9\.0 and is"):
+        train._check_same_run(experiment, str(tmp_path))
+    (tmp_path / "checkpoints/5/manifest.json").unlink()
+    train._check_same_run(experiment, str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]"])
+def test_a_damaged_config_of_a_run_is_named(content, tmp_path, capsys, caplog):
+    """Training can do without it; evaluation cannot."""
+    experiment = config_flags.load("digits_resnet", [])
+    run_in(tmp_path, experiment)
+    (tmp_path / "config.json").write_bytes(content)
+    train._check_same_run(experiment, str(tmp_path))
+    assert "config.json cannot be read and is ignored" in caplog.text
+    assert command_line.main(["evaluate", f"--workdir={tmp_path}"]) == 2
+    assert "config.json" in capsys.readouterr().err
 
 
 def test_the_way_data_is_read_may_change_between_restarts(tmp_path):
     from tftpu.input_pipelines.sources import Records
-    from tftpu.launch.commands import train
 
     def experiment(**data):
         made = config_flags.load("digits_resnet", [])
         made.data = Records(data_dir="x", **data)
         return made
 
-    files.write_whole(tmp_path / "config.json", to_json(experiment()).encode())
+    run_in(tmp_path, experiment())
     for same in ({"service": "grpc://a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
         train._check_same_run(experiment(**same), str(tmp_path))
     for other in ({"shuffle": 5}, {"global_batch_size": 8}):

@@ -187,7 +187,7 @@ def truncate_lines(path: StrPath, last_step: int) -> None:
     if not exists(path):
         return
     kept = []
-    for line in read(path).decode().splitlines():
+    for line in read(path).decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= last_step:
                 kept.append(line + "\n")

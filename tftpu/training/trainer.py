@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.context import RunContext
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
@@ -331,5 +330,4 @@ class Trainer:
 
 def _config_of(workdir: str | None) -> dict[str, Any] | None:
     """Returns the experiment of a workdir as JSON; None if it has none."""
-    path = files.join(workdir or "", "config.json")
-    return json.loads(files.read(path)) if workdir and files.exists(path) else None
+    return side_files.read(files.join(workdir, "config.json")) if workdir else None
