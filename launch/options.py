@@ -243,6 +243,8 @@ def _split(
             if not rest or (rest[0].startswith("-") and not _is_number(rest[0])):
                 raise UserError(f"--{name} has no value: write --{name}=VALUE.")
             equals, value = "=", rest.pop(0)
+        if equals and not value and not is_override:
+            raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         (overrides if is_override else named).append(f"--{name}{equals}{value}")
     return named, overrides, alone
 

@@ -152,7 +152,7 @@ def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
         return last
     for line in files.read(path).decode(errors="replace").splitlines():
         # A line that is still being written, or damaged.
-        with contextlib.suppress(ValueError, KeyError, AttributeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             record = json.loads(line)
             record.pop("time", None)
             last[record.pop("split")] = record

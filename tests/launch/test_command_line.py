@@ -30,6 +30,8 @@ MISTAKES = [
     (["train", "--config", "--workdir=x"], "--config has no value"),
     ([*TRAIN, "--workdri=x"], "Did you mean 'workdir'?"),
     ([*TRAIN, "--workdir"], "write --workdir=VALUE"),
+    ([*TRAIN, "--workdir="], "--workdir has no value"),
+    ([*TRAIN, "--workdir", ""], "--workdir has no value"),
     ([*TRAIN, "--virtual_devices=many"], "--virtual_devices=many"),
     ([*TRAIN, "--virtual_devices=0"], "virtual_devices is 0"),
     ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "set only one of them"),
@@ -239,12 +241,6 @@ def test_a_mistake_in_a_config_file_gives_a_clear_message(line, message, tmp_pat
     )
     assert command_line.main(["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_output_into_a_closed_pipe_prints_no_traceback():
-    command = f"{sys.executable} -m tftpu.launch.main configs | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
