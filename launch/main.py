@@ -199,7 +199,8 @@ def _load(name: str, module: str) -> Command:
     code = importlib.import_module(module)
     text = _docstring(Path(inspect.getfile(code)))
     summary, *paragraphs = text.split("\n\n")
-    examples = [p for p in paragraphs if p.startswith("    ")]
+    # An example is indented; where it is all that follows the summary, formatters outdent it.
+    examples = [p for p in paragraphs if p.startswith(("    ", "tftpu "))]
     return Command(
         name=name,
         summary=" ".join(summary.split()),

@@ -351,14 +351,22 @@ class ConfigOptions(Overrides):
 class DeviceOptions:
     """The options of a command that uses the devices of this machine."""
 
-    tpu: str = flag("auto", "auto, local, none, or the name of a TPU", metavar="NAME")
+    tpu: str | None = flag(
+        None,
+        "auto, local, none, or the name of a TPU",
+        metavar="NAME",
+        shown="that of the config, else auto",
+    )
     virtual_devices: int | None = flag(
         None, "split the CPU into this many devices, to try several replicas", metavar="N"
     )
 
     def set_cluster(self, cluster: Cluster) -> None:
-        """Sets the devices of a config to these."""
-        cluster.tpu, cluster.virtual_devices = self.tpu, self.virtual_devices
+        """Sets the devices of a config to these; what is not given stays as it is."""
+        if self.tpu is not None:
+            cluster.tpu = self.tpu
+        if self.virtual_devices is not None:
+            cluster.virtual_devices = self.virtual_devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,8 @@ def test_every_command_has_a_summary_and_an_example_that_parses(name):
     assert all(flag.help for flag in command.flags)
     text = command.help()
     assert all(len(line) <= 100 for line in text.splitlines())
+    assert command.example
+    assert command.example not in command.description
     for line in command.example.splitlines():
         words = line.split()
         assert words[: 1 + len(name.split())] == ["tftpu", *name.split()]
@@ -195,6 +197,21 @@ def test_devices_of_the_command_line_are_validated_with_the_config():
         dataclasses.replace(
             options, overrides=("--config.data.global_batch_size=127",)
         ).experiment()
+
+
+def test_devices_of_the_config_stay_unless_flags_name_others():
+    override = "--config.cluster.virtual_devices=4"
+
+    def cluster(*words: str) -> tuple[str, int | None]:
+        options = parse("x", RunOptions, ["--config=digits_resnet", *words])
+        assert parse("x", RunOptions, words_of(options)) == options
+        found = options.experiment().cluster
+        return found.tpu, found.virtual_devices
+
+    assert cluster() == ("auto", None)
+    assert cluster(override) == ("auto", 4)
+    assert cluster(override, "--config.cluster.tpu=none") == ("none", 4)
+    assert cluster(override, "--virtual_devices=2", "--tpu=none") == ("none", 2)
 
 
 def test_the_watchdog_flag_sets_the_option(monkeypatch, tmp_path):
