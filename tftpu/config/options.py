@@ -74,6 +74,8 @@ class TrainOptions:
             at_least(f"train.{field}", getattr(self, field), 1)
         for field in ("checkpoint_every", "keep_every", "max_rollbacks"):
             at_least(f"train.{field}", getattr(self, field), 0)
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"train.seed is {self.seed}: it must be from 0 to {2**32 - 1}.")
         at_least("train.checkpoint_minutes", self.checkpoint_minutes, 0.0)
         at_least("train.grace_seconds", self.grace_seconds, 1.0)
         above("train.watchdog_seconds", self.watchdog_seconds, 0.0)
