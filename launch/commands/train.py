@@ -80,7 +80,8 @@ def _supervise(options: Options, workdir: str) -> None:
 
 
 def _interpreter_flags() -> list[str]:
-    return ["-O"] * sys.flags.optimize
+    """Returns the flags of this interpreter, and -P: a `tftpu` folder here is not the package."""
+    return ["-P", *["-O"] * sys.flags.optimize]
 
 
 def _check_same_run(experiment: Experiment, workdir: str) -> None:

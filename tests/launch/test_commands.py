@@ -240,6 +240,9 @@ def test_restarts_run_the_same_command_without_them(monkeypatch, tmp_path):
     assert ended.value.code == 3
     ((command, workdir, restarts),) = seen
     assert (workdir, restarts) == (str(tmp_path), 2)
+    (tmp_path / "tftpu.py").write_text("raise ImportError('the one in the current folder')")
+    help_of = [*command[: command.index("train")], "train", "--help"]
+    subprocess.run(help_of, cwd=tmp_path, check=True, capture_output=True)
     again = command[command.index("train") + 1 :]
     assert parse("train", train.Options, again) == parse("train", train.Options, words)
 

@@ -38,7 +38,7 @@ def test_the_command(command, tmp_path, monkeypatch, capsys):
         if "launch" in arguments:
             assert "PROJECT" in capsys.readouterr().out
     elif command.startswith("pip install "):
-        check_extras(arguments[1])
+        check_extras(arguments[-1])
     elif command.startswith("docker build "):
         check_image(arguments, capsys)
     elif command.startswith("python -m "):
