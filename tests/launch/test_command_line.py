@@ -60,6 +60,13 @@ MISTAKES = [
     ),
     ([*TRAIN, "--config.model.norm_batch=all"], "or 'global'"),
     ([*TRAIN, "--workdir=/proc/nowhere"], "cannot be written"),
+    ([*TRAIN, "--config.optimizer.decay_steps=(5,9)"], "decay_steps=() is for all decays but"),
+    (
+        [*TRAIN, "--config.optimizer.decay=step", "--config.optimizer.decay_steps=(5,-2)"],
+        "optimizer.decay_steps is (5, -2): give steps of 1 or more in rising order",
+    ),
+    (["data", "check", "--config=digits_resnet", "--zone=nozone"], "--zone=nozone: it must be"),
+    (["data", "show", "--config=digits_resnet", "--output=x.jpgg"], "ends in .png"),
     (["evaluate"], "needs --workdir=DIR"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
     (["evaluate", "--config=digits_resnet"], "There is no flag --config here"),

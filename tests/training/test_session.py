@@ -50,3 +50,9 @@ def test_a_best_metric_without_validation_data_fails():
     trainer = make_trainer(compiled(), best_metric="accuracy")
     with pytest.raises(UserError, match=r"best_metric is 'accuracy'.*needs validation_data"):
         trainer.fit(data(), steps=4)
+
+
+def test_a_profile_after_the_last_step_fails():
+    trainer = make_trainer(compiled(), profile="1:2,5000:5010")
+    with pytest.raises(UserError, match="profile=5000:5010 begins after the last of the run's 4"):
+        trainer.fit(data(), steps=4)

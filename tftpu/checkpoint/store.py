@@ -161,7 +161,10 @@ class Checkpoints:
                 differences), or none of the checkpoints is complete.
         """
         self.wait()
-        candidates = [step] if step is not None else manifest.steps(self.folder)[::-1]
+        complete = manifest.steps(self.folder)[::-1]
+        if step is not None and step not in complete:
+            raise self._none_complete([step], step)
+        candidates = [step] if step is not None else complete
         for candidate in candidates:
             folder = files.join(self.folder, str(candidate))
             try:

@@ -111,6 +111,16 @@ class Optimizer:
                 "optimizer.decay is 'step' but optimizer.decay_steps is empty: name the steps at "
                 "which the rate is multiplied by optimizer.decay_rate, such as (30000, 60000)."
             )
+        if self.decay_steps and self.decay != "step":
+            raise UserError(
+                f"optimizer.decay_steps is {self.decay_steps}, and optimizer.decay is "
+                f"{self.decay!r}: decay_steps=() is for all decays but 'step'."
+            )
+        if min(self.decay_steps, default=1) < 1 or sorted(self.decay_steps) != [*self.decay_steps]:
+            raise UserError(
+                f"optimizer.decay_steps is {self.decay_steps}: give steps of 1 or more in rising "
+                "order, such as (30000, 60000)."
+            )
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ The same object serves the API (`Trainer(model, workdir, TrainOptions(...))`), c
 import dataclasses
 
 from tftpu.config.profile_plan import profile_plan
-from tftpu.config.validation import above, at_least, fraction, one_of
+from tftpu.config.validation import above, at_least, check_types, fraction, one_of
 from tftpu.errors import UserError
 
 ON_NAN = ("stop", "rollback")
@@ -70,6 +70,7 @@ class TrainOptions:
         Raises:
             UserError: a value is not allowed; the message names the field.
         """
+        check_types("train", self)
         for field in ("steps_per_loop", "log_every", "keep", "gradient_accumulation_steps"):
             at_least(f"train.{field}", getattr(self, field), 1)
         for field in ("checkpoint_every", "keep_every", "max_rollbacks"):

@@ -170,7 +170,7 @@ class Executor(Protocol):
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         ...
 
-    def predict_replicated(self, x: Nest) -> np.ndarray:
+    def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
         ...
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from tftpu.checkpoint.store import Best
+from tftpu.config import profile_plan
 from tftpu.engines.engine import TrainLoop
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number
@@ -72,6 +73,7 @@ class Session:
         self._last_finite: np.ndarray | None = None
         self._repeats_until = context.account.reached  # steps before were done once already
         self._refuse_best_metric()
+        self._refuse_profile()
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
         self._progress = self._restored() or RunProgress(step=self._executor.step)
@@ -377,6 +379,15 @@ class Session:
             raise UserError(
                 f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"
             )
+
+    def _refuse_profile(self) -> None:
+        """Raises `UserError` for steps to profile that the run does not have."""
+        steps = self._timetable.steps
+        for first, last in profile_plan(self._options.profile).windows:
+            if first >= steps:
+                raise UserError(
+                    f"profile={first}:{last} begins after the last of the run's {steps} steps."
+                )
 
 
 def _final_state(error: BaseException) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
@@ -74,6 +73,11 @@ class Trainer:
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
     ):
+        if not isinstance(options, TrainOptions | None):
+            raise UserError(
+                f"options is {type(options).__name__} {options!r}: pass "
+                "tftpu.TrainOptions(steps_per_loop=…)."
+            )
         self.options = TrainOptions() if options is None else dataclasses.replace(options)
         self.options.validate()
         self.engine: Engine = engine_of(model) if engine is None else engine
@@ -201,13 +205,16 @@ class Trainer:
             raise UserError("predict works on one host: restore the checkpoint there.")
         return self._executor_for_evaluation(dataset).predict(dataset)
 
-    def predict_same(self, x: Nest) -> np.ndarray:
+    def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
 
         For batches too small to be divided, such as the one text that a language model continues.
 
         Args:
             x: the features, of one shape from call to call.
+
+        Returns:
+            NumPy arrays of shape (batch, ...), nested as the model's output.
 
         Raises:
             UserError: nothing was trained, evaluated or restored yet.

@@ -120,9 +120,10 @@ class TensorFlowExecutor:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         return self.predict(tf.data.Dataset.from_tensors(x))
 
-    def predict_replicated(self, x: Nest) -> np.ndarray:
+    def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
-        return self._local(self._predict_replicated(tf.convert_to_tensor(x))).numpy()
+        outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
+        return keras.tree.map_structure(lambda value: self._local(value).numpy(), outputs)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
