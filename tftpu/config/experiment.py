@@ -73,7 +73,7 @@ class Optimizer:
         decay_power: exponent of the polynomial decay.
         decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
         decay_rate: factor of the step decay.
-        weight_decay: decoupled weight decay; biases and norms are left out.
+        weight_decay: biases and norms are left out; it is decoupled, except in lars.
         momentum: momentum of sgd and lars.
         nesterov: whether sgd uses Nesterov momentum.
         beta_2: decay of the second moment of adamw, lamb and lion.

@@ -22,7 +22,8 @@ class TrainOptions:
     Attributes:
         steps_per_loop: steps that run on the devices before control returns to the host.
         log_every: steps between lines of metrics.
-        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        checkpoint_every: steps between checkpoints; 0 saves at the end, and whenever an evaluation
+            is the best so far.
         checkpoint_minutes: also save when this many minutes have passed since the last
             checkpoint; 0 disables it.
         keep: number of newest checkpoints to keep; the best one is kept as well.
@@ -100,7 +101,8 @@ class Train(TrainOptions):
         eval_every: steps between evaluations, which Keras calls an epoch; 0 evaluates only at
             the end.
         label_smoothing: share of the label that is spread over all classes.
-        precision: the dtype policy; "auto" is bfloat16 on a TPU and float32 elsewhere.
+        precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
+            GPU and float32 on a CPU.
     """
 
     steps: int = 1000
