@@ -214,11 +214,6 @@ class Engine(Protocol):
     """Devices that run steps, and the division of a global batch among them."""
 
     @property
-    def name(self) -> str:
-        """The name of the engine: "tensorflow"."""
-        ...
-
-    @property
     def data_shares(self) -> int:
         """The number of shares that a global batch is cut into."""
         ...

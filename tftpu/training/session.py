@@ -236,8 +236,9 @@ class Session:
             return
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
         # A value of another metric, which an earlier start of the run had, compares with nothing.
-        comparable = before is not None and before.metric == metric
-        if not comparable or sign * value > sign * before.value:
+        if before is not None and before.metric != metric:
+            before = None
+        if before is None or sign * value > sign * before.value:
             self._progress.best = Best(metric, value)
             self._save(now=True, best=self._progress.best)
 
