@@ -232,7 +232,7 @@ def _split(
             continue
         name, equals, value = word.lstrip("-").partition("=")
         is_override = name.startswith(OVERRIDE)
-        flag = flags.get(name) or flags.get(name.removeprefix("no"))
+        flag = flags.get(name) or _negated(flags, name)
         if not is_override and (flag is None or flag.positional):
             known = [f.name for f in flags.values() if not f.positional]
             raise UserError(
@@ -247,6 +247,12 @@ def _split(
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         (overrides if is_override else named).append(f"--{name}{equals}{value}")
     return named, overrides, alone
+
+
+def _negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
+    """Returns the flag that `--noNAME` sets to false; None if there is none."""
+    flag = flags.get(name.removeprefix("no"))
+    return flag if flag is not None and flag.kind is bool else None
 
 
 def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tftpu.config import Model, Share
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, counted, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
 REMATS = ("none", "block")
@@ -86,8 +86,9 @@ def norm_batch(value: int | str, share: Share) -> None:
         )
     if share.examples % value:
         raise UserError(
-            f"model.norm_batch={value} does not divide the {share.examples} examples that each of "
-            f"{share.replicas} replicas holds in each of {share.gradient_accumulation_steps} "
-            "microbatches: batch statistics need full groups. Use a divisor of that number, or a "
-            "larger data.global_batch_size."
+            f"model.norm_batch={value} does not divide the {share.examples} examples that a "
+            f"replica computes at a time ({counted(share.replicas, 'replica')}, "
+            f"train.gradient_accumulation_steps={share.gradient_accumulation_steps}): batch "
+            "statistics need full groups. Use a divisor of that number, or a larger "
+            "data.global_batch_size."
         )

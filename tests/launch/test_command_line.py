@@ -45,6 +45,8 @@ MISTAKES = [
     ([*TRAIN, "--config.train.global_clipnorm=-1"], "above 0"),
     ([*TRAIN, "--config.train.precision=float16"], "Did you mean 'mixed_float16'?"),
     ([*TRAIN, "--config.train.profile=9:3"], "FIRST below LAST"),
+    ([*TRAIN, "--config.train.writers=mlflow,wandb"], "Several are a tuple: ('mlflow', 'wandb')"),
+    ([*TRAIN, "--config.train.writers=5"], "a name, or names in brackets, as \"('a','b')\""),
     ([*TRAIN, "--config.train.seed=-1"], "train.seed is -1: it must be from 0 to 4294967295"),
     ([*TRAIN, "--config.train.seed=99999999999"], "train.seed is 99999999999"),
     ([*TRAIN, "--config.model.width=0"], "model.width is 0: it must be 1 or more"),
@@ -53,7 +55,7 @@ MISTAKES = [
     (["train", "--config=python_gpt", "--config.model.heads=0"], "model.heads is 0"),
     ([*TRAIN, "--config.optimizer.name=adam"], "Did you mean 'adamw'?"),
     ([*TRAIN, "--config.model.blocks=(1,x)"], "whole numbers in brackets"),
-    ([*TRAIN, "--virtual_devices=7"], "use a multiple of 7, such as 126 or 133"),
+    ([*TRAIN, "--virtual_devices=7"], "use a multiple of 112, such as 112 or 224"),
     (
         [*TRAIN, "--virtual_devices=8", "--config.model.norm_batch=32"],
         "does not divide the 16 examples",
@@ -243,6 +245,7 @@ def test_a_users_own_config_file_is_loaded(tmp_path):
         ),
         ("config.model.blocks = (1, 'x')", "its type must be tuple[int, ...]"),
         ("config.train = type(config.train)(stepz=5)", "fails in line 4 with TypeError"),
+        ("config = __import__('sys').exit(3)", "fails in line 4 with SystemExit: 3"),
     ],
 )
 def test_a_mistake_in_a_config_file_gives_a_clear_message(line, message, tmp_path, capsys):

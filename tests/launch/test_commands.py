@@ -168,6 +168,7 @@ def test_later_values_win_and_defaults_stay():
         (["--text", "--yes"], "--text has no value: write --text=VALUE."),
         (["--config.train.steps"], "--config.train.steps has no value"),
         (["--txt=a"], "Did you mean 'text'?"),
+        (["--notext=a"], "There is no flag --notext here"),
         (["--files=a"], "There is no flag --files"),
         (["--overrides=a"], "There is no flag --overrides"),
     ],

@@ -182,4 +182,6 @@ class Experiment:
         self.train.validate()
         shares = data_shares or self.cluster.virtual_devices or 1
         microbatches = self.train.gradient_accumulation_steps
-        self.model.validate(Share(self.data.global_batch_size, shares, microbatches))
+        norm_batch = getattr(self.model, "norm_batch", 1)
+        group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
+        self.model.validate(Share(self.data.global_batch_size, shares, microbatches, group))

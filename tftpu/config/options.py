@@ -8,7 +8,7 @@ import dataclasses
 
 from tftpu.config.profile_plan import profile_plan
 from tftpu.config.validation import above, at_least, check_types, fraction, one_of
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
@@ -89,7 +89,11 @@ class TrainOptions:
         one_of("train.on_nan", self.on_nan, ON_NAN)
         profile_plan(self.profile)
         for name in self.writers:
-            one_of("train.writers", name, WRITERS)
+            if name not in WRITERS:
+                raise UserError(
+                    f"train.writers has {name!r}, which is not known.{did_you_mean(name, WRITERS)} "
+                    "Several are a tuple: ('mlflow', 'wandb')."
+                )
 
 
 @dataclasses.dataclass

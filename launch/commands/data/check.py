@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
@@ -138,7 +138,10 @@ def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
     if source.compression or not all(piece.offsets for piece in source.pieces):
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
-    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {tracks} streams"
+    summary = (
+        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_mib(mean)}, in "
+        f"{counted(tracks, 'stream')}"
+    )
     return [Finding("ok", summary), *found]
 
 
