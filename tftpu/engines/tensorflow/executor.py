@@ -11,7 +11,7 @@ import tensorflow as tf
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Leaf, LoopResult
 from tftpu.engines.sums import EvalSums, TrainSums
-from tftpu.engines.tensorflow import feed
+from tftpu.engines.tensorflow import feed, internals
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
@@ -54,7 +54,7 @@ class TensorFlowExecutor:
         def predict(batch, valid):
             return self._strategy.run(lambda x: (step(x), valid), args=(features_of(batch),))
 
-        self._predict = tf.function(predict, autograph=False)
+        self._predict = internals.graph_function(predict)
         self._predict_replicated = self._on_replicas(step)
         self._weight_norm = self._on_replicas(self._eval_step.weight_norm)
 
@@ -135,7 +135,7 @@ class TensorFlowExecutor:
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
 
     def _on_replicas(self, function: Callable[..., Any]) -> Any:
-        return tf.function(lambda *args: self._strategy.run(function, args=args), autograph=False)
+        return internals.graph_function(lambda *args: self._strategy.run(function, args=args))
 
     def _local(self, value: Any) -> Any:
         """Returns the first replica's copy of a value."""
