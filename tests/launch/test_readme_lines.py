@@ -91,5 +91,5 @@ def check_image(arguments: list[str], capsys) -> None:
 
 
 def test_the_version_in_file_names_is_this_one():
-    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\d.]*\d)", c)}
+    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\w.]*\d)", c)}
     assert found == {__version__}
