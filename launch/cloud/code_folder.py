@@ -47,9 +47,9 @@ def contents(folder: Path) -> dict[str, bytes]:
         shown = ", ".join(f"{name} ({sizes[name] / 1e6:,.1f} MB)" for name in largest)
         raise UserError(
             f"The folder {folder} has {sum(sizes.values()) / 1e6:,.0f} MB, and all of it would "
-            f"travel with the config; {LIMIT / 1e6:.0f} MB is the limit. The largest files: {shown}. "
-            "Name what is not code in .gitignore, move data to a bucket, or give the config a "
-            "folder of its own."
+            f"travel with the config; {LIMIT / 1e6:.0f} MB is the limit. The largest files: "
+            f"{shown}. Name what is not code in .gitignore, move data to a bucket, or give the "
+            "config a folder of its own."
         )
     files = {name: (folder / name).read_bytes() for name in sizes}
     secrets = [

@@ -1,4 +1,4 @@
-"""The modules that a config imports, itself and through the files beside it, without running them."""
+"""The modules that a config imports, itself and through the files beside it, found in the code."""
 
 import ast
 import dataclasses

@@ -1,7 +1,8 @@
 """A wheel of the tftpu that is running, for machines that have to run the same code.
 
-It is made of the package's files where they are, so a clone, an editable install, an installed wheel
-and a Git URL all give it, without a build tool and without a network. Equal files give equal bytes.
+It is made of the package's files where they are, so a clone, an editable install, an installed
+wheel and a Git URL all give it, without a build tool and without a network. Equal files give equal
+bytes.
 """
 
 import base64

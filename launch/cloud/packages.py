@@ -1,8 +1,8 @@
-"""The packages of a rented machine: the versions of this environment, and what a config needs more.
+"""The packages of a rented machine: the versions of this environment, and the config's own.
 
-tftpu's own requirements are pinned to the versions installed here. What else a config imports has to
-be in `requirements.txt` beside it: names are taken from a package index only where the user wrote
-them, because a name that is installed here from elsewhere may belong to somebody else there.
+tftpu's own requirements are pinned to the versions installed here. What else a config imports has
+to be in `requirements.txt` beside it: names are taken from a package index only where the user
+wrote them, because a name that is installed here from elsewhere may belong to somebody else there.
 """
 
 import json
@@ -32,7 +32,7 @@ def pins() -> list[str]:
 
 
 def extras() -> list[str]:
-    """Returns the extras of tftpu that the machine gets: `tpu`, and others that are complete here."""
+    """Returns the extras of tftpu that the machine gets: `tpu`, and those complete here."""
     complete = [e for e in _EXTRAS if all(_version(name) for name in _requirements("tftpu", e))]
     return ["tpu", *complete]
 
@@ -73,7 +73,7 @@ def check(imports: list[Import], requirements: str, folder: str) -> None:
 
 
 def tensorflow() -> str:
-    """Returns the TensorFlow of the machine, and of this environment if that is another version."""
+    """Returns the TensorFlow of the machine, and the one here if it is another version."""
     there = next(
         (r for r in metadata.requires("tftpu") or () if r.startswith("tensorflow-tpu")), ""
     )

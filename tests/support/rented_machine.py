@@ -1,8 +1,8 @@
 """A rented machine on this one: runs a launcher's script in bash, with stand-ins for its programs.
 
-`gcloud` reads and writes a folder in place of the buckets, or a service on loopback. `python3` notes
-what it is asked to install; `installing()` makes it build a virtual environment, into which the wheel
-that was sent is really installed, and which sees the packages of the tests but not their tftpu.
+`gcloud` reads and writes a folder in place of the buckets, or a service on loopback. `python3`
+notes what it is asked to install; `installing()` makes it build a virtual environment, into which
+the wheel that was sent is really installed. It sees the packages of the tests, but not their tftpu.
 """
 
 import subprocess

@@ -1,6 +1,7 @@
 """Rents a TPU slice, trains a config on it, and deletes the slice.
 
-The tftpu that is running here and the folder of your own config travel to the machine. A spot slice that is preempted is replaced by another one, on which the run resumes.
+The tftpu that is running here and the folder of your own config travel to the machine.
+A spot slice that is preempted is replaced by another one, on which the run resumes.
 
     tftpu launch tpu-vm --config=python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
 """
