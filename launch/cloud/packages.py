@@ -5,8 +5,10 @@ to be in `requirements.txt` beside it: names are taken from a package index only
 wrote them, because a name that is installed here from elsewhere may belong to somebody else there.
 """
 
+import functools
 import json
 import re
+from collections.abc import Mapping
 from importlib import metadata
 
 from tftpu.errors import UserError
@@ -49,11 +51,12 @@ def check(imports: list[Import], requirements: str, folder: str) -> None:
     there = _closure([*_requirements("tftpu"), *_OF_THE_TPU, *map(_normal, names)])
     for extra in extras():
         there |= _closure(_requirements("tftpu", extra))
-    providers = metadata.packages_distributions() if imports else {}
     lines, elsewhere = [], []
     for found in imports:
-        packages = [_normal(name) for name in providers.get(found.module, ())]
-        if found.module in _MODULES_THERE or there & {*packages, _normal(found.module)}:
+        if found.module in _MODULES_THERE or _normal(found.module) in there:
+            continue
+        packages = [_normal(name) for name in _providers().get(found.module, ())]
+        if there & {*packages}:
             continue
         place = f"{folder}/{found.file}, line {found.line}, imports {found.module}"
         wanted = [_wanted(name) for name in packages]
@@ -96,6 +99,12 @@ def _wanted(name: str) -> str:
     if "dir_info" in origin or origin.get("url", "").startswith("file:"):
         return ""
     return f"{name}=={installed.version.partition('+')[0]}"
+
+
+@functools.cache
+def _providers() -> Mapping[str, list[str]]:
+    """Returns the packages that provide each top-level module; reads all metadata, once."""
+    return metadata.packages_distributions()
 
 
 def _requirements(name: str, extra: str = "") -> list[str]:

@@ -41,7 +41,8 @@ case "$3" in
       case "$word" in --python=*) there="${{word#--python=}}" ;; esac
     done
     "{python}" -m pip --python="$there" install --quiet --no-deps --no-index "${{@: -1}}"
-    printf "%s\\n" {packages} >"$(dirname "$there")"/../lib/python*/site-packages/others.pth
+    cd "$(dirname "$there")"/../lib/python*/site-packages
+    printf "%s\\n" {packages} >others.pth
     ;;
 esac
 """
