@@ -64,13 +64,14 @@ def _code() -> dict[str, bytes]:
 
 def _info() -> dict[str, bytes]:
     """Returns the metadata of the installed tftpu, which name its requirements."""
-    try:
-        installed = metadata.distribution("tftpu")
-    except metadata.PackageNotFoundError as error:
+    # A build leaves tftpu.egg-info in a clone, which has no METADATA.
+    found = [d for d in metadata.distributions(name="tftpu") if d.read_text("METADATA")]
+    if not found:
         raise UserError(
             "tftpu is not installed in this environment, so its requirements are not known: run "
             "`pip install -e .` in the clone."
-        ) from error
+        )
+    installed = found[0]
     if installed.version != __version__:
         raise UserError(
             f"This is tftpu {__version__}, but {installed.version} was installed: run the command "
