@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import publishing, shards, staging
 from tftpu.input_pipelines.convert.conversion import Conversion
@@ -38,8 +39,8 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
         from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise UserError(
-            "Apache Beam is not installed: run `pip install 'tftpu[beam]'`, or convert without a "
-            "runner."
+            f"Apache Beam is not installed: run `{installation.command('beam')}`, or convert "
+            "without a runner."
         ) from error
 
     beam: Any = apache_beam  # its types omit its re-exports

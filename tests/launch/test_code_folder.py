@@ -76,7 +76,7 @@ def test_a_repository_of_another_user_is_read(tmp_path, monkeypatch):
 )
 def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
     write(tmp_path, "config.py", f"deep/{name}")
-    with pytest.raises(UserError, match="name it in .gitignore, or move it") as refused:
+    with pytest.raises(UserError, match=r"name it in \.gitignore, or move it") as refused:
         code_folder.contents(tmp_path)
     assert f"deep/{name} (its name)" in str(refused.value)
     write(tmp_path, ".gitignore", text=f"{name}\n")  # the way out
@@ -130,7 +130,7 @@ def test_a_link_to_a_file_is_followed_and_one_to_a_folder_is_refused(tmp_path):
 def test_a_config_that_gitignore_names_is_refused(tmp_path):
     write(tmp_path, "config.py")
     write(tmp_path, ".gitignore", text="*.py\n")
-    with pytest.raises(UserError, match="is ignored by a .gitignore"):
+    with pytest.raises(UserError, match=r"is ignored by a \.gitignore"):
         shipment.of(str(tmp_path / "config.py"), None)
 
 
