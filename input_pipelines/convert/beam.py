@@ -34,6 +34,8 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
     Raises:
         UserError: a mistake, or Beam is not installed.
     """
+    if conversion.options.skip_bad:
+        raise UserError("skip_bad works without a runner only: convert on this machine.")
     try:
         import apache_beam
         from apache_beam.options.pipeline_options import PipelineOptions
@@ -90,7 +92,8 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 def _records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
     """Yields (part, number in it, record)."""
     for number, record in enumerate(staging.encoded(reader, part)):
-        yield part, number, record
+        if isinstance(record, bytes):  # nothing is left out here
+            yield part, number, record
 
 
 def _added(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
