@@ -100,15 +100,16 @@ def _walked(folder: Path) -> list[str]:
     found = []
     for path, folders, names in os.walk(folder):
         here = Path(path)
-        linked = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = [
+        travel = [
             name
             for name in folders
             if not name.startswith(".")
-            and name not in (*_STAYS, *linked)
+            and name not in _STAYS
             and not name.endswith(".egg-info")
             and not (here / name / "pyvenv.cfg").exists()
         ]
+        linked = [name for name in travel if (here / name).is_symlink()]
+        folders[:] = [name for name in travel if name not in linked]
         kept = [n for n in (*names, *linked) if n != ".git" and not n.endswith(".pyc")]
         found += [(here / name).relative_to(folder).as_posix() for name in kept]
     return found

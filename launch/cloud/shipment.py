@@ -1,4 +1,4 @@
-"""What travels to a rented machine: tftpu itself, the folder of the user's config, and versions.
+"""The files that travel to a rented machine: tftpu itself, the user's folder, and versions.
 
 The files lie beside the run, in a folder of the bucket that is named by their content. The
 request, which only its sender can write, holds their SHA-256: a machine installs and runs these

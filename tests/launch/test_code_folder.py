@@ -27,6 +27,7 @@ def test_caches_hidden_folders_environments_and_runs_stay(tmp_path):
         tmp_path, "__pycache__/a.pyc", "old.pyc", ".git/config", ".cache/x", "runs/a/metrics.jsonl"
     )
     write(tmp_path, "env/pyvenv.cfg", "env/lib/x.py", "mine.egg-info/PKG-INFO", ".venv/id_rsa")
+    (tmp_path / "net" / "runs").symlink_to(tmp_path / "env")
     assert list(code_folder.contents(tmp_path)) == [
         *(".python", "config.py", "net/data.json", "net/layers.py", "requirements.txt"),
     ]
