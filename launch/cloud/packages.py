@@ -96,7 +96,7 @@ def _wanted(name: str) -> str:
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
         return f"{name} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-    if "dir_info" in origin or origin.get("url", "").startswith("file:"):
+    if origin.get("url", "").startswith("file:"):
         return ""
     return f"{name}=={installed.version.partition('+')[0]}"
 

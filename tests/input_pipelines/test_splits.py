@@ -19,10 +19,11 @@ pytestmark = pytest.mark.usefixtures("small_parts")
 
 @pytest.fixture
 def folder(pictures, tmp_path) -> Path:
-    """Returns a folder of splits: train with three classes, val with two, test with one."""
+    """Returns a folder of splits: train with three classes, val with two, test with the last."""
     root = tmp_path / "photos"
-    for split, classes in (("train", 3), ("val", 2), ("test", 1)):
-        for name in ("cat", "dog", "owl")[:classes]:
+    of_split = {"train": ["cat", "dog", "owl"], "val": ["cat", "dog"], "test": ["owl"]}
+    for split, names in of_split.items():
+        for name in names:
             shutil.copytree(pictures / name, root / split / name)
     return root
 
@@ -51,7 +52,7 @@ def test_a_folder_of_splits_is_converted_with_all_its_splits(folder, tmp_path):
     assert images(output, "train") == files(folder / "train", cat=0, dog=1, owl=2)
     assert images(output, "val") == files(folder / "val", cat=0, dog=1)
     # Its only class keeps the id that it has in the other splits.
-    assert images(output, "test") == files(folder / "test", cat=0)
+    assert images(output, "test") == files(folder / "test", owl=2)
     before = content(output)
     assert convert(f"images:{folder}", output) == 0
     assert content(output) == before

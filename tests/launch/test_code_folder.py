@@ -49,6 +49,12 @@ def test_gitignore_is_read_as_git_reads_it(tmp_path):
     assert list(code_folder.contents(root / "work")) == expected
 
 
+def test_the_gitignore_of_the_repository_counts_in_a_folder_that_has_none(tmp_path):
+    write(tmp_path, ".gitignore", text="data\n")
+    write(tmp_path, ".git/HEAD", "work/config.py", "work/data/x")
+    assert list(code_folder.contents(tmp_path / "work")) == ["config.py"]
+
+
 def test_gitignore_counts_without_a_repository_too(tmp_path):
     write(tmp_path, ".gitignore", text="data\n")
     write(tmp_path, "config.py", "data/x", "more/data/x")
