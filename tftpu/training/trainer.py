@@ -12,6 +12,7 @@ import numpy as np
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
+from tftpu.engines.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
 from tftpu.inference import export
@@ -38,6 +39,12 @@ class Trainer:
         workdir: folder of checkpoints, metrics.jsonl and TensorBoard events, local or `gs://`;
             None writes nothing.
         options: options of training.
+        loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
+            in place of the model's own loss; or that and a dictionary of further values for each
+            example, which are logged. The batch is what the data set yields. Evaluation calls it
+            as well. The model is compiled with an optimizer only.
+        objectives: several loss functions, each with its own variables and optimizer, in place of
+            what the model is compiled with.
         engine: runs the steps; None is the engine whose scope the model was built in.
         writers: further destinations of the metrics.
         hyperparameters: settings of the run that the writers record.
@@ -70,6 +77,8 @@ class Trainer:
         workdir: str | None = None,
         options: TrainOptions | None = None,
         *,
+        loss_fn: LossFunction | None = None,
+        objectives: Sequence[Objective] = (),
         engine: Engine | None = None,
         writers: Sequence[Writer] = (),
         hyperparameters: Mapping[str, HyperParameter] | None = None,
@@ -78,7 +87,8 @@ class Trainer:
         self.options = TrainOptions() if options is None else dataclasses.replace(options)
         self.options.validate()
         self.engine: Engine = engine_of(model) if engine is None else engine
-        self.engine.refuse(model)
+        self._objectives = objectives_of(model, loss_fn, objectives)
+        self.engine.refuse(model, self._objectives)
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
@@ -155,7 +165,10 @@ class Trainer:
             self.account.clock.turn_to("starting")
             microbatches = self.options.gradient_accumulation_steps
             spec = self.engine.training_spec(dataset, microbatches, class_weight)
-            executor, loop = self._executor_for(spec), self._loop_for(spec)
+            executor = self._executor_for(spec)
+            if not self._loops:
+                executor.warn_of_mixing(dataset, class_weight)
+            loop = self._loop_for(spec)
             output = self._output(executor, loop, spec, verbose)
             session = Session(
                 self._context(executor),
@@ -273,7 +286,7 @@ class Trainer:
     def _executor_for(self, spec: Nest) -> Executor:
         """Returns the executor; the first call creates it, for a batch of this spec."""
         if self._prepared is None:
-            self._prepared = self.engine.prepare(self.model, self.options, spec)
+            self._prepared = self.engine.prepare(self.model, self.options, spec, self._objectives)
         return self._prepared
 
     def _executor_for_evaluation(self, dataset: Dataset) -> Executor:

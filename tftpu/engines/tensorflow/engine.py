@@ -1,13 +1,14 @@
 """The TensorFlow engine: data parallelism with `tf.distribute`, one program per core."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import checks, feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
@@ -53,9 +54,9 @@ class TensorFlowEngine:
         with target.compiling_for(self._platform), self.strategy.scope():
             yield
 
-    def refuse(self, model: keras.Model) -> None:
+    def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
-        checks.refuse_model(model)
+        checks.refuse_model(model, objectives)
 
     def training_spec(
         self,
@@ -79,10 +80,16 @@ class TensorFlowEngine:
         return spec[0]  # without the mask of examples
 
     def prepare(
-        self, model: keras.Model, options: TrainOptions, batch_spec: Nest
+        self,
+        model: keras.Model,
+        options: TrainOptions,
+        batch_spec: Nest,
+        objectives: Sequence[Objective] = (),
     ) -> TensorFlowExecutor:
-        """Prepares a compiled model for the strategy's devices."""
-        return TensorFlowExecutor(self.strategy, self._platform, model, options, batch_spec)
+        """Prepares a model for the strategy's devices."""
+        return TensorFlowExecutor(
+            self.strategy, self._platform, model, options, batch_spec, objectives
+        )
 
 
 def engine_of_strategy(model: keras.Model) -> TensorFlowEngine:
