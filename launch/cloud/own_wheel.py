@@ -19,7 +19,7 @@ from tftpu.version import __version__
 NAME = f"tftpu-{__version__}-py3-none-any.whl"
 # In a clone these are four folders, as `setup.py` maps them; installed, one folder and three in it.
 _PARTS = ("tftpu", "tftpu.models", "tftpu.input_pipelines", "tftpu.launch")
-_SUFFIXES = (".py", ".typed", ".ipynb", ".sh")  # code, and the package data of `setup.py`
+_SUFFIXES = (".py", ".typed", ".ipynb", ".sh", ".txt")  # code, and the package data of `setup.py`
 _INFO = f"tftpu-{__version__}.dist-info"
 _COPIED = ("METADATA", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
 _WHEEL = f"""\

@@ -121,7 +121,7 @@ def of(config: str, package: str | None) -> Shipment:
         files[Path(package).name] = Path(package).read_bytes()
         package = Path(package).name
     if config.endswith(".py"):
-        path = Path(config).resolve()
+        path = Path(config).absolute()
         folder, config = path.parent, path.name
         contents = code_folder.contents(folder)
         if config not in contents:
