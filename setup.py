@@ -38,6 +38,7 @@ REQUIRES = [
     "keras>=3.14,<3.16",
     "ml_collections>=1.0",
     "numpy",
+    "packaging",
     "pillow>=10.1",  # TensorBoard asks for it, too
     "psutil>=5.9",
     "pyyaml",

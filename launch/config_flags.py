@@ -27,6 +27,7 @@ _IN_WORDS = {
     float | None: "a number, or none",
     int | None: "a whole number, or none",
     tuple[int, ...]: "whole numbers in brackets, as (2,2,2,2)",
+    tuple[str, ...]: "a name, or names in brackets, as \"('a','b')\"",
 }
 # Fields of an experiment that the command line sets by the names of Keras.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")

@@ -117,7 +117,7 @@ def failures_of(what: str, folder: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename).parent == folder]
         if not own and not isinstance(error, SyntaxError | ImportError):

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from tftpu import installation
 from tftpu.engines import backend
 from tftpu.errors import UserError
 
@@ -21,7 +22,9 @@ def require_tensorflow() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
             "TensorFlow is not installed, because the right package depends on the machine. Run "
-            "`pip install 'tftpu[cpu]'`, or [gpu], or [tpu] on a TPU VM, Colab or Kaggle."
+            f"`{installation.command('cpu')}`; with a GPU of NVIDIA "
+            f"`{installation.command('gpu')}`; on a TPU VM, Colab or Kaggle "
+            f"`{installation.command('tpu')}`."
         )
 
 

@@ -33,8 +33,10 @@ def train(experiment: Experiment, workdir: str) -> None:
     if loaded and chief:
         print(loaded, flush=True)
     text = to_json(keras_objects.recorded(experiment))
-    # Only now: a run that fails its checks must not claim the workdir.
-    if chief:
+    # Only now: a run that fails its checks must not claim the workdir. One that already has its
+    # steps keeps the config that it was trained with.
+    trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
+    if chief and trained < experiment.train.length:
         files.write_whole(files.join(workdir, "config.json"), text.encode())
     history = trainer.fit(
         data,

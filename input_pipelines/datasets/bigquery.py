@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tftpu import installation
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets import arrays, batches
@@ -170,7 +171,7 @@ def _clients() -> _Clients:
         from google.cloud.bigquery_storage_v1 import BigQueryReadClient
     except ImportError as error:
         raise UserError(
-            "The clients of BigQuery are not installed: run `pip install 'tftpu[bigquery]'`."
+            f"The clients of BigQuery are not installed: run `{installation.command('bigquery')}`."
         ) from error
     try:
         return _Clients(bigquery.Client(), BigQueryReadClient())

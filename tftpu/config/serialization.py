@@ -46,7 +46,7 @@ def to_plain(value: Any, path: str = "config") -> Any:
     )
 
 
-def from_json(text: str) -> Experiment:
+def from_json(text: str | bytes) -> Experiment:
     """Returns the experiment that `to_json` wrote.
 
     Raises:

@@ -1,5 +1,6 @@
 """Optimizers by name: Keras's own, and LARS, which Keras lacks."""
 
+import logging
 import re
 from typing import Any
 
@@ -9,6 +10,8 @@ from tftpu.config import OPTIMIZERS, Optimizer
 from tftpu.errors import UserError, did_you_mean
 from tftpu.optim.schedules import schedule
 from tftpu.tensors import Tensor, ops
+
+_log = logging.getLogger(__name__)
 
 # Variables without weight decay, by the last part of their path: biases, and the scales and shifts
 # of norms. Keras searches for this pattern in the variable's name.
@@ -34,6 +37,12 @@ def build(
         raise UserError(f"There is no optimizer {name!r}.{did_you_mean(name, OPTIMIZERS)}")
     if isinstance(config, str):
         return LARS() if name == "lars" else keras.optimizers.get(name)
+    if 0 < steps <= config.warmup_steps:
+        _log.warning(
+            "The run ends after %d steps, before its warmup of %d (optimizer.warmup_steps) does.",
+            steps,
+            config.warmup_steps,
+        )
     # Keras annotates learning rates as float, and takes schedules.
     rate: Any = schedule(config, global_batch_size, steps)
     decay: Any = config.weight_decay or None
@@ -45,14 +54,12 @@ def build(
         "adam": lambda: kinds.Adam(rate, weight_decay=decay, beta_2=config.beta_2),
         "adamax": lambda: kinds.Adamax(rate, weight_decay=decay, beta_2=config.beta_2),
         "adamw": lambda: kinds.AdamW(rate, weight_decay=config.weight_decay, beta_2=config.beta_2),
-        "ftrl": lambda: kinds.Ftrl(rate, weight_decay=decay),
         "lamb": lambda: kinds.Lamb(rate, weight_decay=decay, beta_2=config.beta_2),
         "lars": lambda: LARS(
             rate, momentum=config.momentum, trust_weight_decay=config.weight_decay
         ),
         "lion": lambda: kinds.Lion(rate, weight_decay=decay, beta_2=config.beta_2),
         "muon": lambda: kinds.Muon(rate, weight_decay=config.weight_decay),
-        "nadam": lambda: kinds.Nadam(rate, weight_decay=decay, beta_2=config.beta_2),
         "rmsprop": lambda: kinds.RMSprop(rate, weight_decay=decay),
         "sgd": lambda: kinds.SGD(
             rate, momentum=config.momentum, nesterov=config.nesterov, weight_decay=decay
