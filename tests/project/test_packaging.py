@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import checkout
 from tftpu.launch.cloud import own_wheel
 
 ROOT = Path(__file__).parent.parent.parent
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    source = checkout.copy(folder / "source")
+    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source]
     subprocess.run([sys.executable, *build], check=True)
     (found,) = folder.glob("*.whl")
     return found
