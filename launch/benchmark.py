@@ -52,9 +52,8 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     for contestant, seconds in times.items():
         milliseconds = statistics.median(seconds) / steps * 1000
         ratio = statistics.median(a / b for a, b in zip(times["trainer"], seconds))
-        print(
-            f"  {contestant:18} {milliseconds:9.3f} ms/step   trainer / {contestant}: {ratio:.3f}"
-        )
+        compared = "" if contestant == "trainer" else f"   trainer / {contestant}: {ratio:.3f}"
+        print(f"  {contestant:18} {milliseconds:9.3f} ms/step{compared}")
 
 
 def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, list[float]]:

@@ -28,6 +28,7 @@ _IN_WORDS = {
     float | None: "a number, or none",
     int | None: "a whole number, or none",
     tuple[int, ...]: "whole numbers in brackets, as (2,2,2,2)",
+    tuple[str, ...]: "a name, or names in brackets, as \"('a','b')\"",
 }
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -91,7 +92,7 @@ def _failures_of(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
         line = f" in line {at[-1]}" if at else ""
         raise UserError(

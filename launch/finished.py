@@ -36,7 +36,7 @@ def experiment_of(workdir: str) -> Experiment:
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
-    experiment = from_json(files.read(path).decode())
+    experiment = from_json(files.read(path))
     experiment.cluster.tpu, experiment.cluster.virtual_devices = "auto", None
     return experiment
 

@@ -32,8 +32,10 @@ def train(experiment: Experiment, workdir: str) -> None:
     trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
-    # Only now: a run that fails its checks must not claim the workdir.
-    if chief:
+    # Only now: a run that fails its checks must not claim the workdir. One that already has its
+    # steps keeps the config that it was trained with.
+    trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
+    if chief and trained < experiment.train.steps:
         files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
     history = trainer.fit(
         data,

@@ -9,16 +9,19 @@ steps.
 
 import contextlib
 import dataclasses
+import json
 import sys
 from typing import Any
 
-from tftpu.config import Experiment, from_json
+from tftpu.checkpoint import manifest
+from tftpu.config import Experiment, to_json
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
 from tftpu.launch import startup
 from tftpu.launch.options import RunOptions, flag
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
+_GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
 # Fields that configure how the data is read, not which data.
 _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
@@ -77,24 +80,40 @@ def _supervise(options: Options, workdir: str) -> None:
 
 
 def _interpreter_flags() -> list[str]:
-    return ["-O"] * sys.flags.optimize
+    """Returns the flags of this interpreter, and -P: a `tftpu` folder here is not the package."""
+    return ["-P", *["-O"] * sys.flags.optimize]
 
 
 def _check_same_run(experiment: Experiment, workdir: str) -> None:
-    """Raises `UserError` if the workdir holds a run of another model, data set or optimizer."""
-    path = files.join(workdir, "config.json")
-    if not files.exists(path):
+    """Raises `UserError` if the workdir holds checkpoints of another model, data or optimizer."""
+    if not manifest.steps(files.join(workdir, "checkpoints")):
+        return  # nothing to resume, such as after a run that diverged at once
+    before = side_files.read(files.join(workdir, "config.json"), *_GROUPS)
+    if before is None:  # the checkpoint itself rejects another model
         return
-    before = from_json(files.read(path).decode())
-    for group in ("model", "data", "optimizer"):
-        if _identity(getattr(before, group)) != _identity(getattr(experiment, group)):
+    now = json.loads(to_json(experiment))
+    for group in _GROUPS:
+        defaults = _defaults(getattr(experiment, group))  # of fields newer than the run
+        differing = _differences(group, defaults | before[group], now[group])
+        if differing:
             raise UserError(
-                f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
-                "this one its own workdir with --workdir=DIR, or remove that run."
+                f"The workdir {workdir!r} holds a run with another {group} configuration: "
+                f"{', '.join(differing)}. Give this one its own workdir with --workdir=DIR, or "
+                "remove that run."
             )
 
 
-def _identity(config: Any) -> tuple[type, dict[str, Any]]:
-    """Returns a group of an experiment without the fields that change no number of the run."""
-    fields = dataclasses.asdict(config)
-    return type(config), {name: value for name, value in fields.items() if name not in _HOW}
+def _differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns the fields that change the numbers of a run, as "model.width was 8 and is 16"."""
+    return [
+        f"{group}.{name} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in now | before
+        if name not in _HOW and before.get(name) != now.get(name)
+    ]
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """Returns the defaults of a dataclass as JSON has them."""
+    fields = dataclasses.fields(config)
+    found = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    return json.loads(json.dumps(found))

@@ -37,7 +37,7 @@ def test_the_command(command, tmp_path, monkeypatch, capsys):
         if "launch" in arguments:
             assert "PROJECT" in capsys.readouterr().out
     elif command.startswith("pip install "):
-        check_extras(arguments[1])
+        check_extras(arguments[-1])
     elif command.startswith("docker build "):
         check_image(arguments, capsys)
     elif command.startswith("python -m "):
@@ -92,5 +92,5 @@ def check_image(arguments: list[str], capsys) -> None:
 
 
 def test_the_version_in_file_names_is_this_one():
-    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\d.]*\d)", c)}
+    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\w.]*\d)", c)}
     assert found == {__version__}

@@ -73,7 +73,7 @@ class Optimizer:
         decay_power: exponent of the polynomial decay.
         decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
         decay_rate: factor of the step decay.
-        weight_decay: decoupled weight decay; biases and norms are left out.
+        weight_decay: biases and norms are left out; it is decoupled, except in lars.
         momentum: momentum of sgd and lars.
         nesterov: whether sgd uses Nesterov momentum.
         beta_2: decay of the second moment of adamw, lamb and lion.
@@ -110,6 +110,16 @@ class Optimizer:
             raise UserError(
                 "optimizer.decay is 'step' but optimizer.decay_steps is empty: name the steps at "
                 "which the rate is multiplied by optimizer.decay_rate, such as (30000, 60000)."
+            )
+        if self.decay_steps and self.decay != "step":
+            raise UserError(
+                f"optimizer.decay_steps is {self.decay_steps}, and optimizer.decay is "
+                f"{self.decay!r}: decay_steps=() is for all decays but 'step'."
+            )
+        if min(self.decay_steps, default=1) < 1 or sorted(self.decay_steps) != [*self.decay_steps]:
+            raise UserError(
+                f"optimizer.decay_steps is {self.decay_steps}: give steps of 1 or more in rising "
+                "order, such as (30000, 60000)."
             )
 
 
@@ -172,4 +182,6 @@ class Experiment:
         self.train.validate()
         shares = data_shares or self.cluster.virtual_devices or 1
         microbatches = self.train.gradient_accumulation_steps
-        self.model.validate(Share(self.data.global_batch_size, shares, microbatches))
+        norm_batch = getattr(self.model, "norm_batch", 1)
+        group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
+        self.model.validate(Share(self.data.global_batch_size, shares, microbatches, group))

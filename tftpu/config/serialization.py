@@ -21,7 +21,7 @@ def to_json(experiment: Experiment) -> str:
     return json.dumps(encode(experiment), indent=2) + "\n"
 
 
-def from_json(text: str) -> Experiment:
+def from_json(text: str | bytes) -> Experiment:
     """Returns the experiment that `to_json` wrote.
 
     Raises:

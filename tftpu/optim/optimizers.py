@@ -1,5 +1,6 @@
 """Optimizers by name: Keras's own, and LARS, which Keras lacks."""
 
+import logging
 import re
 from typing import Any
 
@@ -9,6 +10,8 @@ from tftpu.config import OPTIMIZERS, Optimizer
 from tftpu.errors import UserError, did_you_mean
 from tftpu.optim.schedules import schedule
 from tftpu.tensors import Tensor, ops
+
+_log = logging.getLogger(__name__)
 
 # Variables without weight decay, by the last part of their path: biases, and the scales and shifts
 # of norms. Keras searches for this pattern in the variable's name.
@@ -29,6 +32,12 @@ def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimi
     if config.name not in OPTIMIZERS:
         raise UserError(
             f"There is no optimizer {config.name!r}.{did_you_mean(config.name, OPTIMIZERS)}"
+        )
+    if 0 < steps <= config.warmup_steps:
+        _log.warning(
+            "The run ends after %d steps, before its warmup of %d (optimizer.warmup_steps) does.",
+            steps,
+            config.warmup_steps,
         )
     # Keras annotates learning rates as float, and takes schedules.
     rate: Any = schedule(config, global_batch_size, steps)

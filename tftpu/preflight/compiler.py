@@ -227,7 +227,7 @@ def _run_compiler(job: Path, target: Slice, time_limit: float, verbose: bool) ->
         "TPU_ACCELERATOR_TYPE": target.name,
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
-    command = [sys.executable, "-m", "tftpu.preflight.compiler", str(job)]
+    command = [sys.executable, "-P", "-m", "tftpu.preflight.compiler", str(job)]
     with (job / "stderr.txt").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=None if verbose else log

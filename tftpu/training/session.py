@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 
 from tftpu.checkpoint.store import Best
+from tftpu.config import profile_plan
 from tftpu.engines.engine import TrainLoop
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number
@@ -70,8 +72,8 @@ class Session:
         self._callbacks = callbacks
         self._last_finite: np.ndarray | None = None
         self._repeats_until = context.account.reached  # steps before were done once already
-        if validation_data is not None:
-            self._refuse_best_metric()
+        self._refuse_best_metric()
+        self._refuse_profile()
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
         self._progress = self._restored() or RunProgress(step=self._executor.step)
@@ -228,11 +230,17 @@ class Session:
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
-        value = results[metric]
+        value, before = results[metric], self._progress.best
+        if not math.isfinite(value):
+            logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
+            return
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
-        if self._progress.best is None or sign * value > sign * self._progress.best:
-            self._progress.best = value
-            self._save(now=True, best=Best(metric, value))
+        # A value of another metric, which an earlier start of the run had, compares with nothing.
+        if before is not None and before.metric != metric:
+            before = None
+        if before is None or sign * value > sign * before.value:
+            self._progress.best = Best(metric, value)
+            self._save(now=True, best=self._progress.best)
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint, if one is due, or now."""
@@ -362,11 +370,25 @@ class Session:
 
     def _refuse_best_metric(self) -> None:
         """Raises `UserError` for a metric that no evaluation will have."""
-        metric, known = self._options.best_metric, self._executor.eval_sums.result_names
+        metric = self._options.best_metric
+        if metric and self._validation_data is None:
+            raise UserError(
+                f"best_metric is {metric!r}, and nothing is evaluated: it needs validation_data."
+            )
+        known = self._executor.eval_sums.result_names
         if metric and metric not in known:
             raise UserError(
                 f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"
             )
+
+    def _refuse_profile(self) -> None:
+        """Raises `UserError` for steps to profile that the run does not have."""
+        steps = self._timetable.steps
+        for first, last in profile_plan(self._options.profile).windows:
+            if first >= steps:
+                raise UserError(
+                    f"profile={first}:{last} begins after the last of the run's {steps} steps."
+                )
 
 
 def _final_state(error: BaseException) -> str:

@@ -2,12 +2,10 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
@@ -21,7 +19,7 @@ from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.context import RunContext
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
@@ -84,6 +82,11 @@ class Trainer:
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
     ):
+        if not isinstance(options, TrainOptions | None):
+            raise UserError(
+                f"options is {type(options).__name__} {options!r}: pass "
+                "tftpu.TrainOptions(steps_per_loop=…)."
+            )
         self.options = TrainOptions() if options is None else dataclasses.replace(options)
         self.options.validate()
         self.engine: Engine = engine_of(model) if engine is None else engine
@@ -215,13 +218,16 @@ class Trainer:
             raise UserError("predict works on one host: restore the checkpoint there.")
         return self._executor_for_evaluation(dataset).predict(dataset)
 
-    def predict_same(self, x: Nest) -> np.ndarray:
+    def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
 
         For batches too small to be divided, such as the one text that a language model continues.
 
         Args:
             x: the features, of one shape from call to call.
+
+        Returns:
+            NumPy arrays of shape (batch, ...), nested as the model's output.
 
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
@@ -344,5 +350,4 @@ class Trainer:
 
 def _config_of(workdir: str | None) -> dict[str, Any] | None:
     """Returns the experiment of a workdir as JSON; None if it has none."""
-    path = files.join(workdir or "", "config.json")
-    return json.loads(files.read(path)) if workdir and files.exists(path) else None
+    return side_files.read(files.join(workdir, "config.json")) if workdir else None

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
@@ -64,6 +64,8 @@ def run(options: Options) -> None:
     experiment = options.experiment()
     if need is not None and need <= 0:
         raise UserError(f"--need={need}: it must be above 0.")
+    if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
+        raise UserError(f"--zone={options.zone}: it must be a zone, such as us-west4-a.")
     import_tensorflow()
     from tftpu import input_pipelines
 
@@ -136,7 +138,10 @@ def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
     if source.compression or not all(piece.offsets for piece in source.pieces):
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
-    summary = f"{source.count:,} examples in {count} shards of {_mib(mean)}, in {tracks} streams"
+    summary = (
+        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_mib(mean)}, in "
+        f"{counted(tracks, 'stream')}"
+    )
     return [Finding("ok", summary), *found]
 
 
@@ -173,7 +178,7 @@ def region(data_dir: str | None, zone: str | None) -> list[Finding]:
     """Checks that the bucket is in the region of the TPU."""
     match = re.match(r"gs://([^/]+)", data_dir or "")
     if not match:
-        return []
+        return [Finding("ok", "the data is in no bucket: --zone has no effect")] if zone else []
     if not zone:
         return [Finding("ok", "region of the bucket not checked: give --zone of the TPU")]
     from tftpu.storage import buckets

@@ -53,6 +53,8 @@ def run(options: Options) -> None:
     drawn = isinstance(data, sources.Images | sources.StreamedImages)
     if output and not drawn:
         raise UserError("--output is for images: text is printed.")
+    if output and not output.lower().endswith(".png"):
+        raise UserError(f"--output={output}: the file to write ends in .png.")
     import_tensorflow()
     batch = first(data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS))
     if drawn:

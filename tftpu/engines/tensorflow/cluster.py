@@ -8,6 +8,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from tftpu.config import Cluster
+from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.errors import UserError
@@ -33,6 +35,9 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlow
 
 def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
     """Returns the strategy for the available hardware; arguments as for `connect`."""
+    devices = Cluster(tpu, virtual_devices)
+    check_types("cluster", devices)
+    devices.validate()
     if virtual_devices is not None:
         if hosts.task().count > 1:
             raise UserError(

@@ -29,7 +29,6 @@ class TensorFlowEngine:
         strategy: the strategy.
     """
 
-    name = "tensorflow"
     # Raised by the collectives of the remaining hosts.
     lost_host_errors = (
         tf.errors.AbortedError,
