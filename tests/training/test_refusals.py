@@ -104,7 +104,7 @@ REFUSED = {
 def test_unsupported_models_and_data_fail_before_training(case):
     make, dataset, sentence = REFUSED[case]
     with pytest.raises(UserError, match=sentence):
-        make_trainer(make()).fit(dataset(), 4)
+        make_trainer(make()).fit(dataset(), steps=4)
 
 
 @pytest.mark.parametrize(
@@ -124,25 +124,25 @@ def test_an_option_out_of_range_fails_with_its_name(option, value):
 
 def test_invalid_steps_and_times_fail():
     with pytest.raises(UserError, match=r"steps is 2\.5"):
-        make_trainer(compiled()).fit(data(), 2.5)
+        make_trainer(compiled()).fit(data(), steps=2.5)
     with pytest.raises(UserError, match="watchdog_seconds is 0"):
         make_trainer(compiled(), watchdog_seconds=0)
     with pytest.raises(UserError, match="eval_every is -5"):
-        make_trainer(compiled()).fit(data(), 4, validation_data=data(), eval_every=-5)
+        make_trainer(compiled()).fit(data(), steps=4, validation_data=data(), eval_every=-5)
 
 
 def test_invalid_validation_data_fails_before_a_step_is_trained():
     for wrong, sentence in ((examples(), "The data is a tuple"), (data().repeat(), "never end")):
         trainer = make_trainer(compiled())
         with pytest.raises(UserError, match=sentence):
-            trainer.fit(data(), 4, validation_data=wrong)
+            trainer.fit(data(), steps=4, validation_data=wrong)
         assert trainer.step == 0
 
 
 def test_an_unknown_best_metric_fails_before_a_step_is_trained():
     trainer = make_trainer(compiled(), best_metric="acuracy")
     with pytest.raises(UserError, match=r"no 'acuracy' for best_metric\. Did you mean 'accuracy'"):
-        trainer.fit(data(), 4, validation_data=data())
+        trainer.fit(data(), steps=4, validation_data=data())
     assert trainer.step == 0
 
 
@@ -168,4 +168,4 @@ def test_a_batch_that_the_replicas_do_not_divide_fails():
     with tftpu.connect(virtual_devices=8).scope():
         model = compiled()
     with pytest.raises(UserError, match="use a multiple of 8, such as 8 or 16"):
-        make_trainer(model).fit(data(batch=12), 4)
+        make_trainer(model).fit(data(batch=12), steps=4)

@@ -58,10 +58,14 @@ class _Sums:
 
 
 class TrainSums(_Sums):
-    """Steps, gradient norms, skipped steps, the loss, each of its terms, and metrics."""
+    """Steps, gradient norms, skipped steps, the loss, each of its terms, and metrics.
+
+    A step of a smaller batch counts as a part of a step.
+    """
 
     def __init__(self, objective: Objective):
-        super().__init__(objective, 4 + len(objective.terms))
+        self._means = 4 + len(objective.terms)
+        super().__init__(objective, self._means)
 
     def vector(
         self,
@@ -82,20 +86,23 @@ class TrainSums(_Sums):
         shared = [ops.ones(()), norm, skipped]
         return self._flat([*(value / shares for value in shared), *losses, *metrics])
 
-    def steps(self, sums: np.ndarray) -> int:
-        """Returns the number of steps summed up, skipped ones included."""
-        return round(float(sums[0]))
+    def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
+        """Returns the sums of steps that count for less, as their batches are smaller.
+
+        The states of metrics stay: they count the examples themselves.
+        """
+        return np.concatenate([sums[: self._means] * weight, sums[self._means :]])
 
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
         steps, _, skipped, loss = sums[:4]
-        return float(loss / max(steps - skipped, 1))
+        return float(loss / max(steps - skipped, 1e-30))
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the means of the loss, its terms, the metrics and the gradient's norm."""
         steps, norm, skipped, _, *rest = sums
         count = len(self._objective.terms)
-        taken = max(steps - skipped, 1)
+        taken = max(steps - skipped, 1e-30)
         results = {"loss": self.loss(sums)}
         results.update(self._terms(np.array(rest[:count]), np.full(count, taken)))
         results.update(self._metrics(np.array(rest[count:])))

@@ -25,6 +25,7 @@ class RunProgress:
         best: the best value of the best metric so far.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: numbers of the epochs.
+        ended: the length of the run that a callback ended early; None: none did.
     """
 
     step: int = 0
@@ -35,6 +36,7 @@ class RunProgress:
     best: float | None = None
     history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)
+    ended: int | None = None
 
     @property
     def position(self) -> int:
@@ -63,6 +65,7 @@ class RunProgress:
             "best": self.best,
             "history": self.history,
             "epochs": self.epochs,
+            "ended": self.ended,
         }
 
     @classmethod
@@ -94,4 +97,5 @@ class RunProgress:
             best=state["best"],
             history=state["history"],
             epochs=state["epochs"],
+            ended=state["ended"],
         )

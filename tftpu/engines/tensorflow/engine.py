@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines.engine import Epoch
 from tftpu.engines.tensorflow import checks, feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
@@ -57,6 +58,10 @@ class TensorFlowEngine:
         """Raises `UserError` for a model that cannot be trained as it is."""
         checks.refuse_model(model)
 
+    def epoch(self, dataset: Any) -> Epoch:
+        """Returns the length of one pass over a data set; may have to read all of it."""
+        return feed.length_of(dataset)
+
     def training_spec(
         self,
         dataset: Any,
@@ -67,11 +72,19 @@ class TensorFlowEngine:
         batches = feed.for_training(dataset, 0, class_weight)
         return feed.share_spec(batches, self.data_shares, microbatches)
 
+    def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
+        """Returns the spec of one share of the smaller batch that an epoch ends with."""
+        return feed.last_share_spec(spec, examples, self.data_shares, microbatches)
+
     def batches(
-        self, dataset: Any, position: int, class_weight: dict[int, float] | None = None
+        self,
+        dataset: Any,
+        position: int,
+        class_weight: dict[int, float] | None = None,
+        epoch: Epoch | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the replicas."""
-        return feed.training_iterator(dataset, position, self.strategy, class_weight)
+        return feed.training_iterator(dataset, position, self.strategy, class_weight, epoch)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
