@@ -250,7 +250,9 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
         table[label] = weight
     one_hot = y.shape.rank == 2 and y.shape[1] != 1
     labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
-    return x, y, tf.gather(tf.constant(table), labels)
+    known = (labels >= 0) & (labels < len(table))  # others weigh 1, as in Keras
+    found = tf.gather(tf.constant(table), tf.where(known, labels, tf.zeros_like(labels)))
+    return x, y, tf.where(known, found, tf.ones_like(found))
 
 
 def element(batch: tuple[Any, ...]) -> Nest:

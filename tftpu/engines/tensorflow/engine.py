@@ -27,6 +27,7 @@ class TensorFlowEngine:
 
     Attributes:
         strategy: the strategy.
+        distributes: whether models have to be built in its scope.
     """
 
     name = "tensorflow"
@@ -45,6 +46,7 @@ class TensorFlowEngine:
         self.hosts = StrategyHosts(strategy)
         self.tracer = TensorFlowTracer()
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self.distributes: bool = on_tpu or self.data_shares > 1
         self._platform = "tpu" if on_tpu else None
         self.hardware = hardware.of_devices(self.data_shares, on_tpu)
 
@@ -57,6 +59,10 @@ class TensorFlowEngine:
     def refuse(self, model: keras.Model) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
         checks.refuse_model(model)
+        for what, owner in (("model", model), ("optimizer", model.optimizer)):
+            created = self.strategy.extended.variable_created_in_scope
+            if not all(created(variable.value) for variable in owner.variables):
+                raise UserError(outside_scope(f"The {what} {owner.name!r}"))
 
     def epoch(self, dataset: Any) -> Epoch:
         """Returns the length of one pass over a data set; may have to read all of it."""
@@ -98,9 +104,10 @@ class TensorFlowEngine:
         return TensorFlowExecutor(self.strategy, self._platform, model, options, batch_spec)
 
 
-def engine_of_strategy(model: keras.Model) -> TensorFlowEngine:
-    """Returns the engine of the strategy that a model was built under."""
-    strategy = getattr(model, "distribute_strategy", None)
-    if not isinstance(strategy, tf.distribute.Strategy):
-        raise UserError(f"{type(model).__name__} is not a Keras model on the TensorFlow backend.")
-    return TensorFlowEngine(strategy)
+def outside_scope(what: str) -> str:
+    """Returns the message about something that was made outside the engine's scope."""
+    return (
+        f"{what} was made outside the scope of the engine that tftpu.connect() returned, so it is "
+        "not on the engine's devices. Build and compile the model inside: with engine.scope(): "
+        "model = ...; model.compile(...)"
+    )
