@@ -94,7 +94,9 @@ def test_labels_of_another_size_fail_with_the_sizes_of_the_batch():
 def test_a_model_outside_the_scope_of_the_connected_engine_fails():
     engine = tftpu.connect(virtual_devices=4)
     outside = compiled()
-    with pytest.raises(UserError, match=r"The model '\w+' was made outside.*with engine\.scope\(\)"):
+    with pytest.raises(
+        UserError, match=r"The model '\w+' was made outside.*with engine\.scope\(\)"
+    ):
         tftpu.Trainer(outside)
     with engine.scope(), pytest.raises(UserError, match="The model .* was made outside"):
         tftpu.Trainer(outside)

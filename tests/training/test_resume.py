@@ -84,7 +84,11 @@ def trainer(workdir, replicas: int, **options) -> tftpu.Trainer:
 def fit(trainer: tftpu.Trainer, callbacks=(), data=None):
     evaluation = tf.data.Dataset.from_tensor_slices(random_batches(1, 50, False)[0][:2]).batch(20)
     return trainer.fit(
-        data or pipeline(), STEPS, validation_data=evaluation, eval_every=10, callbacks=callbacks
+        data or pipeline(),
+        steps=STEPS,
+        validation_data=evaluation,
+        eval_every=10,
+        callbacks=callbacks,
     )
 
 

@@ -126,8 +126,6 @@ def training_data(
     Raises:
         UserError: neither arrays nor a data set, or arguments that do not go with it.
     """
-    if isinstance(y, int | float):
-        raise UserError(f"The length of a run is a keyword: write fit(data, steps={y}).")
     if shuffle not in (True, False):
         raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
     if not _is_arrays(x):
@@ -260,6 +258,12 @@ def callback_list(callbacks: Any) -> list[keras.callbacks.Callback]:
             )
     # The history is made anew for each run.
     return [callback for callback in listed if type(callback) is not keras.callbacks.History]
+
+
+def refuse_length_for_labels(y: Any) -> None:
+    """Raises `UserError` for a number where the labels belong."""
+    if isinstance(y, int | float):
+        raise UserError(f"The length of a run is a keyword: write fit(data, steps={y}).")
 
 
 def refuse_verbose(verbose: Any) -> None:

@@ -174,6 +174,7 @@ class Trainer:
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
+        arguments.refuse_length_for_labels(y)
         length = Length(
             epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch, eval_every=eval_every,
