@@ -98,12 +98,12 @@ def test_a_model_outside_the_scope_of_the_connected_engine_fails():
         UserError, match=r"The model '\w+' was made outside.*with engine\.scope\(\)"
     ):
         tftpu.Trainer(outside)
-    with engine.scope(), pytest.raises(UserError, match="The model .* was made outside"):
+    with engine.scope(), pytest.raises(UserError, match=r"The model .* was made outside"):
         tftpu.Trainer(outside)
     optimizer = keras.optimizers.Adam()
     with engine.scope():
         model = compiled(optimizer=optimizer)
-    with pytest.raises(UserError, match="The optimizer 'adam.*' was made outside"):
+    with pytest.raises(UserError, match=r"The optimizer 'adam.*' was made outside"):
         tftpu.Trainer(model)
 
 

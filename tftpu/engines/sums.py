@@ -64,8 +64,7 @@ class TrainSums(_Sums):
     """
 
     def __init__(self, objective: Objective):
-        self._means = 4 + len(objective.terms)
-        super().__init__(objective, self._means)
+        super().__init__(objective, 4 + len(objective.terms))
 
     def vector(
         self,
@@ -91,7 +90,8 @@ class TrainSums(_Sums):
 
         The states of metrics stay: they count the examples themselves.
         """
-        return np.concatenate([sums[: self._means] * weight, sums[self._means :]])
+        means = self.size - sum(self._sizes)
+        return np.concatenate([sums[:means] * weight, sums[means:]])
 
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""

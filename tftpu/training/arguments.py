@@ -260,10 +260,12 @@ def callback_list(callbacks: Any) -> list[keras.callbacks.Callback]:
     return [callback for callback in listed if type(callback) is not keras.callbacks.History]
 
 
-def refuse_length_for_labels(y: Any) -> None:
-    """Raises `UserError` for a number where the labels belong."""
+def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any) -> None:
+    """Raises `UserError` for a length where the labels belong, and for two kinds of weights."""
     if isinstance(y, int | float):
         raise UserError(f"The length of a run is a keyword: write fit(data, steps={y}).")
+    if sample_weight is not None and class_weight is not None:
+        raise UserError("sample_weight and class_weight exclude each other: multiply them.")
 
 
 def refuse_verbose(verbose: Any) -> None:

@@ -1,6 +1,7 @@
 """The parts of a trainer that a session of training works with."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tftpu.engines.engine import Engine, Executor
 from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.watchdog import Watchdog
+from tftpu.storage import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,3 +49,9 @@ class RunContext:
     evaluate: Callable[[Any], dict[str, float]]
     restore: Callable[[], Restored | None]
     config: dict[str, Any] | None
+
+
+def config_of(workdir: str | None) -> dict[str, Any] | None:
+    """Returns the experiment of a workdir as JSON; None if it has none."""
+    path = files.join(workdir or "", "config.json")
+    return json.loads(files.read(path)) if workdir and files.exists(path) else None

@@ -1,11 +1,11 @@
 """A train loop over epochs that end with a smaller batch, as in Keras."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tftpu.engines.engine import Epoch, LoopResult, TrainLoop
+from tftpu.engines.engine import Dataset, Engine, Epoch, LoopResult, TrainLoop
 from tftpu.engines.sums import TrainSums
 
 
@@ -86,3 +86,15 @@ class EpochLoop:
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""
         return self._full.diverged(sums)
+
+
+def batches_from(
+    engine: Engine, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
+) -> Callable[[int], Iterator[Any]]:
+    """Returns a function that opens a data set at a position, for the train loop of its epochs."""
+
+    def batches(position: int) -> Iterator[Any]:
+        found = engine.batches(dataset, position, class_weight, epoch)
+        return EpochBatches(found, position, epoch) if epoch is not None else found
+
+    return batches

@@ -2,8 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,8 +23,8 @@ from tftpu.storage import files
 from tftpu.training import arguments, restoring
 from tftpu.training.arguments import CallbackArgument, Length
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
-from tftpu.training.context import RunContext
-from tftpu.training.epoch_loop import EpochBatches
+from tftpu.training.context import RunContext, config_of
+from tftpu.training.epoch_loop import batches_from
 from tftpu.training.programs import Programs
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
 from tftpu.training.session import Session
@@ -174,7 +173,7 @@ class Trainer:
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
-        arguments.refuse_length_for_labels(y)
+        arguments.refuse_misplaced(y, sample_weight, class_weight)
         length = Length(
             epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch, eval_every=eval_every,
@@ -185,8 +184,6 @@ class Trainer:
             (x, y, sample_weight), batch_size, steps_per_epoch, shuffle, self.options.seed,
             validation_data, validation_split, validation_steps, validation_batch_size,
         )  # fmt: skip
-        if sample_weight is not None and class_weight is not None:
-            raise UserError("sample_weight and class_weight exclude each other: multiply them.")
         if validation_data is not None:
             self.engine.evaluation_spec(validation_data)  # mistakes are found before training
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
@@ -322,16 +319,12 @@ class Trainer:
             timetable = length.timetable(self.options, epoch)
             loop, spec = self._programs.training(dataset, class_weight, epoch)
 
-            def batches(position: int) -> Iterator[Any]:
-                found = self.engine.batches(dataset, position, class_weight, epoch)
-                return EpochBatches(found, position, epoch) if epoch is not None else found
-
             output = self._output(loop, spec, verbose)
             session = Session(
                 self._context(),
                 loop,
                 timetable,
-                batches,
+                batches_from(self.engine, dataset, class_weight, epoch),
                 validation_data,
                 Callbacks(callbacks, self.model, timetable),
                 lambda start: Reporter(output, timetable.steps, start),
@@ -360,7 +353,7 @@ class Trainer:
             watchdog=self._watchdog,
             evaluate=self._evaluate,
             restore=self.restore,
-            config=_config_of(self.workdir),
+            config=config_of(self.workdir),
         )
 
     def _output(self, loop: TrainLoop, spec: Nest, verbose: str | int) -> RunOutput:
@@ -386,9 +379,3 @@ class Trainer:
             verbose=verbose != 0 and self.hosts.chief,
             live=verbose != 2,
         )
-
-
-def _config_of(workdir: str | None) -> dict[str, Any] | None:
-    """Returns the experiment of a workdir as JSON; None if it has none."""
-    path = files.join(workdir or "", "config.json")
-    return json.loads(files.read(path)) if workdir and files.exists(path) else None
