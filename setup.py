@@ -35,7 +35,7 @@ REQUIRES = [
     "google-cloud-storage>=2.18",
     "google-crc32c",
     "importlib_resources",  # tensorflow-datasets 4.9.10 uses it without asking for it
-    "keras>=3.13,<3.16",
+    "keras>=3.14,<3.16",
     "ml_collections>=1.0",
     "numpy",
     "pillow>=10.1",  # TensorBoard asks for it, too

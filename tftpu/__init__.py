@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tftpu import input_pipelines, models, preflight
     from tftpu.config import Cluster, Experiment, Optimizer, Train, TrainOptions
     from tftpu.engines.engine import Engine
+    from tftpu.engines.objective import Objective
     from tftpu.engines.tensorflow.cluster import connect
+    from tftpu.engines.tensorflow.collectives import all_gather, positions
     from tftpu.engines.tensorflow.simulated import simulated_slice
     from tftpu.errors import HostLost, Preempted, UserError
     from tftpu.observe.writers import Writer
@@ -32,6 +34,7 @@ _LAZY = {
     "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
+    "Objective": "tftpu.engines.objective",
     "Optimizer": "tftpu.config",
     "Preempted": "tftpu.errors",
     "Train": "tftpu.config",
@@ -39,7 +42,9 @@ _LAZY = {
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
+    "all_gather": "tftpu.engines.tensorflow.collectives",
     "connect": "tftpu.engines.tensorflow.cluster",
+    "positions": "tftpu.engines.tensorflow.collectives",
     "set_precision": "tftpu.optim.precision",
     "simulated_slice": "tftpu.engines.tensorflow.simulated",
 }
@@ -50,6 +55,7 @@ __all__ = [
     "Engine",
     "Experiment",
     "HostLost",
+    "Objective",
     "Optimizer",
     "Preempted",
     "Train",
@@ -58,9 +64,11 @@ __all__ = [
     "UserError",
     "Writer",
     "__version__",
+    "all_gather",
     "connect",
     "input_pipelines",
     "models",
+    "positions",
     "preflight",
     "set_precision",
     "simulated_slice",

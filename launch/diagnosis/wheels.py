@@ -206,8 +206,8 @@ def _keras(machine: Machine) -> Problem | None:
     return Problem(
         "keras-version",
         f"Keras {version} was not tested with tftpu." if version else "Keras is missing.",
-        "tftpu uses internal interfaces of Keras 3.13 to 3.15.",
-        "pip install 'keras>=3.13,<3.16'",
+        "tftpu uses internal interfaces of Keras 3.14 to 3.15.",
+        "pip install 'keras>=3.14,<3.16'",
     )
 
 

@@ -88,7 +88,7 @@ def test_functions_within_a_graph_are_found():
     inner = [
         op.type
         for op in graph.get_operations()
-        for body in internals.called_functions(graph, op)
+        for body in internals.called_functions(internals.functions_of(graph), op)
         for op in body.get_operations()
     ]
     assert "Bitcast" in inner and "Less" in inner

@@ -32,7 +32,9 @@ REPLICAS = 8
 def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the ops of the program that runs on the TPU, without those of its host."""
     marked = [op for op in checks.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
-    bodies = [b for op in marked for b in internals.called_functions(op.graph, op)]
+    bodies = [
+        b for op in marked for b in internals.called_functions(internals.functions_of(op.graph), op)
+    ]
     # The bodies of loops and branches within the program are not marked.
     inner = [op for body in bodies for op in checks.graph_ops(body)]
     return list({id(op): op for op in [*marked, *inner]}.values())

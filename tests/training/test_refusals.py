@@ -27,6 +27,21 @@ class OwnTrainStep(keras.Sequential):
         return {}
 
 
+class Doubling(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(2 * grad, v) for grad, v in grads_and_vars])
+
+
+def stateful() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((6, 1), batch_size=16),
+            keras.layers.LSTM(4, stateful=True, name="memory"),
+            keras.layers.Dense(4),
+        ]
+    )
+
+
 def with_layer(layer) -> keras.Model:
     return keras.Sequential(
         [keras.Input((8, 8, 3)), layer, keras.layers.Flatten(), keras.layers.Dense(4)]
@@ -58,11 +73,12 @@ REFUSED = {
         r"TrainOptions\(ema_momentum=",
     ),
     "nadam": (lambda: compiled(optimizer="nadam"), data, "Nadam"),
-    "scalar loss": (
-        lambda: compiled(loss=lambda y, p: keras.ops.mean(p)),
+    "own apply_gradients": (
+        lambda: compiled(optimizer=Doubling()),
         data,
-        "one number for the whole batch",
+        "Doubling changes more than its update_step",
     ),
+    "a stateful layer": (lambda: compiled(stateful()), data, "The layer 'memory' is stateful"),
     "an internal metric": (lambda: compiled(OwnMetric()), data, "the metric 'norm' within itself"),
     "scalar metric": (
         lambda: compiled(metrics=[lambda y, p: keras.ops.mean(p)]),

@@ -7,7 +7,7 @@ predicts on the engine's devices and exposes its state as `Leaf`s.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from tftpu.tpu.hardware import Hardware
 if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
     import keras
 
+    from tftpu.engines.objective import Objective
     from tftpu.engines.sums import EvalSums, TrainSums
 
 Nest = Any  # as in tftpu.tensors, which loads Keras
@@ -140,7 +141,7 @@ class Executor(Protocol):
 
     @property
     def optimizer_name(self) -> str:
-        """The class name of the optimizer."""
+        """The class name of the optimizer, of the first of several."""
         ...
 
     @property
@@ -150,7 +151,7 @@ class Executor(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate at this step."""
+        """The learning rate at this step, of the first of several optimizers."""
         ...
 
     def begin_at(self, step: int) -> None:
@@ -160,6 +161,14 @@ class Executor(Protocol):
     @property
     def weight_norm(self) -> float:
         """The global norm of the trainable weights."""
+        ...
+
+    def warn_of_mixing(self, dataset: Dataset, class_weight: dict[int, float] | None) -> None:
+        """Warns if the loss of an example depends on the other examples of its batch.
+
+        Args:
+            dataset, class_weight: as for `Engine.batches`.
+        """
         ...
 
     def training(self, share_spec: Nest) -> "TrainLoop":
@@ -265,7 +274,7 @@ class Engine(Protocol):
         """Returns the context in which models are built."""
         ...
 
-    def refuse(self, model: "keras.Model") -> None:
+    def refuse(self, model: "keras.Model", objectives: Sequence["Objective"] = ()) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
         ...
 
@@ -334,14 +343,21 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, model: "keras.Model", options: TrainOptions, batch_spec: Nest) -> Executor:
-        """Prepares a compiled model for the devices.
+    def prepare(
+        self,
+        model: "keras.Model",
+        options: TrainOptions,
+        batch_spec: Nest,
+        objectives: Sequence["Objective"] = (),
+    ) -> Executor:
+        """Prepares a model for the devices.
 
         Args:
-            model: compiled, built in `scope`.
+            model: built in `scope`; compiled, unless there are objectives.
             options: those of its step.
             batch_spec: spec of a batch, or of one share of it; a model that is not built yet is
                 built for it.
+            objectives: instead of what the model was compiled with.
 
         Raises:
             UserError: the model cannot be trained or evaluated as it is.

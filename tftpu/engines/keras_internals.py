@@ -1,13 +1,14 @@
 """Every private interface of Keras that the engines use, each behind one small function.
 
-Tried with Keras 3.13 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
+Tried with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
+from keras.src import backend, models
 from keras.src.backend.common import global_state
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
@@ -15,7 +16,7 @@ from keras.src.random import seed_generator
 from tftpu.tensors import Nest, Tensor, ops
 
 
-class Term(NamedTuple):
+class CompiledTerm(NamedTuple):
     """One loss of a compiled model, for one of its outputs.
 
     Attributes:
@@ -53,12 +54,49 @@ def build(model: keras.Model, batch: Nest) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def loss_terms(model: keras.Model) -> list[Term]:
+def build_by(function: Callable[[Nest], Any], batch: Nest) -> Any:
+    """Creates the variables that a function of a batch needs; returns what it returns, as specs.
+
+    Args:
+        function: calls layers.
+        batch: `keras.KerasTensor`s of static shape.
+    """
+    return backend.compute_output_spec(function, batch)
+
+
+def compute_loss(
+    model: keras.Model, x: Nest, y: Nest, y_pred: Nest, sample_weight: Nest, training: bool
+) -> Tensor | None:
+    """Calls a model's own `compute_loss`, with the arguments that it takes."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def function_of(loss: keras.losses.Loss) -> Any:
+    """Returns the function that a loss wraps, or its class."""
+    wrapped = getattr(loss, "fn", None)
+    return wrapped if callable(wrapped) else type(loss)
+
+
+def has_raw_operations(model: keras.Model) -> bool:
+    """Returns whether a functional model calls functions of `keras.ops` between its layers."""
+    operations = model.operations if isinstance(model, models.Functional) else []
+    return any(not isinstance(operation, keras.Layer) for operation in operations)
+
+
+def is_keras_own(function: Callable[..., Any]) -> bool:
+    """Returns whether a function or method is defined in Keras itself."""
+    return function.__module__.split(".")[0] == "keras"
+
+
+def loss_terms(model: keras.Model) -> list[CompiledTerm]:
     """Returns the losses of a compiled and built model, one for each output that has one."""
     if model._compile_loss is None:
         return []
     flat: Any = model._compile_loss._flat_losses
-    return [Term(name, loss, 1.0 if weight is None else weight) for _, loss, weight, name in flat]
+    return [
+        CompiledTerm(name, loss, 1.0 if weight is None else weight)
+        for _, loss, weight, name in flat
+    ]
 
 
 def match_losses(
@@ -87,7 +125,7 @@ def match_losses(
 
 def bound_metrics(model: keras.Model) -> list[BoundMetric]:
     """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
-    compiled: Any = model._compile_metrics
+    compiled: Any = getattr(model, "_compile_metrics", None)
     if compiled is None:
         return []
     return [
@@ -112,6 +150,22 @@ def tracked_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics that a model or its layers update themselves, not those of compile."""
     layers = (layer for layer in flat_layers(model) if not isinstance(layer, keras.Model))
     return [*model._metrics, *(metric for layer in layers for metric in layer.metrics)]
+
+
+def compiled_states(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of the compiled metrics, and of Keras's own means of several losses."""
+    compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
+    means = compiled.metrics if compiled is not None else []
+    metrics = [bound.metric for bound in bound_metrics(model)]
+    return [v for metric in (*metrics, *means) for v in metric.variables]
+
+
+def compile_arguments(model: keras.Model) -> list[str]:
+    """Returns which of a loss and metrics a model was compiled with, in words."""
+    if not getattr(model, "compiled", False):
+        return []
+    given = {"a loss": model._compile_loss, "metrics": model._compile_metrics}
+    return [name for name, part in given.items() if part is not None]
 
 
 def metric_results(model: keras.Model) -> dict[str, Tensor]:
@@ -167,7 +221,7 @@ def clip(optimizer: keras.optimizers.Optimizer, grads: list[Tensor]) -> list[Ten
 def overrides_apply(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether a step of the optimizer is more than `update_step` for each variable."""
     plain = keras.optimizers.SGD
-    methods = ("apply", "_backend_apply_gradients", "_backend_update_step")
+    methods = ("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step")
     return any(getattr(type(optimizer), m) is not getattr(plain, m) for m in methods)
 
 

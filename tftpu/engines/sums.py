@@ -4,74 +4,89 @@ Each replica adds up its own vector on its device; the vectors are added over re
 host reads them, once per device loop rather than once per step.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import keras
 import numpy as np
 
-from tftpu.engines import keras_internals
+from tftpu.engines.losses import Losses, Term
 from tftpu.engines.names import without_counters
-from tftpu.engines.objective import Objective
 from tftpu.tensors import Tensor, ops
+
+_LEAST = 1e-30  # divisor of what has nothing to divide
+
+
+class PartSums(NamedTuple):
+    """What one objective adds to the sums of a training step, on one replica.
+
+    Attributes:
+        taken: 1.0 if the objective changed its variables; 0.0 if it was not due, or overflowed.
+        losses: this replica's parts of the loss and of each term.
+    """
+
+    taken: Tensor
+    losses: list[Tensor]
 
 
 class _Sums:
     """The layout of a vector: some numbers, then the states of all metrics end to end.
 
     Args:
-        objective: its metrics end the vector.
-        leading: count of the numbers before them.
+        losses: those of each objective.
+        leading: count of the numbers before the states of their metrics.
     """
 
-    def __init__(self, objective: Objective, leading: int):
-        self._objective = objective
-        self._sizes = [int(np.prod(v.shape)) for v in objective.metric_variables]
+    def __init__(self, losses: Sequence[Losses], leading: int):
+        self._losses = losses
+        self._terms = [term for one in losses for term in one.terms]
+        self._variables = [v for one in losses for v in one.metric_variables]
+        self._sizes = [int(np.prod(v.shape)) for v in self._variables]
         self.size = leading + sum(self._sizes)
 
     @property
     def names(self) -> list[str]:
         """Names of the losses and metrics; sums of other names cannot be added to these."""
-        paths = [variable.path for variable in self._objective.metric_variables]
-        names = [*(term.name for term in self._objective.terms), *paths]
+        paths = [variable.path for variable in self._variables]
+        names = [*(term.name for term in self._terms), *paths]
         return [without_counters(name) for name in names]
 
     def _flat(self, values: list[Tensor]) -> Tensor:
         return ops.concatenate([ops.reshape(ops.cast(v, "float32"), (-1,)) for v in values])
 
-    def _terms(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-        """Returns the losses of a model with several outputs, named as Keras names them."""
-        terms = self._objective.terms
-        if len(terms) < 2:
-            return {}
-        means = sums / np.maximum(counts, 1e-30)
-        return {f"{term.name}_loss": float(mean) for term, mean in zip(terms, means)}
-
     def _metrics(self, flat: np.ndarray) -> dict[str, float]:
         """Returns the results of the metrics whose states are end to end in `flat`."""
-        variables = self._objective.metric_variables
         parts = np.split(flat, np.cumsum(self._sizes)[:-1])
         values = [
             ops.convert_to_tensor(part.reshape(v.shape), v.dtype)
-            for part, v in zip(parts, variables)
+            for part, v in zip(parts, self._variables)
         ]
-        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
-            results = keras_internals.metric_results(self._objective.model)
-            return {name: float(value) for name, value in results.items()}
+        found: dict[str, float] = {}
+        with keras.StatelessScope(state_mapping=list(zip(self._variables, values))):
+            for one in self._losses:
+                results = one.metric_results()
+                found.update({name: float(value) for name, value in results.items()})
+        return found
 
 
 class TrainSums(_Sums):
-    """Steps, gradient norms, skipped steps, the loss, each of its terms, and metrics.
+    """Steps, gradient norms, skipped steps; for each objective its steps, losses; metrics.
 
     A step of a smaller batch counts as a part of a step.
+
+    Args:
+        losses: those of each objective.
     """
 
-    def __init__(self, objective: Objective):
-        super().__init__(objective, 4 + len(objective.terms))
+    def __init__(self, losses: Sequence[Losses]):
+        super().__init__(losses, 3 + sum(2 + len(one.terms) for one in losses))
 
     def vector(
         self,
         shares: int,
         norm: Tensor,
         skipped: Tensor,
-        losses: list[Tensor],
+        parts: Sequence[PartSums],
         metrics: list[Tensor],
     ) -> Tensor:
         """Returns the summands of one step on one replica, (size,), float32.
@@ -79,11 +94,12 @@ class TrainSums(_Sums):
         Args:
             shares: number of data shares.
             norm, skipped: the gradient's norm, and 1.0 for a skipped step; equal on all replicas.
-            losses: this replica's parts of the loss and of each term.
+            parts: of each objective.
             metrics: states of the metrics for this replica's examples.
         """
-        shared = [ops.ones(()), norm, skipped]
-        return self._flat([*(value / shares for value in shared), *losses, *metrics])
+        shared = [value / shares for value in (ops.ones(()), norm, skipped)]
+        each = [value for part in parts for value in (part.taken / shares, *part.losses)]
+        return self._flat([*shared, *each, *metrics])
 
     def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
         """Returns the sums of steps that count for less, as their batches are smaller.
@@ -93,34 +109,49 @@ class TrainSums(_Sums):
         means = self.size - sum(self._sizes)
         return np.concatenate([sums[:means] * weight, sums[means:]])
 
+    def all_skipped(self, sums: np.ndarray) -> bool:
+        """Returns whether every step changed nothing, because a gradient overflowed."""
+        return bool(sums[2] == sums[0])
+
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
-        steps, _, skipped, loss = sums[:4]
-        return float(loss / max(steps - skipped, 1e-30))
+        return sum(float(loss / max(taken, _LEAST)) for taken, loss, _ in self._parts(sums))
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the means of the loss, its terms, the metrics and the gradient's norm."""
-        steps, norm, skipped, _, *rest = sums
-        count = len(self._objective.terms)
-        taken = max(steps - skipped, 1e-30)
+        steps, norm, skipped = sums[:3]
         results = {"loss": self.loss(sums)}
-        results.update(self._terms(np.array(rest[:count]), np.full(count, taken)))
-        results.update(self._metrics(np.array(rest[count:])))
-        results["grad_norm"] = float(norm / taken)
+        for one, (taken, _, terms) in zip(self._losses, self._parts(sums)):
+            results.update(_logged(one.terms, terms, np.full(len(terms), max(taken, _LEAST))))
+        results.update(self._metrics(sums[len(sums) - sum(self._sizes) :]))
+        results["grad_norm"] = float(norm / max(steps - skipped, _LEAST))
         if skipped:
             results["skipped_steps"] = float(skipped)
         return results
 
+    def _parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
+        """Returns the steps, the loss and the terms of each objective."""
+        parts, start = [], 3
+        for one in self._losses:
+            end = start + 2 + len(one.terms)
+            parts.append((sums[start], sums[start + 1], sums[start + 2 : end]))
+            start = end
+        return parts
+
 
 class EvalSums(_Sums):
-    """Batches, added losses, the sum and the divisor of each term of the loss, and metrics."""
+    """Examples, added losses, the sum and the divisor of each term of the losses, and metrics.
 
-    def __init__(self, objective: Objective):
-        super().__init__(objective, 2 + 2 * len(objective.terms))
+    Args:
+        losses: those of each objective.
+    """
+
+    def __init__(self, losses: Sequence[Losses]):
+        super().__init__(losses, 2 + 2 * sum(len(one.terms) for one in losses))
 
     def vector(
         self,
-        shares: int,
+        examples: Tensor,
         added: Tensor,
         sums: list[Tensor],
         counts: list[Tensor],
@@ -129,26 +160,32 @@ class EvalSums(_Sums):
         """Returns the summands of one batch on one replica, (size,), float32.
 
         Args:
-            shares: number of data shares.
+            examples: number of examples of this replica's share.
             added: the model's own losses.
             sums, counts: the weighted sum and the divisor of each term.
             metrics: states of the metrics for this replica's examples.
         """
-        return self._flat([ops.ones(()) / shares, added / shares, *sums, *counts, *metrics])
+        return self._flat([examples, added * examples, *sums, *counts, *metrics])
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the loss, its terms and the metrics over all examples summed up."""
-        batches, added, *rest = sums
-        terms = self._objective.terms
-        values, counts = np.array(rest[: len(terms)]), np.array(rest[len(terms) : 2 * len(terms)])
-        weights = np.array([term.weight for term in terms])
+        examples, added, *rest = sums
+        count = len(self._terms)
+        values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
+        weights = np.array([term.weight for term in self._terms])
         loss = float(weights @ (values / np.maximum(counts, 1e-30)))
-        results = {"loss": loss + float(added / max(batches, 1))}
-        results.update(self._terms(values, counts))
-        results.update(self._metrics(np.array(rest[2 * len(terms) :])))
+        results = {"loss": loss + float(added / max(examples, 1))}
+        results.update(_logged(self._terms, values, counts))
+        results.update(self._metrics(np.array(rest[2 * count :])))
         return results
 
     @property
     def result_names(self) -> list[str]:
         """Names of the results of an evaluation."""
         return list(self.read(np.zeros(self.size)))
+
+
+def _logged(terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Returns the means of the terms that have a name of their own in the results."""
+    means = sums / np.maximum(counts, 1e-30)
+    return {term.logged: float(mean) for term, mean in zip(terms, means) if term.logged}

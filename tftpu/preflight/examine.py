@@ -8,7 +8,8 @@ import keras
 
 from tftpu.config import PRECISIONS, Share
 from tftpu.engines.lowered import LoweredStep
-from tftpu.engines.tensorflow.lower import BatchSpec, check_batch, lower, with_examples
+from tftpu.engines.tensorflow.feed import with_examples
+from tftpu.engines.tensorflow.lower import BatchSpec, check_batch, lower
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise
 from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
@@ -141,7 +142,8 @@ class Examiner:
             self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
         )
         batch_spec = with_examples(self.batch_spec, per_core)
-        return lower(model_fn or self.model_fn, batch_spec, replicas, self.precision, train)
+        make = model_fn or self.model_fn
+        return lower(make, batch_spec, replicas, self.precision, train, self.options.objectives)
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:
         """Compiles a lowered step for a slice."""

@@ -1,7 +1,7 @@
 """Options of a preflight check."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tftpu.config import TrainOptions
@@ -10,6 +10,8 @@ from tftpu.preflight.compiler import TIME_LIMIT
 
 if TYPE_CHECKING:
     import keras
+
+    from tftpu.engines.objective import Objective
 
 
 def _accept_any(replicas: int) -> None:
@@ -25,6 +27,8 @@ class PreflightOptions:
             `global_clipnorm` and `ema_momentum`.
         precision: dtype policy under which the model is built, as for `tftpu.set_precision`;
             "auto" is bfloat16, as it is on a TPU.
+        objectives: returns the objectives of a model that `model_fn` built, for a step with loss
+            functions of your own; None: the model is compiled with its loss.
         steps: steps of the run; None leaves out the time and cost of the run.
         examples_per_epoch: examples in an epoch; None leaves out the cost of an epoch.
         prices: US dollars per chip-hour by generation; they replace the list prices.
@@ -38,6 +42,7 @@ class PreflightOptions:
 
     train: TrainOptions = dataclasses.field(default_factory=TrainOptions)
     precision: str = "auto"
+    objectives: "Callable[[keras.Model], Sequence[Objective]] | None" = None
     steps: int | None = None
     examples_per_epoch: int | None = None
     prices: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -1,11 +1,13 @@
 """The executor and the train loops of a model, each prepared when it is first needed."""
 
+from collections.abc import Sequence
+
 import keras
 
 from tftpu.config import TrainOptions
 from tftpu.engines.arrays import Arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
-from tftpu.engines.sums import TrainSums
+from tftpu.engines.objective import Objective
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.training.agreement import explained, refuse_other_features, refuse_other_labels
@@ -19,10 +21,18 @@ class Programs:
         engine: runs them.
         model: compiled.
         options: of training.
+        objectives: instead of what the model was compiled with.
     """
 
-    def __init__(self, engine: Engine, model: keras.Model, options: TrainOptions):
+    def __init__(
+        self,
+        engine: Engine,
+        model: keras.Model,
+        options: TrainOptions,
+        objectives: Sequence[Objective] = (),
+    ):
         self._engine = engine
+        self._objectives = objectives
         self._model = model
         self._options = options
         self._executor: Executor | None = None
@@ -56,7 +66,9 @@ class Programs:
         if self._executor is None:
             refuse_other_features(self._model, spec)
             with explained(spec):
-                self._executor = self._engine.prepare(self._model, self._options, spec)
+                self._executor = self._engine.prepare(
+                    self._model, self._options, spec, self._objectives
+                )
         return self._executor
 
     def executor_for_evaluation(self, dataset: Dataset) -> Executor:
@@ -80,13 +92,15 @@ class Programs:
         """
         microbatches = self._options.gradient_accumulation_steps
         spec = self._engine.training_spec(dataset, microbatches, class_weight)
-        sums: TrainSums = self.executor_for(spec).train_sums
-        if isinstance(dataset, Arrays):
+        executor = self.executor_for(spec)
+        if isinstance(dataset, Arrays) and not self._objectives:
             refuse_other_labels(self._model, dataset.labels)
+        if not self._loops:
+            executor.warn_of_mixing(dataset, class_weight)
         loop = self._loop_for(spec)
         if epoch is not None and epoch.last is not None:
             last = self._engine.last_spec(spec, epoch.last, microbatches)
-            loop = EpochLoop(loop, self._loop_for(last), epoch, sums)
+            loop = EpochLoop(loop, self._loop_for(last), epoch, executor.train_sums)
         return loop, spec
 
     def _loop_for(self, spec: Nest) -> TrainLoop:

@@ -49,6 +49,27 @@ class RunProgress:
         self.window = sums if self.window is None else self.window + sums
         self.epoch = sums if self.epoch is None else self.epoch + sums
 
+    def opening(self, over: bool, restored: bool, workdir: str | None) -> str:
+        """Returns the message that a run begins with; "" for a new one.
+
+        Args:
+            over: whether nothing is left to train.
+            restored: whether a checkpoint was.
+            workdir: of the run.
+        """
+        if over:
+            run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
+            done = f"already has its {self.step} steps"
+            if self.ended is not None:
+                done = f"was ended by a callback at step {self.step} of {self.ended}"
+            return (
+                f"The {run} {done}: nothing is left to train. Another {other} trains from scratch; "
+                "more steps continue this run."
+            )
+        if restored:
+            return f"Resuming from the checkpoint of step {self.step}."
+        return f"Continuing from step {self.step}." if self.step else ""
+
     def to_json(self, names: list[str]) -> dict[str, Any]:
         """Returns the state as JSON.
 

@@ -302,20 +302,10 @@ class Session:
     def _begin(self) -> None:
         """Tells the user and the callbacks that training begins."""
         self._reporter.begin()
-        workdir = self._context.workdir
-        run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
-        if self.over:
-            done = f"already has its {self._step} steps"
-            if self._progress.ended is not None:
-                done = f"was ended by a callback at step {self._step} of {self._progress.ended}"
-            self._reporter.say(
-                f"The {run} {done}: nothing is left to train. Another {other} trains from scratch; "
-                "more steps continue this run."
-            )
-        elif self._saver.saved_step is not None:
-            self._reporter.say(f"Resuming from the checkpoint of step {self._step}.")
-        elif self._step:
-            self._reporter.say(f"Continuing from step {self._step}.")
+        saved, workdir = self._saver.saved_step, self._context.workdir
+        opening = self._progress.opening(self.over, saved is not None, workdir)
+        if opening:
+            self._reporter.say(opening)
         if not self.over:
             self._saver.reserve()
         self._callbacks.begin(self._progress, self.over)

@@ -11,6 +11,7 @@ import numpy as np
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
+from tftpu.engines.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
 from tftpu.inference import export
@@ -40,6 +41,12 @@ class Trainer:
         workdir: folder of checkpoints, metrics.jsonl and TensorBoard events, local or `gs://`;
             None writes nothing.
         options: options of training.
+        loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
+            in place of the model's own loss; or that and a dictionary of further values for each
+            example, which are logged. The batch is what the data set yields. Evaluation calls it
+            as well. The model is compiled with an optimizer only.
+        objectives: several loss functions, each with its own variables and optimizer, in place of
+            what the model is compiled with.
         engine: runs the steps; None is the engine whose scope the model was built in.
         writers: further destinations of the metrics.
         hyperparameters: settings of the run that the writers record.
@@ -72,6 +79,8 @@ class Trainer:
         workdir: str | None = None,
         options: TrainOptions | None = None,
         *,
+        loss_fn: LossFunction | None = None,
+        objectives: Sequence[Objective] = (),
         engine: Engine | None = None,
         writers: Sequence[Writer] = (),
         hyperparameters: Mapping[str, HyperParameter] | None = None,
@@ -80,7 +89,8 @@ class Trainer:
         self.options = TrainOptions() if options is None else dataclasses.replace(options)
         self.options.validate()
         self.engine: Engine = engine_of(model) if engine is None else engine
-        self.engine.refuse(model)
+        objectives = objectives_of(model, loss_fn, objectives)
+        self.engine.refuse(model, objectives)
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
@@ -95,7 +105,7 @@ class Trainer:
         keep, keep_every = self.options.keep, self.options.keep_every
         self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
-        self._programs = Programs(self.engine, self.model, self.options)
+        self._programs = Programs(self.engine, self.model, self.options, objectives)
 
     @property
     def executor(self) -> Executor:

@@ -1,25 +1,54 @@
 """Models and data that cannot be trained as they are, rejected before training with the reason."""
 
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
+from tftpu.engines.losses import Computed
+from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import internals
 from tftpu.errors import UserError
 
+if TYPE_CHECKING:
+    from tftpu.engines.tensorflow.state import Part
+
 # Methods of a model that the step does not call, and what to do instead of overriding them.
 _OVERRIDES = {
-    "train_step": "put the loss into compile() or add_loss()",
-    "test_step": "put what it measures into compile(metrics=...)",
-    "compute_loss": "put the loss into compile(loss=...) or add_loss()",
+    "train_step": "write the same logic as loss_fn(model, batch, training), which returns the loss "
+    "of each example: Trainer(model, loss_fn=loss_fn), or with several optimizers "
+    "Trainer(model, objectives=[...]); where only the loss is your own, override "
+    "compute_loss(x, y, y_pred, sample_weight, training)",
+    "test_step": "write the same logic as loss_fn(model, batch, training), which evaluation calls "
+    "as well: Trainer(model, loss_fn=loss_fn); or put what it measures into compile(metrics=...)",
     "compute_metrics": "put the metrics into compile(metrics=...)",
 }
 
 
-def refuse_model(model: keras.Model) -> None:
+# What to use instead of ops that XLA cannot compile.
+_INSTEAD = {
+    "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
+    "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
+}
+
+
+def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
     """Raises `UserError` for a model with settings that the step would ignore."""
+    stateful = [layer for layer in keras_internals.flat_layers(model) if _is_stateful(layer)]
+    if stateful:
+        raise UserError(
+            f"The layer {stateful[0].name!r} is stateful: it carries what it saw from batch to "
+            "batch, which replicas cannot share. Build it with stateful=False."
+        )
+    if objectives:
+        _refuse_compiled_parts(model)
+        for objective in objectives:
+            optimizer: Any = keras.optimizers.get(objective.optimizer)
+            _refuse_optimizer(getattr(optimizer, "inner_optimizer", optimizer))
+        return
     if not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...)"
@@ -42,6 +71,68 @@ def refuse_model(model: keras.Model) -> None:
             "leave it out."
         )
     _refuse_optimizer(getattr(model.optimizer, "inner_optimizer", model.optimizer))
+
+
+def refuse_updates(
+    updated: list[keras.Variable],
+    model: keras.Model,
+    statistics: list[keras.Variable],
+    seeds: list[keras.Variable],
+) -> None:
+    """Raises `UserError` if a forward pass changes variables that the step does not keep.
+
+    Args:
+        updated: the variables that it changes, besides the states of compiled metrics.
+        model: the model.
+        statistics, seeds: the variables of the model that are kept.
+    """
+    measured = {
+        id(v): metric.name
+        for metric in keras_internals.tracked_metrics(model)
+        for v in metric.variables
+    }
+    known = {id(v) for v in [*statistics, *seeds, *keras_internals.compiled_states(model)]}
+    for variable in updated:
+        if id(variable) in measured:
+            raise UserError(
+                f"The loss updates the metric {measured[id(variable)]!r}, which tftpu does not "
+                "read: return its value for each example from loss_fn, (loss, {name: values}), or "
+                "put the metric into compile(metrics=...)."
+            )
+        if id(variable) not in known:
+            raise UserError(
+                f"The loss changes the variable {variable.path!r}, which is not part of the model, "
+                "so the change would be lost: make what owns it (a layer, or a "
+                "keras.random.SeedGenerator) an attribute of the model."
+            )
+
+
+def warn_of_means(part: "Part", computed: Computed) -> None:
+    """Warns of a loss that its author reduced to one number for a share of the batch."""
+    for term, elements in zip(part.losses.terms, computed.elements):
+        if elements.is_scalar and term.weight:
+            warnings.warn(
+                f"The loss {term.name!r} is one number for a whole batch. Each device computes it "
+                "for its own share, and the mean is taken over shares: another number of devices "
+                "or microbatches gives other numbers, unless the loss is a plain mean over equal "
+                "examples. Return one value for each example, of shape (batch,), to be exact.",
+                stacklevel=2,
+            )
+
+
+def _is_stateful(layer: keras.Layer) -> bool:
+    return isinstance(layer, keras.layers.RNN) and bool(layer.stateful)
+
+
+def _refuse_compiled_parts(model: keras.Model) -> None:
+    """Raises `UserError` for a loss or metrics of `compile`, which a loss function replaces."""
+    given = keras_internals.compile_arguments(model)
+    if given:
+        raise UserError(
+            f"The model was compiled with {' and '.join(given)}, and a loss function computes the "
+            "losses here: compile it with an optimizer only, and return what is measured from the "
+            "function, (loss, {name: values})."
+        )
 
 
 def _refuse_optimizer(optimizer: Any) -> None:
@@ -81,11 +172,14 @@ def refuse_spec(spec: Any) -> None:
 def refuse_host_ops(ops: list[tf.Operation]) -> None:
     """Raises `UserError`, naming the layer, if there is an op that XLA cannot compile."""
     for op in ops:
-        if not internals.xla_kernel(op.type):
+        if not internals.xla_kernel(op.type) and not internals.is_call(op):
             layer = internals.layer_of(op)
+            instead = _INSTEAD.get(
+                op.type, "Move it to the input pipeline (tf.data), or remove the layer."
+            )
             raise UserError(
                 f"The layer {layer!r} uses the op {op.type}, which XLA cannot compile, so no TPU "
-                "can run it. Move it to the input pipeline (tf.data), or remove the layer."
+                f"can run it. {instead}"
             )
 
 
@@ -96,9 +190,10 @@ def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
     todo = [graph]
     while todo:
         here = todo.pop()
+        known = internals.functions_of(here)
         for op in here.get_operations():
             ops.append(op)
-            for body in internals.called_functions(here, op):
+            for body in internals.called_functions(known, op):
                 if id(body) not in seen:
                     seen.add(id(body))
                     todo.append(body)

@@ -1,7 +1,7 @@
 """The TensorFlow engine: data parallelism with `tf.distribute`, one program per core."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Epoch
+from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import checks, feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
@@ -56,11 +57,15 @@ class TensorFlowEngine:
         with target.compiling_for(self._platform), self.strategy.scope():
             yield
 
-    def refuse(self, model: keras.Model) -> None:
+    def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
-        checks.refuse_model(model)
-        for what, owner in (("model", model), ("optimizer", model.optimizer)):
-            created = self.strategy.extended.variable_created_in_scope
+        checks.refuse_model(model, objectives)
+        created = self.strategy.extended.variable_created_in_scope
+        owners: list[tuple[str, Any]] = [("model", model)]
+        for optimizer in [one.optimizer for one in objectives] or [model.optimizer]:
+            if not isinstance(optimizer, str):  # a name becomes an optimizer in the scope
+                owners.append(("optimizer", optimizer))
+        for what, owner in owners:
             if not all(created(variable.value) for variable in owner.variables):
                 raise UserError(outside_scope(f"The {what} {owner.name!r}"))
 
@@ -98,10 +103,16 @@ class TensorFlowEngine:
         return spec[0]  # without the mask of examples
 
     def prepare(
-        self, model: keras.Model, options: TrainOptions, batch_spec: Nest
+        self,
+        model: keras.Model,
+        options: TrainOptions,
+        batch_spec: Nest,
+        objectives: Sequence[Objective] = (),
     ) -> TensorFlowExecutor:
-        """Prepares a compiled model for the strategy's devices."""
-        return TensorFlowExecutor(self.strategy, self._platform, model, options, batch_spec)
+        """Prepares a model for the strategy's devices."""
+        return TensorFlowExecutor(
+            self.strategy, self._platform, model, options, batch_spec, objectives
+        )
 
 
 def outside_scope(what: str) -> str:

@@ -1,14 +1,18 @@
 """The evaluation step of one replica."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
-from tftpu.engines.objective import divisor, weighted_sum
+from tftpu.engines.losses import Elements, Term, divisor, examples_of, weighted_sum
 from tftpu.engines.sums import EvalSums
+from tftpu.engines.tensorflow import forward
 from tftpu.engines.tensorflow.accumulator import Accumulator
-from tftpu.engines.tensorflow.forward import ForwardPass, Values
+from tftpu.engines.tensorflow.collectives import Division
+from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.tensors import Nest
+from tftpu.tensors import Nest, Tensor
 
 
 class EvalStep:
@@ -21,35 +25,73 @@ class EvalStep:
 
     def __init__(self, state: ModelState):
         self._state = state
-        self._forward = ForwardPass(state, [])
-        self.sums = EvalSums(state.objective)
+        self._passes = [ForwardPass(state, losses, []) for losses in state.losses]
+        self.sums = EvalSums(state.losses)
         self.accumulator = Accumulator(self.sums.size, "eval_sums")
 
-    def evaluate(self, batch: Nest, valid: tf.Tensor) -> None:
+    def separable(self, batch_spec: Nest) -> bool:
+        """Returns whether padding can be left out of the losses and metrics of a batch.
+
+        If not, `evaluate` has to run without padding.
+
+        Args:
+            batch_spec: spec of one replica's share.
+        """
+        found: list[bool] = []
+
+        def trace(batch):
+            runs = self._run(batch, None, self._state.replicas)
+            found.extend(run.computed.separable for run in runs)
+
+        tf.function(trace, autograph=False).get_concrete_function(batch_spec)
+        return all(found)
+
+    def evaluate(self, batch: Nest, valid: Tensor | None, shares: int, repeats: int = 1) -> None:
         """Adds one replica's share of a batch to `accumulator`, in replica context.
 
         Args:
             batch: the share, `(x, y)` or `(x, y, sample_weight)`.
-            valid: (batch,) float32, 1.0 for examples and 0.0 for padding.
+            valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
+            shares: number of shares that the batch is cut into.
+            repeats: number of replicas that evaluate this same share.
         """
-        values = Values(self._state.evaluated_weights())
-        forward = self._forward.run(batch, values, training=False, valid=valid)
-        replicas = self._state.replicas
-        sums = [weighted_sum(elements) for elements in forward.elements]
-        counts = [
-            tf.convert_to_tensor(divisor(term, elements, replicas))
-            for term, elements in zip(self._state.objective.terms, forward.elements)
-        ]
-        vector = self.sums.vector(replicas, forward.added, sums, counts, forward.metrics)
-        self.accumulator.add(vector)
+        runs = self._run(batch, valid, shares)
+        size = float(examples_of(batch))
+        examples = tf.constant(size) if valid is None else tf.reduce_sum(valid)
+        sums, counts = [], []
+        for losses, run in zip(self._state.losses, runs):
+            for term, elements in zip(losses.terms, run.computed.elements):
+                total, count = _sum_and_count(term, elements, shares, size)
+                sums.append(total)
+                counts.append(count)
+        added = functools.reduce(tf.add, [run.computed.added for run in runs])
+        metrics = [value for run in runs for value in run.metrics]
+        vector = self.sums.vector(examples, added, sums, counts, metrics)
+        self.accumulator.add(vector / repeats)
 
     def predict(self, x: Nest) -> Nest:
         """Returns the model's output for one replica's share of the features."""
-        return self._forward.predict(x)
+        return forward.predict(self._state, x)
 
     def weight_norm(self) -> tf.Tensor:
         """Returns the global norm of the trainable weights, ()."""
         return tf.linalg.global_norm(self._state.trained_values())
+
+    def _run(self, batch: Nest, valid: Tensor | None, shares: int) -> list[Forward]:
+        values = Values(self._state.evaluated_weights())
+        return [
+            one.run(batch, values, training=False, division=Division(shares), valid=valid)
+            for one in self._passes
+        ]
+
+
+def _sum_and_count(
+    term: Term, elements: Elements, shares: int, examples: float
+) -> tuple[Tensor, Tensor]:
+    """Returns what a share adds to the sum of a term, and to its divisor."""
+    if elements.is_scalar:  # a mean over the share, whose examples it stands for
+        return elements.values * examples, tf.constant(examples)
+    return weighted_sum(elements), tf.convert_to_tensor(divisor(term, elements, shares))
 
 
 def features_of(batch: Nest) -> Nest:

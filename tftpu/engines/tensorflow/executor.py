@@ -1,7 +1,7 @@
 """A compiled Keras model on a TensorFlow strategy: training, evaluation, prediction, state."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,13 +10,15 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Leaf, LoopResult
+from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
-from tftpu.engines.tensorflow import feed
+from tftpu.engines.tensorflow import feed, mixing
 from tftpu.engines.tensorflow.batches import data_errors
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.engines.tensorflow.whole_batches import WholeBatches
 from tftpu.tensors import Nest, ops
 from tftpu.tpu import target
 
@@ -30,6 +32,7 @@ class TensorFlowExecutor:
         model: compiled.
         options: those of its step.
         batch_spec: spec of one share of a batch; a model that is not built yet is built for it.
+        objectives: instead of what the model was compiled with.
     """
 
     def __init__(
@@ -39,17 +42,23 @@ class TensorFlowExecutor:
         model: keras.Model,
         options: TrainOptions,
         batch_spec: Nest,
+        objectives: Sequence[Objective] = (),
     ):
         self._strategy: Any = strategy
         self._platform = platform
         with target.compiling_for(platform), strategy.scope():
-            self.variables = ModelState(model, batch_spec, options)
+            self.variables = ModelState(model, batch_spec, options, objectives)
             self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.objective)
+        self.train_sums = TrainSums(self.variables.losses)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
-        evaluate = traced_for(platform, lambda pair: self._eval_step.evaluate(*pair))
+        shares = strategy.num_replicas_in_sync
+        evaluate = traced_for(
+            platform, lambda pair: self._eval_step.evaluate(pair[0], pair[1], shares)
+        )
         self._eval_loop = device_loop(strategy, evaluate)
+        self._separable: dict[str, bool] = {}
+        self._eval_whole = WholeBatches(strategy, platform, self._eval_step)
         step = traced_for(platform, self._eval_step.predict)
 
         def predict(batch, valid):
@@ -66,13 +75,13 @@ class TensorFlowExecutor:
 
     @property
     def optimizer_name(self) -> str:
-        """The class name of the optimizer."""
-        return type(self.variables.optimizer).__name__
+        """The class name of the optimizer, of the first of several."""
+        return type(self.variables.parts[0].optimizer).__name__
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate at this step."""
-        return float(ops.convert_to_numpy(self.variables.optimizer.learning_rate))
+        """The learning rate of the first optimizer at this step."""
+        return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
 
     @property
     def weight_norm(self) -> float:
@@ -82,6 +91,11 @@ class TensorFlowExecutor:
     def begin_at(self, step: int) -> None:
         """Counts the steps before this one as done, although they were not trained."""
         self.variables.step.assign(step)
+
+    def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
+        """Warns if the examples of a batch depend on each other."""
+        with target.compiling_for(self._platform), self._strategy.scope():
+            mixing.warn_of_mixing(self.variables, feed.for_training(dataset, 0, class_weight))
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
@@ -97,6 +111,12 @@ class TensorFlowExecutor:
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
+        if not self._is_separable(dataset):
+            accumulator.drain()
+            with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
+                self._eval_whole.run(dataset)
+            self.evaluation_compiled = True
+            return accumulator.drain()
         batches, count = feed.evaluation_batches(dataset, self._strategy)
         iterator = iter(feed.distribute(batches, self._strategy))
         accumulator.drain()
@@ -142,6 +162,16 @@ class TensorFlowExecutor:
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
 
+    def _is_separable(self, dataset: Any) -> bool:
+        """Returns whether an evaluation can be padded: no number depends on the padding."""
+        padded: Any = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
+        share = feed.cut_spec(padded[0], self._strategy.num_replicas_in_sync)
+        key = str(share)
+        if key not in self._separable:
+            with target.compiling_for(self._platform), self._strategy.scope():
+                self._separable[key] = self._eval_step.separable(share)
+        return self._separable[key]
+
     def _on_replicas(self, function: Callable[..., Any]) -> Any:
         return tf.function(lambda *args: self._strategy.run(function, args=args), autograph=False)
 
@@ -176,12 +206,13 @@ class TensorFlowTrainLoop:
         self.step = step
         self._compiled = False
 
-        def train(batch):
+        def train(batch, due=None):
             padded = keras.tree.flatten(batch)[0].shape[0] > examples
             cut = keras.tree.map_structure(lambda t: t[:examples] if padded else t, batch)
-            step.train(cut)
+            step.train(cut, due)
 
-        self._loop = device_loop(strategy, traced_for(platform, train), step.synchronise)
+        train = traced_for(platform, train)
+        self._loop = device_loop(strategy, train, step.synchronise, step.turns)
 
     @property
     def model_flops(self) -> int:

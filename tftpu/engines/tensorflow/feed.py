@@ -195,12 +195,25 @@ def share_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -
     spec = batches.element_spec
     size = keras.tree.flatten(spec)[0].shape[0]
     share = Share(size, replicas, microbatches).examples * microbatches
+    keras.tree.map_structure(checks.refuse_spec, spec)
+    return with_examples(spec, share)
 
-    def cut(tensor):
-        checks.refuse_spec(tensor)
-        return tf.TensorSpec((share, *tensor.shape[1:]), tensor.dtype)
 
-    return keras.tree.map_structure(cut, spec)
+def cut_spec(spec: Nest, replicas: int) -> Nest:
+    """Returns the spec of one replica's share of a padded batch.
+
+    Args:
+        spec: of a batch whose size `replicas` divides.
+        replicas: number of shares.
+    """
+    return with_examples(spec, keras.tree.flatten(spec)[0].shape[0] // replicas)
+
+
+def with_examples(spec: Nest, examples: int) -> Nest:
+    """Returns a batch spec with another number of examples, the first dimension of each tensor."""
+    return keras.tree.map_structure(
+        lambda s: tf.TensorSpec((examples, *s.shape[1:]), s.dtype), spec
+    )
 
 
 def last_share_spec(spec: Nest, examples: int, replicas: int, microbatches: int = 1) -> Nest:

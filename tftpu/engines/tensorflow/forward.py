@@ -8,19 +8,18 @@ layers draw different numbers on every replica.
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
-from tftpu.engines import objective
-from tftpu.engines.objective import Elements, Outputs
+from tftpu.engines.losses import Computed, Losses
+from tftpu.engines.tensorflow.collectives import Division, divided
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.tensors import Nest, Tensor
+from tftpu.tensors import Nest, Tensor, ops
 
 
 class Values(NamedTuple):
     """Values for the variables of a forward pass; None leaves a group as it is.
 
     Attributes:
-        trainable: of the trainable weights.
+        trainable: of the trainable weights of the model.
         statistics: of the moving statistics.
         seeds: of the seed generators.
         metrics: of the metrics' states; None starts them at zero.
@@ -36,91 +35,103 @@ class Forward(NamedTuple):
     """The results of one microbatch.
 
     Attributes:
-        outputs: of the model.
-        elements: one for each loss.
-        added: the sum of the model's own losses, which are means over the microbatch, ().
+        computed: outputs and losses.
         statistics: new moving statistics; None where the pass did not change them.
         metrics: new states of the metrics.
+        updated: the variables that the pass changed.
     """
 
-    outputs: Outputs
-    elements: list[Elements]
-    added: Tensor
+    computed: Computed
     statistics: list[Tensor | None]
     metrics: list[Tensor]
+    updated: list[keras.Variable]
 
 
 class ForwardPass:
-    """The forward pass of a model.
+    """The forward pass of a model with one kind of losses.
 
     Args:
         state: the variables.
+        losses: the losses.
         statistics: the moving statistics that training may change.
     """
 
-    def __init__(self, state: ModelState, statistics: list[keras.Variable]):
+    def __init__(self, state: ModelState, losses: Losses, statistics: list[keras.Variable]):
         self._state = state
-        self._objective = state.objective
+        self._losses = losses
         self._model = state.model
         self.statistics = statistics
 
     def run(
-        self, batch: Nest, values: Values, *, training: bool, valid: Tensor | None = None
+        self,
+        batch: Nest,
+        values: Values,
+        *,
+        training: bool,
+        division: Division,
+        valid: Tensor | None = None,
     ) -> Forward:
         """Computes model, losses and metrics for one microbatch.
 
         Args:
-            batch: `(x, y)` or `(x, y, sample_weight)`.
+            batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
             values: of the variables.
             training: as for the model.
+            division: how the global batch is divided.
             valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
         """
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if values.metrics is None:
             values = values._replace(metrics=self.zero_metrics())
-        with self._scope(values) as scope:
-            outputs = objective.call(self._model, x, training)
-            own = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in scope.losses]
-            for variable in self._model.trainable_variables:
-                if variable.regularizer is not None:
-                    own.append(tf.cast(variable.regularizer(variable.value), tf.float32))
-            # Preflight knows the purpose of an instruction by these scopes.
-            with tf.name_scope("loss"):
-                elements = self._objective.elements(outputs, y, weight, valid)
-            with tf.name_scope("metrics"):
-                self._objective.update_metrics(y, outputs.y_pred, weight, valid)
+        with self._scope(values) as scope, divided(division):
+            computed = self._losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
-            states = [scope.get_current_value(v) for v in self._objective.metric_variables]
-        return Forward(outputs, elements, tf.add_n([tf.zeros(()), *own]), new, states)
+            states = [scope.get_current_value(v) for v in self._losses.metric_variables]
+        return Forward(computed, new, states, scope.updated)
 
-    def elements_of_zeros(self, batch: Nest, output: Nest) -> list[Elements]:
-        """Returns the losses for outputs of zeros, which have the divisors of the real ones.
-
-        Args:
-            batch: one replica's share.
-            output: specs of one example's outputs.
-        """
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        size = keras.tree.flatten(x)[0].shape[0]
-        y_pred = keras.tree.map_structure(lambda s: tf.zeros((size, *s.shape), s.dtype), output)
-        return self._objective.elements(Outputs(y_pred, None), y, weight, None)
-
-    def predict(self, x: Nest) -> Nest:
-        """Returns the model's output with the weights that evaluation uses."""
-        with self._scope(Values(self._state.evaluated_weights())):
-            return self._model(x, training=False)
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns what the forward pass alone computes, as in evaluation."""
+        with self._scope(Values(self._state.trained_values())):
+            return self._losses.outputs(batch)
 
     def zero_metrics(self) -> list[Tensor]:
         """Returns states of the metrics that hold nothing yet."""
-        return [tf.zeros(v.shape, v.dtype) for v in self._objective.metric_variables]
+        return [ops.zeros(v.shape, v.dtype) for v in self._losses.metric_variables]
 
-    def _scope(self, values: Values) -> Any:
+    def _scope(self, values: Values) -> "RecordingScope":
         """Returns a scope in which the variables have the given values."""
         groups = (
             (self._model.trainable_variables, values.trainable),
             (self.statistics, values.statistics),
             (self._state.seed_states, values.seeds),
-            (self._objective.metric_variables, values.metrics),
+            (self._losses.metric_variables, values.metrics),
         )
         mapping = [pair for group, given in groups if given for pair in zip(group, given)]
-        return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+        return RecordingScope(mapping)
+
+
+class RecordingScope(keras.StatelessScope):
+    """A `keras.StatelessScope` that collects losses, and records which variables change.
+
+    Args:
+        mapping: values of variables, as for `keras.StatelessScope`.
+
+    Attributes:
+        updated: the variables that changed, in the order of their first change.
+    """
+
+    def __init__(self, mapping: list[tuple[keras.Variable, Tensor]]):
+        super().__init__(state_mapping=mapping, collect_losses=True)
+        self.updated: list[Any] = []
+
+    def add_update(self, update: tuple[Any, Tensor]) -> None:
+        """Keeps the new value of a variable."""
+        super().add_update(update)
+        if not any(update[0] is known for known in self.updated):
+            self.updated.append(update[0])
+
+
+def predict(state: ModelState, x: Nest) -> Nest:
+    """Returns the model's output with the weights that evaluation uses."""
+    pairs = list(zip(state.model.trainable_variables, state.evaluated_weights()))
+    with RecordingScope(pairs):
+        return state.model(x, training=False)

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tftpu.engines.objective import divisor, weighted_sum
+from tftpu.engines.compiled_losses import CompiledLosses
+from tftpu.engines.losses import divisor, weighted_sum
+from tftpu.engines.tensorflow.collectives import Division
 from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
@@ -19,8 +21,8 @@ class ShareResult(NamedTuple):
     """The results of one share.
 
     Attributes:
-        grads: gradients of the trainable weights, zeros where the loss does not reach one.
-        reached: for each trainable weight, whether the loss depends on it.
+        grads: gradients of the objective's variables, zeros where the loss does not reach one.
+        reached: for each of them, whether the loss depends on it.
         statistics: new moving statistics, averaged over the microbatches.
         metrics: states of the metrics.
         losses: this share's part of the loss and of each of its terms.
@@ -37,10 +39,9 @@ class Description(NamedTuple):
     """Properties of a traced forward pass.
 
     Attributes:
-        output: specs of one example's outputs.
+        output: `keras.KerasTensor`s of one example's outputs.
         masked: whether an output carries a Keras mask.
-        divisors: one microbatch's summand in the divisor of each loss; None where it depends on
-            the data.
+        divisors: the global divisor of each term; None where it depends on the data.
     """
 
     output: Nest
@@ -53,20 +54,31 @@ class ShareGradients:
 
     Args:
         state: the variables.
-        forward: the forward pass.
-        described: its properties.
+        part: number of the objective.
+        forward: its forward pass.
+        described: the properties of that.
         examples: number of examples of a microbatch.
     """
 
     def __init__(
-        self, state: ModelState, forward: ForwardPass, described: Description, examples: int
+        self,
+        state: ModelState,
+        part: int,
+        forward: ForwardPass,
+        described: Description,
+        examples: int,
     ):
         self._state = state
+        self._part = part
         self._forward = forward
         self._described = described
         self._examples = examples
         self._microbatches = state.options.gradient_accumulation_steps
-        self._terms = state.objective.terms
+        self._division = Division(state.replicas, self._microbatches)
+        self._losses = state.parts[part].losses
+        self._terms = self._losses.terms
+        place = {id(v): index for index, v in enumerate(state.model.trainable_variables)}
+        self._own = [place[id(v)] for v in state.parts[part].variables]
 
     def compute(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor],
@@ -77,25 +89,25 @@ class ShareGradients:
         Args:
             context: the replica context.
             batch: the share, `(x, y)` or `(x, y, sample_weight)`.
-            trainable, statistics: values of the variables.
+            trainable, statistics: values of the variables of the model.
             scale: factor of the loss, for float16; None: 1.
         """
         divisors = self._divisors(context, batch, trainable, statistics)
-        parts = self._microbatches * self._state.replicas
+        watched = [trainable[index] for index in self._own]
         reached: list[bool] = []
 
         def microbatch(index, metrics, batch):
             values = Values(trainable, statistics, self._seeds(context, index), metrics)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(trainable)
-                result = self._forward.run(batch, values, training=True)
-                loss, terms = self._loss(result, divisors, parts)
+                tape.watch(watched)
+                result = self._run(batch, values)
+                loss, terms = self._loss(result, divisors)
                 scaled = loss if scale is None else loss * scale
-            grads: Any = tape.gradient(scaled, trainable)
+            grads: Any = tape.gradient(scaled, watched)
             reached[:] = [grad is not None for grad in grads]
             grads = [
                 tf.zeros_like(value) if grad is None else tf.convert_to_tensor(grad)
-                for grad, value in zip(grads, trainable)
+                for grad, value in zip(grads, watched)
             ]
             return grads, result.statistics, result.metrics, [loss, *terms]
 
@@ -104,39 +116,39 @@ class ShareGradients:
             grads, stats, metrics, losses = microbatch(0, zero_metrics, batch)
         else:
             grads, stats, metrics, losses = self._accumulate(
-                microbatch, batch, trainable, statistics, zero_metrics
+                microbatch, batch, watched, statistics, zero_metrics
             )
         return ShareResult(grads, reached, stats, metrics, losses)
 
-    def _loss(self, result: Forward, divisors: list[Any], parts: int) -> tuple[Tensor, list]:
+    def _run(self, batch: Nest, values: Values) -> Forward:
+        return self._forward.run(batch, values, training=True, division=self._division)
+
+    def _loss(self, result: Forward, divisors: list[Any]) -> tuple[Tensor, list]:
         """Returns a microbatch's part of the loss, and of each of its terms."""
         terms = [
             tf.math.divide_no_nan(weighted_sum(elements), divisor)
-            for elements, divisor in zip(result.elements, divisors)
+            for elements, divisor in zip(result.computed.elements, divisors)
         ]
         weighted = [value * term.weight for value, term in zip(terms, self._terms)]
-        return tf.add_n([result.added / parts, *weighted]), terms
+        added = result.computed.added / self._division.parts
+        return tf.add_n([added, *weighted]), terms
 
     def _divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
     ) -> list[Any]:
         """Returns the global divisor of each loss; floats where they do not depend on the data."""
-        replicas = self._state.replicas
         known = [value for value in self._described.divisors if value is not None]
         if len(known) == len(self._terms):
-            parts = self._microbatches * replicas
-            return [
-                value * (replicas if term.loss.reduction == "sum" else parts)
-                for term, value in zip(self._terms, known)
-            ]
-        if self._described.masked:
+            return known
+        losses = self._losses
+        if self._described.masked or not isinstance(losses, CompiledLosses):
             # Only the masks are used: the compiler removes the rest of this forward pass.
             values = Values(trainable, statistics, self._seeds(context, 0))
-            elements = self._forward.run(batch, values, training=True).elements
+            elements = self._run(batch, values).computed.elements
         else:
-            elements = self._forward.elements_of_zeros(batch, self._described.output)
+            elements = losses.elements_of_zeros(batch, self._described.output)
         local = [
-            tf.cast(divisor(term, found, replicas), tf.float32)
+            tf.cast(divisor(term, found, self._state.replicas, self._microbatches), tf.float32)
             for term, found in zip(self._terms, elements)
         ]
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(local))
@@ -176,4 +188,4 @@ class ShareGradients:
     def _seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
         first = (replica * self._microbatches + microbatch) * self._examples
-        return self._state.seeds(replica, microbatch, first)
+        return self._state.seeds(replica, microbatch, first, self._part)

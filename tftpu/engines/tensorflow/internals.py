@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
-from tensorflow.python.framework import kernels
+from tensorflow.python.framework import function_def_to_graph, kernels
 
 # The extended part of a strategy of one device; preflight's own one reports more than one.
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
@@ -36,16 +36,44 @@ def kernel_devices(op_type: str) -> set[str]:
     return {kernel.device_type for kernel in found}
 
 
-def called_functions(graph: tf.Graph, op: tf.Operation) -> list[tf.Graph]:
-    """Returns the bodies of the functions that a graph op calls, as graphs."""
+def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:
+    """Returns the bodies of the functions that a graph op calls, as graphs.
+
+    Args:
+        known: `functions_of` its graph.
+        op: the op.
+    """
     names = [f.name for attr in op.node_def.attr.values() for f in (attr.func, *attr.list.func)]
-    found: list[tf.Graph] = []
-    here: Any = graph
-    while here is not None:
-        known = here._functions
-        found += [known[name].graph for name in names if name in known]
-        here = getattr(here, "outer_graph", None)
+    return [_body(known[name], known) for name in (op.type, *names) if name in known]
+
+
+def is_call(op: tf.Operation) -> bool:
+    """Returns whether a graph op is a call of a function, by TensorFlow 1's way of its name."""
+    return op.type in functions_of(op.graph)
+
+
+def functions_of(graph: Any) -> dict[str, Any]:
+    """Returns the functions that the ops of a graph may call, by name."""
+    found: dict[str, Any] = {}
+    while graph is not None:
+        found = {**graph._functions, **found}
+        graph = getattr(graph, "outer_graph", None)
     return found
+
+
+def _body(function: Any, known: dict[str, Any]) -> Any:
+    """Returns the body of a function of a graph.
+
+    Some are of TensorFlow 1's kind, such as those of the scan in `tf.nn.ctc_loss`: they hold a
+    definition only, which calls others by name.
+    """
+    if hasattr(function, "graph"):
+        return function.graph
+    library = tf.Graph()
+    for other in known.values():
+        other.add_to_graph(library)
+    with library.as_default():
+        return function_def_to_graph.function_def_to_graph(function.definition)
 
 
 def layer_of(op: tf.Operation) -> str:

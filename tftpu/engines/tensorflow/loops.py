@@ -1,7 +1,7 @@
 """Device loops: many steps in one call from the host."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,10 +23,23 @@ def traced_for(platform: str | None, function: Callable[..., Any]) -> Callable[.
     return traced
 
 
+class Turns(NamedTuple):
+    """Variants of a step that take turns.
+
+    Attributes:
+        due: the second argument of the step in each variant.
+        next: returns the number of the variant that is next, () int32.
+    """
+
+    due: Sequence[tuple[int, ...]]
+    next: Callable[[], tf.Tensor]
+
+
 def device_loop(
     strategy: tf.distribute.Strategy,
     step: Callable[..., None],
     afterwards: Callable[[], None] | None = None,
+    turns: "Turns | None" = None,
 ) -> Any:
     """Returns a loop of steps in one `tf.function`, traced once for any number of steps.
 
@@ -34,6 +47,7 @@ def device_loop(
         strategy: runs the step on its replicas.
         step: takes one replica's share of what the iterator yields.
         afterwards: runs on every replica at the end of the loop.
+        turns: the variants of the step that take turns; None: there is one.
 
     Returns:
         A `tf.function` of an iterator and a number of steps, () int32. It returns the seconds
@@ -51,7 +65,12 @@ def device_loop(
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 waited += tf.timestamp() - asked
-            strategy.run(step, args=(batch,))
+            if turns is None:
+                strategy.run(step, args=(batch,))
+            else:
+                # Outside of the step: its collectives may not stand in a branch.
+                branches = [_run(strategy, step, batch, due) for due in turns.due]
+                tf.switch_case(turns.next(), branches)
             return index + 1, waited
 
         start = tf.constant(0), tf.zeros((), tf.float64)
@@ -62,3 +81,12 @@ def device_loop(
 
     # AutoGraph would convert all that is called, which takes longer than to trace it.
     return tf.function(loop, autograph=False)
+
+
+def _run(
+    strategy: tf.distribute.Strategy, step: Callable[..., None], batch: Any, due: tuple[int, ...]
+) -> Callable[[], None]:
+    def branch() -> None:
+        strategy.run(lambda share: step(share, due), args=(batch,))
+
+    return branch

@@ -5,7 +5,7 @@ and whose all-reduce is XLA's.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -14,8 +14,11 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import keras_internals
+from tftpu.engines.losses import examples_of
 from tftpu.engines.lowered import LoweredStep, layer_path
+from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import checks, internals
+from tftpu.engines.tensorflow.feed import with_examples
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.errors import UserError
@@ -23,6 +26,8 @@ from tftpu.tpu import target
 
 # `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
 BatchSpec = Any
+# Returns the objectives of a newly built model.
+ObjectivesOf = Callable[[keras.Model], Sequence[Objective]]
 
 
 def lower(
@@ -31,6 +36,7 @@ def lower(
     replicas: int,
     precision: str,
     options: TrainOptions | None = None,
+    objectives: ObjectivesOf | None = None,
 ) -> LoweredStep:
     """Lowers the train step of one replica.
 
@@ -41,24 +47,28 @@ def lower(
         precision: dtype policy under which the model is built.
         options: options of the trainer; None takes the defaults. The step depends on
             `gradient_accumulation_steps`, `global_clipnorm` and `ema_momentum`.
+        objectives: returns the objectives of a model; None: it is compiled with its loss. A step
+            in which all are due is lowered.
 
     Raises:
         UserError: XLA cannot compile the step. The message names the layer and the op.
     """
     options = options or TrainOptions()
     strategy = OneReplicaOf(replicas)
-    model, train = _build(model_fn, batch_spec, precision, options, strategy)
+    model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
     flat = keras_internals.flat_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
     with target.compiling_for("tpu"):
         hlo, arguments = _to_hlo(
-            lambda *batch: strategy.run(train, args=(batch,)), batch_spec, "hlo_serialized", layers
+            lambda batch: strategy.run(step.train, args=(batch,)),
+            (batch_spec,),
+            "hlo_serialized",
+            layers,
         )
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
-    examples = keras.tree.flatten(x)[0].shape[0] // options.gradient_accumulation_steps
-    microbatch = with_examples(x, examples)
+    examples = examples_of(batch_spec) // options.gradient_accumulation_steps
+    microbatch = with_examples(batch_spec, examples)
     # Not for a TPU: a kernel of ours would hide the products that model FLOPs count.
-    forward, _ = _to_hlo(lambda x: model(x, training=False), (microbatch,), "hlo", layers)
+    forward, _ = _to_hlo(step.forward, (microbatch,), "hlo", layers)
     return LoweredStep(
         hlo=hlo,
         forward=forward,
@@ -68,13 +78,6 @@ def lower(
         grouped=[layer.name for layer in flat if getattr(layer, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
-    )
-
-
-def with_examples(batch_spec: BatchSpec, examples: int) -> BatchSpec:
-    """Returns a batch spec with another number of examples, the first dimension of each tensor."""
-    return keras.tree.map_structure(
-        lambda spec: tf.TensorSpec((examples, *spec.shape[1:]), spec.dtype), batch_spec
     )
 
 
@@ -128,17 +131,19 @@ def _build(
     precision: str,
     options: TrainOptions,
     strategy: tf.distribute.Strategy,
-) -> tuple[keras.Model, Callable[[Any], Any]]:
-    """Builds the model and its step in the scope of the strategy; returns it and the train step."""
+    objectives: ObjectivesOf | None,
+) -> tuple[keras.Model, TrainStep]:
+    """Builds the model and its step in the scope of the strategy."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
         with strategy.scope(), keras_internals.fresh_names(), target.compiling_for("tpu"):
             model = model_fn()
-            step = TrainStep(ModelState(model, batch_spec, options), batch_spec)
+            found = objectives(model) if objectives is not None else ()
+            step = TrainStep(ModelState(model, batch_spec, options, found), batch_spec)
     finally:
         keras.config.set_dtype_policy(before)
-    return model, step.train
+    return model, step
 
 
 def _to_hlo(

@@ -1,38 +1,62 @@
 """The variables of a run: model, optimizer, averages, loss scale and step counter."""
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import keras_internals
+from tftpu.engines.compiled_losses import CompiledLosses
 from tftpu.engines.engine import Leaf
+from tftpu.engines.losses import Losses
 from tftpu.engines.objective import Objective
+from tftpu.engines.own_losses import ComputedLoss, FunctionLosses, overrides_compute_loss
 from tftpu.engines.tensorflow import checks
 from tftpu.engines.tensorflow.leaves import leaves_of
+from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 Tensors = list[Any]  # a list of tensors
 
 
+class Part(NamedTuple):
+    """One objective of a step, with what follows it.
+
+    Attributes:
+        name: of the objective; "" if it is the only one.
+        losses: its losses.
+        variables: the variables that follow it.
+        optimizer: their optimizer, without a loss-scaling wrapper.
+        scaler: the wrapper with a dynamic loss scale; None if there is none.
+        every: the steps from one update to the next.
+    """
+
+    name: str
+    losses: Losses
+    variables: list[keras.Variable]
+    optimizer: Any
+    scaler: Any
+    every: int
+
+
 class ModelState:
-    """The variables of a compiled model, for the strategy in whose scope it is made.
+    """The variables of a model, for the strategy in whose scope it is made.
 
     Args:
-        model: compiled; it is built here if it is not yet.
+        model: compiled, unless there are objectives; it is built here if it is not yet.
         batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape, nested as the model takes them.
         options: `ema_momentum` says whether averages of the weights are kept.
+        objectives: instead of what the model was compiled with.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
         replicas: number of replicas that share a global batch.
-        objective: the losses and metrics of the model.
-        optimizer: the optimizer, without a loss-scaling wrapper.
-        scaler: the wrapper with a dynamic loss scale; None if there is none.
+        parts: the objectives in the order of a step; what a model was compiled with is one.
         step: number of training steps done, () int64.
         averages: moving averages of the trainable weights; empty if none are kept.
         drawn_apart: states of seed generators whose draws differ by replica and microbatch.
@@ -42,20 +66,26 @@ class ModelState:
         UserError: the model cannot be trained as it is.
     """
 
-    def __init__(self, model: keras.Model, batch_spec: Nest, options: TrainOptions):
-        checks.refuse_model(model)
+    def __init__(
+        self,
+        model: keras.Model,
+        batch_spec: Nest,
+        options: TrainOptions,
+        objectives: Sequence[Objective] = (),
+    ):
+        checks.refuse_model(model, objectives)
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
         symbolic = keras.tree.map_structure(
             lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
         )
-        keras_internals.build(model, symbolic)
         self.model = model
         self.options = options
         self.replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
-        self.objective = Objective(model)
-        given: Any = model.optimizer
-        self.scaler = given if isinstance(given, keras.optimizers.LossScaleOptimizer) else None
-        self.optimizer: Any = given if self.scaler is None else self.scaler.inner_optimizer
+        if objectives:
+            self.parts = _parts_of(model, objectives, symbolic)
+        else:
+            keras_internals.build(model, symbolic)
+            self.parts = [_compiled_part(model)]
         self.drawn_apart = keras_internals.seed_states(model)
         self.drawn_by_example = keras_internals.example_seeds(model)
         make = functools.partial(tf.Variable, trainable=False)
@@ -81,14 +111,19 @@ class ModelState:
         """Returns the values of the trainable weights as tensors."""
         return [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
 
-    def evaluated_weights(self) -> Tensors | None:
-        """Returns the averages as tensors, which evaluation uses; None if none are kept."""
-        return [tf.convert_to_tensor(v) for v in self.averages] or None
+    def evaluated_weights(self) -> Tensors:
+        """Returns the weights that evaluation uses: the averages where they are kept."""
+        return [tf.convert_to_tensor(v) for v in self.averages] or self.trained_values()
 
-    def seeds(self, replica: Any, microbatch: Any, first_example: Any) -> Tensors:
+    @property
+    def losses(self) -> list[Losses]:
+        """The losses of each objective."""
+        return [part.losses for part in self.parts]
+
+    def seeds(self, replica: Any, microbatch: Any, first_example: Any, part: int = 0) -> Tensors:
         """Returns the state of each seed generator, in the order of `seed_states`.
 
-        They differ by generator, step, replica and microbatch, and by nothing else. Generators
+        They differ by generator, step, replica, microbatch and objective only. Generators
         that draw by example do not differ by replica and microbatch; their state holds the position
         of the first example instead.
 
@@ -96,12 +131,14 @@ class ModelState:
             replica: id of the replica.
             microbatch: number of the microbatch.
             first_example: position of the microbatch's first example in the global batch.
+            part: number of the objective.
         """
         replica = tf.cast(replica, tf.int32)
         apart = (tf.cast(self.step, tf.int32), replica, microbatch)
         seeds = []
         for index, state in enumerate(self.seed_states):
             seed: Any = tf.constant([self.options.seed, index], tf.int32)
+            seed = tf.random.fold_in(seed, part) if part else seed
             by_example = index >= len(self.drawn_apart)
             for data in apart[:1] if by_example else apart:
                 seed = tf.random.fold_in(seed, data)
@@ -112,17 +149,65 @@ class ModelState:
     def groups(self) -> dict[str, list[Any]]:
         """Returns everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
         seeds = {id(v) for v in self.seed_states}
-        own = {id(v) for v in self.optimizer.variables}
         groups: dict[str, list[Any]] = {
             "model": [v for v in self.model.variables if id(v) not in seeds],
-            "optimizer": list(self.optimizer.variables),
             "step": [self.step],
             "ema": self.averages,
         }
-        if self.scaler is not None:  # a separate group: a run may resume in another precision
-            groups["loss_scale"] = [v for v in self.scaler.variables if id(v) not in own]
+        for part in self.parts:
+            suffix = f"_{part.name}" if part.name else ""
+            own = {id(v) for v in part.optimizer.variables}
+            groups[f"optimizer{suffix}"] = list(part.optimizer.variables)
+            if part.scaler is not None:  # apart: a run may resume in another precision
+                found = [v for v in part.scaler.variables if id(v) not in own]
+                groups[f"loss_scale{suffix}"] = found
         return groups
 
     def leaves(self) -> dict[str, list[Leaf]]:
         """Returns `groups` as leaves, which checkpoints read and assign."""
         return leaves_of(self.groups())
+
+
+def _compiled_part(model: keras.Model) -> Part:
+    compiled = CompiledLosses(model)
+    losses = ComputedLoss(model, compiled) if overrides_compute_loss(model) else compiled
+    return Part("", losses, model.trainable_variables, *_unwrapped(model.optimizer), 1)
+
+
+def _parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -> list[Part]:
+    """Builds model and optimizers for objectives; all functions run before variables are read."""
+    several = len(objectives) > 1
+    losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
+    known = {id(v) for v in model.trainable_variables}
+    parts = []
+    for one, found in zip(objectives, losses):
+        variables = _variables_of(model, one)
+        for variable in variables:
+            if id(variable) not in known:
+                raise UserError(
+                    f"The objective {one.name!r} trains {variable.path!r}, which is no trainable "
+                    "variable of the model given to Trainer: make its layer an attribute of the "
+                    "model, so that it is saved with it."
+                )
+        optimizer: Any = keras.optimizers.get(one.optimizer)
+        optimizer.build(variables)
+        name = one.name if several else ""
+        parts.append(Part(name, found, variables, *_unwrapped(optimizer), one.every))
+    return parts
+
+
+def _variables_of(model: keras.Model, objective: Objective) -> list[keras.Variable]:
+    chosen = objective.variables
+    if chosen is None:
+        return model.trainable_variables
+    found = chosen.trainable_variables if isinstance(chosen, keras.Layer) else list(chosen)
+    if not found:
+        raise UserError(f"The objective {objective.name!r} has no trainable variables.")
+    return found
+
+
+def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
+    """Returns an optimizer without its loss-scaling wrapper, and the wrapper or None."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.inner_optimizer, optimizer
+    return optimizer, None

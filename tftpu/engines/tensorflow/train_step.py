@@ -4,29 +4,29 @@ The trainer runs it, preflight compiles it, the tests compare it with plain Tens
 does not depend on how many replicas share the global batch. In order:
 
 1. the forward pass over the replica's share, in microbatches, in one device loop;
-2. losses as sums over elements, divided by a divisor of the global batch (`objective.py`);
+2. losses as sums over elements, divided by a divisor of the global batch (`losses.py`);
 3. gradients, added up over the microbatches, then once over the replicas;
 4. loss unscaling and the overflow test, on the sum, so that all replicas skip or none;
 5. clipping of that sum; the optimizer's update, on each replica for itself; the moving average of
    the weights;
 6. metrics, added up on each replica, and over replicas when they are read.
+
+With several objectives, 1 to 5 happen for each that is due, one after the other (`part_step.py`).
 """
 
 import functools
+import math
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines import keras_internals
-from tftpu.engines.objective import divisor
 from tftpu.engines.sums import TrainSums
 from tftpu.engines.tensorflow import checks, flops, update
 from tftpu.engines.tensorflow.accumulator import Accumulator
-from tftpu.engines.tensorflow.eval_step import features_of
-from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
-from tftpu.engines.tensorflow.gradients import Description, ShareGradients
+from tftpu.engines.tensorflow.loops import Turns
+from tftpu.engines.tensorflow.part_step import PartStep
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -46,8 +46,7 @@ class TrainStep:
     Attributes:
         state: the variables.
         statistics: the moving statistics that a step changes.
-        divisors: what a microbatch adds to the divisor of each loss; None where it depends on the
-            data.
+        divisors: the global divisor of each term; None where it depends on the data.
         sums: the layout of what `accumulator` adds up.
         accumulator: the sums over steps.
 
@@ -62,24 +61,12 @@ class TrainStep:
         self._microbatch = keras.tree.map_structure(
             lambda s: tf.TensorSpec((s.shape[0] // microbatches, *s.shape[1:]), s.dtype), batch_spec
         )
-        everything = ForwardPass(state, state.untrained)
-        traced = _traced(everything, self._microbatch)
-        changed = [
-            variable
-            for variable, new in zip(everything.statistics, traced.statistics)
-            if new is not None
-        ]
-        _refuse_counters(changed)
-        described = _describe(state, traced)
-        self.statistics = changed
-        self.divisors = described.divisors
-        self._gradients = ShareGradients(
-            state,
-            ForwardPass(state, changed),
-            described,
-            keras.tree.flatten(self._microbatch)[0].shape[0],
-        )
-        self.sums = TrainSums(state.objective)
+        self._parts = [PartStep(state, i, self._microbatch) for i in range(len(state.parts))]
+        changed = {id(v): v for part in self._parts for v in part.statistics}
+        self.statistics = list(changed.values())
+        _refuse_counters(self.statistics)
+        self.divisors = [value for part in self._parts for value in part.divisors]
+        self.sums = TrainSums(state.losses)
         self.accumulator = Accumulator(self.sums.size, "train_sums")
 
     @functools.cached_property
@@ -88,53 +75,55 @@ class TrainStep:
 
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
-        model = self.state.model
-        forward = tf.function(lambda x: model(x, training=False), autograph=False)
-        ops = checks.graph_ops(forward.get_concrete_function(features_of(self._microbatch)).graph)
+        forward = tf.function(self.forward, autograph=False)
+        ops = checks.graph_ops(forward.get_concrete_function(self._microbatch).graph)
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
         return flops.PASSES * parts * flops.of_forward(ops)
 
-    def train(self, batch: Nest) -> None:
+    def forward(self, microbatch: Nest) -> Nest:
+        """Returns what the forward passes of all objectives compute, as in evaluation."""
+        return [part.forward.outputs(microbatch) for part in self._parts]
+
+    @property
+    def turns(self) -> Turns | None:
+        """The sets of objectives that are due in turn; None if all are due at every step."""
+        every = [part.every for part in self.state.parts]
+        cycle = math.lcm(*every)
+        if cycle == 1:
+            return None
+        due = [tuple(i for i, n in enumerate(every) if step % n == 0) for step in range(cycle)]
+        variants = sorted(set(due))
+        order = tf.constant([variants.index(one) for one in due], tf.int32)
+        return Turns(variants, lambda: order[tf.cast(self.state.step, tf.int32) % cycle])
+
+    def train(self, batch: Nest, due: tuple[int, ...] | None = None) -> None:
         """Updates the model once, from one replica's share of the global batch.
 
         Runs in replica context. Losses and metrics are added to `accumulator`.
+
+        Args:
+            batch: the share.
+            due: the objectives that are due; None: all.
         """
         context: Any = tf.distribute.get_replica_context()
         state = self.state
-        before = [tf.convert_to_tensor(v.value) for v in self.statistics]
-        scale = update.loss_scale(state)
-        result = self._gradients.compute(context, batch, state.trained_values(), before, scale)
-        grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
-        grads = [grad / scale for grad in grads] if scale is not None else grads
-        norm = tf.linalg.global_norm(grads)
-        finite = tf.math.is_finite(norm)
-        limit = state.options.global_clipnorm
-        if limit:
-            grads = [grad * (limit / tf.maximum(norm, limit)) for grad in grads]
-        statistics, metrics, losses = result.statistics, result.metrics, result.losses
-        if state.scaler is not None:
-            tf.cond(
-                finite,
-                lambda: update.apply_gradients(state, grads, result.reached),
-                lambda: None,
-            )
-            update.adjust_loss_scale(state.scaler, finite)
-            iterations = state.optimizer.iterations
-            iterations.assign_add(tf.cast(finite, iterations.dtype))
-            # A skipped step must change neither the moving statistics nor what is logged.
-            statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
-            norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
-            metrics = [tf.where(finite, value, tf.zeros_like(value)) for value in metrics]
-        else:
-            with tf.name_scope("optimizer"):
-                update.apply_gradients(state, grads, result.reached)
-                # A Python number: a tensor would be broadcast from the first replica, a collective.
-                state.optimizer.iterations.value.assign_add(1)
-        for variable, value in zip(self.statistics, statistics):
-            variable.value.assign(value)
+        results, sums = [], []
+        for index, part in enumerate(self._parts):
+            if due is None or index in due:
+                results.append(part.train(context, batch))
+                sums.append(results[-1].sums)
+            else:
+                sums.append(part.idle())
+        finite = functools.reduce(tf.logical_and, [result.finite for result in results])
+        if all(part.scaler is None for part in state.parts):
+            update.update_averages(state)
+        elif state.averages:
+            tf.cond(finite, lambda: update.update_averages(state), lambda: None)
         state.step.assign_add(1)
+        norm = tf.linalg.global_norm([result.norm for result in results])
         skipped = 1.0 - tf.cast(finite, tf.float32)
-        self.accumulator.add(self.sums.vector(state.replicas, norm, skipped, losses, metrics))
+        metrics = [value for result in results for value in result.metrics]
+        self.accumulator.add(self.sums.vector(state.replicas, norm, skipped, sums, metrics))
 
     def synchronise(self) -> None:
         """Sets the moving statistics of all replicas to their mean, in replica context."""
@@ -151,36 +140,14 @@ class TrainStep:
 
         With a dynamic loss scale single steps may overflow; not all of them at the least scale.
         """
-        scaler = self.state.scaler
-        if scaler is None:
+        scales = [
+            float(part.scaler.dynamic_scale.numpy())
+            for part in self.state.parts
+            if part.scaler is not None
+        ]
+        if not scales:
             return not np.isfinite(sums).all()
-        steps, _, skipped = sums[:3]
-        return bool(skipped == steps and float(scaler.dynamic_scale.numpy()) <= 1.0)
-
-
-def _traced(forward: ForwardPass, microbatch: Nest) -> Forward:
-    """Traces a forward pass once, and rejects ops that XLA cannot compile."""
-    results = []
-
-    def trace(batch):
-        results.append(forward.run(batch, Values(), training=True))
-        return keras.tree.flatten((results[-1].outputs.y_pred, results[-1].statistics))
-
-    graph = tf.function(trace, autograph=False).get_concrete_function(microbatch).graph
-    checks.refuse_host_ops(checks.graph_ops(graph))
-    return results[-1]
-
-
-def _describe(state: ModelState, traced: Forward) -> Description:
-    outputs = traced.outputs.y_pred
-    return Description(
-        output=keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs),
-        masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
-        divisors=[
-            None if elements.count is not None else divisor(term, elements, state.replicas)
-            for term, elements in zip(state.objective.terms, traced.elements)
-        ],
-    )
+        return self.sums.all_skipped(sums) and min(scales) <= 1.0
 
 
 def _refuse_counters(changed: list[keras.Variable]) -> None:

@@ -5,21 +5,20 @@ from typing import Any
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.state import ModelState, Part
 from tftpu.tensors import Tensor
 
 
-def apply_gradients(state: ModelState, grads: list[Tensor], reached: list[bool]) -> None:
-    """Updates the weights by the optimizer, then their averages.
+def apply_gradients(part: Part, grads: list[Tensor], reached: list[bool]) -> None:
+    """Updates the variables of an objective by its optimizer.
 
     Args:
-        state: the variables.
-        grads: gradients of the trainable weights.
-        reached: for each, whether the loss depends on the weight; the others do not change.
+        part: the objective.
+        grads: gradients of its variables.
+        reached: for each, whether the loss depends on the variable; the others do not change.
     """
-    optimizer = state.optimizer
-    variables = state.model.trainable_variables
-    used = [(grad, v) for grad, v, reaches in zip(grads, variables, reached) if reaches]
+    optimizer = part.optimizer
+    used = [(grad, v) for grad, v, reaches in zip(grads, part.variables, reached) if reaches]
     clipped = keras_internals.clip(optimizer, [grad for grad, _ in used])
     rate = tf.convert_to_tensor(optimizer.learning_rate)
     keras_internals.apply_weight_decay(optimizer, [variable for _, variable in used])
@@ -28,17 +27,21 @@ def apply_gradients(state: ModelState, grads: list[Tensor], reached: list[bool])
         optimizer.update_step(grad, value, rate)
         if variable.constraint is not None:
             value.assign(variable.constraint(tf.convert_to_tensor(value)))
+
+
+def update_averages(state: ModelState) -> None:
+    """Updates the moving averages of the weights, where they are kept."""
     momentum = state.options.ema_momentum
     if momentum is not None:
-        for average, variable in zip(state.averages, variables):
+        for average, variable in zip(state.averages, state.model.trainable_variables):
             average.assign_sub((average - variable.value) * (1.0 - momentum))
 
 
-def loss_scale(state: ModelState) -> Tensor | float | None:
-    """Returns the factor of the loss; None where there is none."""
-    if state.scaler is not None:
-        return tf.convert_to_tensor(state.scaler.dynamic_scale.value)
-    return state.optimizer.loss_scale_factor
+def loss_scale(part: Part) -> Tensor | float | None:
+    """Returns the factor of an objective's loss; None where there is none."""
+    if part.scaler is not None:
+        return tf.convert_to_tensor(part.scaler.dynamic_scale.value)
+    return part.optimizer.loss_scale_factor
 
 
 def adjust_loss_scale(scaler: Any, finite: Tensor) -> None:

@@ -1,0 +1,169 @@
+"""Losses as sums over elements: the parts that every kind of objective is made of.
+
+Keras reduces a loss to its mean over the local batch, which on eight replicas is eight means.
+Here every loss is a sum over elements, divided once by a divisor of the *global* batch, so that
+the parts can be added up over microbatches and replicas. Written in `keras.ops`: every engine
+uses it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import numpy as np
+
+from tftpu.tensors import Nest, Tensor, ops
+
+MEAN = "sum_over_batch_size"
+
+
+class Term(NamedTuple):
+    """One summand of an objective, or a value that is logged beside it.
+
+    Attributes:
+        name: the name as Keras logs the loss.
+        reduction: of the elements, as `keras.losses.Loss` names it.
+        weight: the factor in the total; 0 for a value that is logged only.
+        logged: the name of its mean in the results; None: it is not logged on its own.
+    """
+
+    name: str
+    reduction: str
+    weight: float
+    logged: str | None
+
+
+class Elements(NamedTuple):
+    """One term over one microbatch, element by element.
+
+    Attributes:
+        values: (batch, ...), float32; or (), a mean over the microbatch that its author took.
+        weight: the weight of each element, of the same shape; None: all are 1.
+        count: the summands of the divisor, of the same shape; None: all are 1.
+    """
+
+    values: Tensor
+    weight: Tensor | None = None
+    count: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # hides tuple.count
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the author of the loss already reduced the microbatch to one number."""
+        return len(self.values.shape) == 0
+
+
+class Computed(NamedTuple):
+    """The losses of one microbatch.
+
+    Attributes:
+        y_pred: the model's outputs; None where a loss function keeps them to itself.
+        elements: of each term.
+        added: the sum of the model's own losses, which are means over the microbatch, ().
+        separable: whether padding can be left out, because no number depends on it.
+    """
+
+    y_pred: Nest
+    elements: list[Elements]
+    added: Tensor
+    separable: bool
+
+
+class Losses(Protocol):
+    """The losses and metrics of a model, as pure functions of one microbatch."""
+
+    @property
+    def terms(self) -> list[Term]:
+        """The terms, in the order of `Computed.elements`."""
+        ...
+
+    @property
+    def metric_variables(self) -> list[keras.Variable]:
+        """The states of the metrics, which `compute` updates."""
+        ...
+
+    def compute(
+        self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
+    ) -> Computed:
+        """Calls the model and computes its losses, inside a `keras.StatelessScope`.
+
+        Args:
+            batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
+            training: as for the model.
+            valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
+            own: returns the losses that layers have added so far.
+        """
+        ...
+
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns what the forward pass alone computes, as in evaluation."""
+        ...
+
+    def metric_results(self) -> dict[str, Tensor]:
+        """Returns the results of the metrics, inside a scope that holds their states."""
+        ...
+
+
+def divisor(term: Term, elements: Elements, shares: int, microbatches: int = 1) -> Any:
+    """Returns the summand of one share's elements in the global divisor of a term.
+
+    It is a Python float if it does not depend on the data, so that the usual case needs no
+    communication before the backward pass; otherwise it is a scalar tensor.
+
+    Args:
+        term: the term.
+        elements: of one share, or of one microbatch.
+        shares: number of parts that add up to the global divisor.
+        microbatches: number of parts among which an element that is one number occurs.
+    """
+    if elements.is_scalar:
+        return float(microbatches)
+    if term.reduction == "sum":
+        return 1.0 / shares
+    if elements.count is None:
+        return float(math.prod(elements.values.shape))
+    return ops.sum(elements.count)
+
+
+def weighted_sum(elements: Elements) -> Tensor:
+    """Returns the sum of the values times their weights."""
+    if elements.weight is None:
+        return ops.sum(elements.values)
+    return ops.sum(elements.values * elements.weight)
+
+
+def product(shape: tuple[int, ...], *factors: Tensor | None) -> Tensor | None:
+    """Returns the product of masks and weights of lower rank, broadcast to `shape`.
+
+    None if there are no factors, where the product would be all ones.
+    """
+    aligned = [align(factor, shape) for factor in factors if factor is not None]
+    if not aligned:
+        return None
+    return ops.broadcast_to(math.prod(aligned[1:], start=aligned[0]), shape)
+
+
+def align(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns a weight of (batch,), (batch, 1) or (batch, time) with as many axes as `shape`."""
+    weight = ops.cast(weight, "float32")
+    if len(weight.shape) > len(shape) and weight.shape[-1] == 1:
+        weight = ops.squeeze(weight, -1)
+    while len(weight.shape) < len(shape):
+        weight = weight[..., None]
+    return weight
+
+
+def sum_of_own(model: keras.Model, own: list[Tensor]) -> Tensor:
+    """Returns the sum of the losses that layers added, and of the regularizers of weights."""
+    total = ops.zeros(())
+    for loss in own:
+        total = total + ops.sum(ops.cast(loss, "float32"))
+    for variable in model.trainable_variables:
+        if variable.regularizer is not None:
+            total = total + ops.cast(variable.regularizer(variable.value), "float32")
+    return total
+
+
+def examples_of(batch: Nest) -> int:
+    """Returns the number of examples of a batch of static shape."""
+    return int(np.shape(keras.tree.flatten(batch)[0])[0])

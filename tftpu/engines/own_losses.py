@@ -1,0 +1,119 @@
+"""Losses that users write: `loss_fn`, and a model's own `compute_loss`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.engines.compiled_losses import CompiledLosses
+from tftpu.engines.losses import MEAN, Computed, Elements, Term, sum_of_own
+from tftpu.engines.objective import LossFunction
+from tftpu.errors import UserError
+from tftpu.tensors import Nest, Tensor, ops
+
+
+class FunctionLosses:
+    """The losses of a `loss_fn`: see `tftpu.engines.losses.Losses`.
+
+    Args:
+        model: passed to the function; what is not built yet is built here.
+        loss_fn: see `tftpu.Objective`.
+        name: of the objective.
+        logged: whether its loss is logged apart from the total.
+        batch: `keras.KerasTensor`s of static shape, nested as the function takes them.
+
+    Raises:
+        UserError: the function does not return a loss.
+    """
+
+    def __init__(
+        self, model: keras.Model, loss_fn: LossFunction, name: str, logged: bool, batch: Nest
+    ):
+        self.metric_variables: list[keras.Variable] = []  # it measures by its terms
+        self._model = model
+        self._loss_fn = loss_fn
+        self._name = name
+        _, values = keras_internals.build_by(lambda given: self._call(given, False), batch)
+        named = [Term(key, MEAN, 0.0, key) for key in values]
+        self.terms = [Term(name, MEAN, 1.0, f"{name}_loss" if logged else None), *named]
+
+    def compute(
+        self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
+    ) -> Computed:
+        """Calls the function; the model's own losses are added to what it returns."""
+        loss, values = self._call(batch, training)
+        elements = [Elements(ops.cast(value, "float32")) for value in (loss, *values.values())]
+        # Only its author knows what else in the batch a function looks at.
+        return Computed(None, elements, sum_of_own(self._model, own()), separable=False)
+
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns what the function computes, as in evaluation."""
+        return self._call(batch, False)
+
+    def metric_results(self) -> dict[str, Tensor]:
+        """Returns nothing: what a function measures is among its terms."""
+        return {}
+
+    def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        result: Any = self._loss_fn(self._model, batch, training)
+        loss, values = result if isinstance(result, tuple) else (result, {})
+        if not hasattr(loss, "shape") or not isinstance(values, dict):
+            raise UserError(
+                f"The loss function {self._name!r} returns {_kind(result)}: it must return the "
+                "loss of each example, of shape (batch,), or that and a dictionary of further "
+                "values for each example."
+            )
+        return loss, values
+
+
+class ComputedLoss:
+    """The loss of a model that overrides `compute_loss`: see `tftpu.engines.losses.Losses`.
+
+    As in Keras, the method returns the total: regularizers and losses of layers are its own task.
+
+    Args:
+        model: compiled and built.
+        compiled: its metrics, which are updated as for any other model.
+    """
+
+    def __init__(self, model: keras.Model, compiled: CompiledLosses):
+        self._model = model
+        self._compiled = compiled
+        self.metric_variables = compiled.metric_variables
+        self.terms = [Term("loss", MEAN, 1.0, None)]
+
+    def compute(
+        self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
+    ) -> Computed:
+        """Calls the model and its `compute_loss`; updates its metrics."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        y_pred = self._model(x, training=training)
+        with keras.name_scope("loss"):
+            loss = keras_internals.compute_loss(self._model, x, y, y_pred, weight, training)
+        if loss is None:
+            raise UserError(
+                f"{type(self._model).__name__}.compute_loss returns None: it must return the loss "
+                "of each example, of shape (batch,)."
+            )
+        with keras.name_scope("metrics"):
+            self._compiled.update_metrics(y, y_pred, weight, None)
+        elements = [Elements(ops.cast(loss, "float32"))]
+        return Computed(y_pred, elements, ops.zeros(()), separable=False)
+
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns the model's outputs, as in evaluation."""
+        return self._compiled.outputs(batch)
+
+    def metric_results(self) -> dict[str, Tensor]:
+        """Returns the results of the metrics, inside a scope that holds their states."""
+        return self._compiled.metric_results()
+
+
+def overrides_compute_loss(model: keras.Model) -> bool:
+    """Returns whether a model has its own `compute_loss`."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def _kind(result: Any) -> str:
+    return "None" if result is None else f"a {type(result).__name__}"

@@ -1,0 +1,124 @@
+"""A guard: finds models whose examples depend on each other, before they are divided.
+
+Such a model gives other numbers on another number of devices, because each sees only its share.
+"""
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.engines.compiled_losses import CompiledLosses
+from tftpu.engines.losses import examples_of
+from tftpu.engines.tensorflow.collectives import Division, gathering
+from tftpu.engines.tensorflow.forward import ForwardPass, Values
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.tensors import Nest
+
+# More than rounding: the same examples in another place of a batch may be summed in another order.
+_TOLERANCE = 1e-4
+# Whose layers and losses, but for batch normalisation, compute every example by itself.
+_KNOWN = ("keras", "keras_hub", "tftpu")
+
+
+def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
+    """Warns if the loss of an example depends on the other examples of its batch.
+
+    What consists of Keras's own layers and losses is known not to, except for batch
+    normalisation. Other code is tried: the loss of half of the examples, once beside the other
+    half and once beside itself.
+
+    Args:
+        state: the variables.
+        batches: global batches; the first is used.
+    """
+    normalised = [
+        layer.name
+        for layer in keras_internals.flat_layers(state.model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+    ]
+    if normalised:
+        warnings.warn(
+            f"The layer {normalised[0]!r} ({len(normalised)} such) normalises over the examples "
+            "that one device has at a time: another number of devices or microbatches gives other "
+            "numbers. tftpu.models.layers.normalization.GhostBatchNormalization, which takes "
+            "groups of a fixed size, and LayerNormalization or GroupNormalization do not.",
+            stacklevel=2,
+        )
+    elif _has_unknown_code(state):
+        names = _mixed(state, _first_examples(state, batches))
+        if names:
+            warnings.warn(
+                f"The loss {names[0]!r} of an example depends on the other examples of its batch "
+                "(statistics of the batch, or a loss over pairs). Each device computes its own "
+                "share, so another number of devices or microbatches gives other numbers. "
+                "tftpu.all_gather() gives a loss function the examples of all devices.",
+                stacklevel=2,
+            )
+
+
+def _has_unknown_code(state: ModelState) -> bool:
+    layers = keras_internals.flat_layers(state.model)
+    if any(_is_unknown(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in layers):
+        return True
+    if keras_internals.has_raw_operations(state.model):
+        return True
+    for losses in state.losses:
+        if not isinstance(losses, CompiledLosses) or any(map(_is_unknown, losses.functions)):
+            return True
+    return False
+
+
+def _is_unknown(code: Any) -> bool:
+    return code.__module__.split(".")[0] not in _KNOWN
+
+
+def _first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
+    """Returns as many examples as two parts of a global batch have, or all that there are."""
+    batch = next(iter(batches.take(1)))
+    parts = state.replicas * state.options.gradient_accumulation_steps
+    size = examples_of(batch) // parts * min(parts, 2)
+    return keras.tree.map_structure(lambda t: t[: size - size % 2], batch)
+
+
+def _mixed(state: ModelState, batch: Nest) -> list[str]:
+    """Returns the names of the terms whose values for half a batch depend on the other half."""
+    half = examples_of(batch) // 2
+    if half == 0:
+        return []
+    alike = keras.tree.map_structure(lambda t: tf.concat([t[:half], t[:half]], 0), batch)
+    names: list[str] = []
+    with gathering() as gathered:
+        together, beside_itself = _values(state, batch), _values(state, alike)
+    if gathered:  # which is exact on any number of devices
+        return []
+    for (name, one), (_, other) in zip(together, beside_itself):
+        if one.ndim == 0 or one.shape[0] != 2 * half:
+            continue
+        scale = np.abs(one[:half]).max() + 1e-6
+        if np.abs(one[:half] - other[:half]).max() > _TOLERANCE * scale:
+            names.append(name)
+    return names
+
+
+def _values(state: ModelState, batch: Nest) -> list[tuple[str, np.ndarray]]:
+    """Returns the values of every term for each example, with the same random draws every time."""
+
+    def compute(given: Nest) -> list[Any]:
+        values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
+        return [
+            element.values
+            for losses in state.losses
+            for element in ForwardPass(state, losses, [])
+            .run(given, values, training=True, division=Division())
+            .computed.elements
+        ]
+
+    found = tf.function(compute, autograph=False)(batch)
+    names = [term.name for losses in state.losses for term in losses.terms]
+    return [(name, value.numpy()) for name, value in zip(names, found)]

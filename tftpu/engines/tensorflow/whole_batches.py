@@ -1,0 +1,59 @@
+"""Evaluation without padding, for losses and metrics that would see it."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.engines.losses import examples_of
+from tftpu.engines.tensorflow.batches import finite_dataset, narrow
+from tftpu.engines.tensorflow.eval_step import EvalStep
+from tftpu.engines.tensorflow.loops import traced_for
+
+
+class WholeBatches:
+    """Evaluates batches as they are: cut into equal shares, or else whole on every replica.
+
+    The last batch of a data set often cannot be cut. Every replica then computes all of it, and
+    the sums are divided by the number of replicas.
+
+    Args:
+        strategy: runs the step on its replicas.
+        platform: as `tftpu.tpu.target` names it.
+        step: the evaluation step.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, platform: str | None, step: EvalStep):
+        self._strategy: Any = strategy
+        replicas = strategy.num_replicas_in_sync
+        shared = traced_for(platform, lambda share: step.evaluate(share, None, replicas))
+        alike = traced_for(platform, lambda batch: step.evaluate(batch, None, 1, replicas))
+        self._run_shared = self._compiled(shared)
+        self._run_alike = self._compiled(alike)
+
+    def run(self, dataset: Any) -> None:
+        """Runs over a finite data set once; the step's accumulator adds up."""
+        replicas = self._strategy.num_replicas_in_sync
+        for batch in narrow(finite_dataset(dataset)):
+            if examples_of(batch) % replicas:
+                self._run_alike(batch)
+            else:
+                self._run_shared(self._shares(batch, examples_of(batch) // replicas))
+
+    def _compiled(self, step: Any) -> Any:
+        # A batch may be a tuple: `strategy.run` gets it as one argument.
+        def run(batch):
+            self._strategy.run(step, args=(batch,))
+
+        return tf.function(run, autograph=False)
+
+    def _shares(self, batch: Any, size: int) -> Any:
+        """Returns a batch cut into consecutive shares, one for each replica."""
+        if self._strategy.num_replicas_in_sync == 1:
+            return batch
+
+        def share(context: Any) -> Any:
+            first = context.replica_id_in_sync_group * size
+            return keras.tree.map_structure(lambda t: t[first : first + size], batch)
+
+        return self._strategy.experimental_distribute_values_from_function(share)
