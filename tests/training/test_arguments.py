@@ -70,7 +70,7 @@ def test_evaluate_and_predict_say_what_to_write():
 SIZES = {
     "features": (mlp, X[:, :5], Y, r"takes features of shape \(6,\) an example.*has \(5,\)"),
     "axes": (mlp, X[:, None, :], Y, r"takes features of shape \(6,\) an example.*has \(1, 6\)"),
-    "inputs": (mlp, [X, X], Y, "has 1 inputs, and the data 2 features"),
+    "inputs": (mlp, [X, X], Y, r"has 1 input\(s\), and the data 2 features"),
     "classes": (mlp, X, Y + 3, r"labels go from 3 to 6, and the model's output has 4 classes"),
 }
 

@@ -16,11 +16,11 @@ def refuse_other_features(model: keras.Model, spec: Nest) -> None:
     """Raises `UserError` if the features do not have the sizes of the model's inputs.
 
     Args:
-        model: one without declared inputs takes anything.
+        model: one that declares no inputs, or has its own `call`, takes anything.
         spec: of a batch, `(x, ...)` of objects with a shape.
     """
     inputs = getattr(model, "inputs", None)
-    if not inputs:
+    if not inputs or not type(model).call.__module__.startswith("keras."):
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if isinstance(x, dict):
@@ -30,11 +30,13 @@ def refuse_other_features(model: keras.Model, spec: Nest) -> None:
         pairs = [(f" {name!r}", shape, x[name].shape) for name, shape in wanted.items()]
     else:
         given = keras.tree.flatten(x)
-        if len(given) != len(inputs):
+        if len(given) > len(inputs):
             raise UserError(
-                f"The model {model.name!r} has {len(inputs)} inputs, and the data {len(given)} "
+                f"The model {model.name!r} has {len(inputs)} input(s), and the data {len(given)} "
                 "features: pass one array for each input, as a list or by name as a dict."
             )
+        if len(given) < len(inputs):  # which may be optional: Keras itself knows
+            return
         pairs = [("", tensor.shape, part.shape) for tensor, part in zip(inputs, given)]
     for name, wanted, given in pairs:
         if not _fits(tuple(wanted), tuple(given)):
