@@ -6,30 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tftpu
+from tests.support.py_batches import Batches
 from tests.support.strategies import mlp, relative
 from tests.support.training import compiled, data, examples, make_trainer
 
 ATOL = 1e-6
-
-
-class Batches(keras.utils.PyDataset):
-    """`examples` as a PyDataset, whose last batch may be smaller."""
-
-    def __init__(self, count: int, size: int, **options):
-        super().__init__(**options)
-        self.x, self.y = examples(count)
-        self.size = size
-        self.ended = 0
-
-    def __len__(self):
-        return -(-len(self.x) // self.size)
-
-    def __getitem__(self, index):
-        part = slice(index * self.size, (index + 1) * self.size)
-        return self.x[part], self.y[part]
-
-    def on_epoch_end(self):
-        self.ended += 1
 
 
 def assert_same_run(ours, history, theirs, expected):
@@ -215,21 +196,6 @@ def test_a_shuffled_run_is_the_same_on_four_devices(tmp_path):
     for a, e in zip(four.model.get_weights(), one.model.get_weights()):
         assert relative(a, e) < 1e-6
     np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-6)
-
-
-def test_each_epoch_is_another_order_of_all_examples():
-    from tftpu.engines.arrays import as_arrays
-
-    arrays = as_arrays(np.arange(50)[:, None], batch_size=16, shuffle=True, seed=3)
-    stream = [batch[0][:, 0] for batch in arrays.from_step(0).take(8).as_numpy_iterator()]
-    assert [len(batch) for batch in stream] == [16, 16, 16, 2] * 2
-    first, second = np.concatenate(stream[:4]), np.concatenate(stream[4:])
-    assert sorted(first) == sorted(second) == list(range(50))
-    assert (first != second).any() and (first != np.arange(50)).any()
-    complete = [batch[0][:, 0] for batch in arrays.starting_at(0).take(6).as_numpy_iterator()]
-    np.testing.assert_array_equal(np.concatenate(complete), [*first, *second][:96])
-    halves = [next(iter(arrays.starting_at(2, host, 2)))[0] for host in (0, 1)]
-    np.testing.assert_array_equal(np.concatenate(halves)[:, 0], complete[2])
 
 
 def test_a_run_that_a_callback_ended_stays_ended_until_it_gets_longer(tmp_path, capsys):
