@@ -228,3 +228,14 @@ def test_verbose_2_prints_lines_and_0_nothing(capsys):
     assert "loss" in capsys.readouterr().out
     make_trainer(compiled(), log_every=3).fit(x, y, epochs=1, verbose=0)
     assert capsys.readouterr().out == ""
+
+
+def test_evaluate_and_predict_print_if_they_are_asked_to(capsys):
+    x, y = examples(32)
+    trainer = make_trainer(compiled())
+    results = trainer.evaluate(x, y, 16, 0)
+    trainer.predict(x, verbose=0)
+    assert capsys.readouterr().out == ""
+    trainer.evaluate(x, y, verbose=1)
+    trainer.predict(x, verbose="auto")
+    assert f"accuracy {results['accuracy']:.4g}"[:12] in capsys.readouterr().out

@@ -268,10 +268,15 @@ def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any) -> None:
         raise UserError("sample_weight and class_weight exclude each other: multiply them.")
 
 
-def refuse_verbose(verbose: Any) -> None:
-    """Raises `UserError` for a `verbose` that Keras does not have."""
+def verbosity(verbose: Any) -> int:
+    """Returns Keras's `verbose` as 0, 1 or 2.
+
+    Raises:
+        UserError: a value that Keras does not have.
+    """
     if verbose not in ("auto", 0, 1, 2):  # False is 0, and True is 1
         raise UserError(f"verbose is {verbose!r}: it must be 'auto', 0, 1 or 2.")
+    return 1 if verbose == "auto" else int(verbose)
 
 
 def refuse_fraction(name: str, value: Any, least: int) -> None:

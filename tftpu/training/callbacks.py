@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
 
@@ -104,24 +105,47 @@ def evaluate_with(
     callbacks: Sequence[keras.callbacks.Callback],
     model: keras.Model,
     evaluate: Callable[[], dict[str, float]],
+    prints: bool,
 ) -> dict[str, float]:
     """Returns the results of an evaluation, and tells callbacks before and after.
 
     The evaluation is one device loop, so that its batch methods are called once.
+
+    Args:
+        callbacks: of Keras.
+        model: the model that they see.
+        evaluate: returns the results.
+        prints: whether to print them.
     """
-    return _evaluating(keras_internals.callback_list(list(callbacks), model, 1, 1), evaluate)
+    listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
+    results = _evaluating(listed, evaluate)
+    if prints:
+        print("  ".join(f"{name} {format_number(v)}" for name, v in results.items()), flush=True)
+    return results
 
 
 def predict_with(
-    callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, predict: Callable[[], Any]
+    callbacks: Sequence[keras.callbacks.Callback],
+    model: keras.Model,
+    predict: Callable[[], Any],
+    prints: bool,
 ) -> Any:
-    """Returns the outputs of a prediction, and tells callbacks before and after."""
+    """Returns the outputs of a prediction, and tells callbacks before and after.
+
+    Args:
+        callbacks: of Keras.
+        model: the model that they see.
+        predict: returns the outputs.
+        prints: whether to print their shapes.
+    """
     listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
     listed.on_predict_begin()
     listed.on_predict_batch_begin(0)
     outputs = predict()
     listed.on_predict_batch_end(0, {"outputs": outputs})
     listed.on_predict_end()
+    if prints:
+        print(f"outputs {keras.tree.map_structure(lambda a: a.shape, outputs)}", flush=True)
     return outputs
 
 

@@ -188,8 +188,7 @@ class Trainer:
             epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch, eval_every=eval_every,
         )  # fmt: skip
-        arguments.refuse_verbose(verbose)
-        listed = arguments.callback_list(callbacks)
+        verbose, listed = arguments.verbosity(verbose), arguments.callback_list(callbacks)
         dataset, validation_data = arguments.data_of_fit(
             (x, y, sample_weight), batch_size, steps_per_epoch, shuffle, self.options.seed,
             validation_data, validation_split, validation_steps, validation_batch_size,
@@ -203,6 +202,7 @@ class Trainer:
         x: Any = None,
         y: Nest = None,
         batch_size: int | None = None,
+        verbose: str | int = 0,
         sample_weight: Nest = None,
         steps: int | None = None,
         callbacks: CallbackArgument = None,
@@ -212,6 +212,7 @@ class Trainer:
         Args:
             x, y, sample_weight: arrays, or as `x` a finite data set of batches, as for `fit`.
             batch_size: for arrays; None: 32.
+            verbose: 0 prints nothing; Keras's other values print the results.
             steps: number of batches; None: all.
             callbacks: their `on_test_*` methods are called.
 
@@ -224,14 +225,15 @@ class Trainer:
         dataset = arguments.evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
-        return evaluate_with(
-            arguments.callback_list(callbacks), self.model, lambda: self._evaluate(dataset)
-        )
+        listed = arguments.callback_list(callbacks)
+        prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
+        return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
 
     def predict(
         self,
         x: Any,
         batch_size: int | None = None,
+        verbose: str | int = 0,
         steps: int | None = None,
         callbacks: CallbackArgument = None,
     ) -> Nest:
@@ -240,6 +242,7 @@ class Trainer:
         Args:
             x: arrays, or a finite data set of batches, whose labels and weights are ignored.
             batch_size: for arrays; None: 32.
+            verbose: 0 prints nothing; Keras's other values print the shapes of the outputs.
             steps: number of batches; None: all.
             callbacks: their `on_predict_*` methods are called.
 
@@ -253,9 +256,8 @@ class Trainer:
             raise UserError("predict works on one host: restore the checkpoint there.")
         dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
         executor = self._programs.executor_for_evaluation(dataset)
-        return predict_with(
-            arguments.callback_list(callbacks), self.model, lambda: executor.predict(dataset)
-        )
+        listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
+        return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
 
     def predict_same(self, x: Nest) -> np.ndarray:
         """Returns the model's output for one batch, which every replica receives in full.
@@ -320,7 +322,7 @@ class Trainer:
         class_weight: dict[int, float] | None,
         validation_data: Dataset,
         callbacks: list[keras.callbacks.Callback],
-        verbose: str | int,
+        verbose: int,
     ) -> keras.callbacks.History:
         writes_to = self._writes_to
         with files.claim(writes_to) if writes_to else contextlib.nullcontext():
@@ -366,7 +368,7 @@ class Trainer:
             config=config_of(self.workdir),
         )
 
-    def _output(self, loop: TrainLoop, spec: Nest, verbose: str | int) -> RunOutput:
+    def _output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
         share = keras.tree.flatten(spec)[0].shape[0]
         sample = self._sample
         workdir, named = self._writes_to, ()
@@ -386,6 +388,6 @@ class Trainer:
             writers=(*self._writers, *named) if self.hosts.chief else (),
             samples=(lambda: sample(self)) if sample is not None else None,
             images=self.hosts.count == 1 and self.workdir is not None,
-            verbose=verbose != 0 and self.hosts.chief,
+            verbose=verbose > 0 and self.hosts.chief,
             live=verbose != 2,
         )
