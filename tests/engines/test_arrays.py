@@ -9,14 +9,14 @@ from tftpu.errors import UserError
 
 def test_each_epoch_is_another_order_of_all_examples():
     arrays = as_arrays(np.arange(50)[:, None], batch_size=16, shuffle=True, seed=3)
-    stream = [batch[0][:, 0] for batch in arrays.from_step(0).take(8).as_numpy_iterator()]
+    stream = [batch[:, 0] for batch in arrays.from_step(0).take(8).as_numpy_iterator()]
     assert [len(batch) for batch in stream] == [16, 16, 16, 2] * 2
     first, second = np.concatenate(stream[:4]), np.concatenate(stream[4:])
     assert sorted(first) == sorted(second) == list(range(50))
     assert (first != second).any() and (first != np.arange(50)).any()
-    complete = [batch[0][:, 0] for batch in arrays.starting_at(0).take(6).as_numpy_iterator()]
+    complete = [batch[:, 0] for batch in arrays.starting_at(0).take(6).as_numpy_iterator()]
     np.testing.assert_array_equal(np.concatenate(complete), [*first, *second][:96])
-    halves = [next(iter(arrays.starting_at(2, host, 2)))[0] for host in (0, 1)]
+    halves = [next(iter(arrays.starting_at(2, host, 2))) for host in (0, 1)]
     np.testing.assert_array_equal(np.concatenate(halves)[:, 0], complete[2])
 
 

@@ -62,6 +62,11 @@ REFUSED = {
         "overrides train_step",
     ),
     "run_eagerly": (lambda: compiled(run_eagerly=True), data, "run_eagerly"),
+    "steps_per_execution": (
+        lambda: compiled(steps_per_execution=4),
+        data,
+        r"TrainOptions\(steps_per_loop=N\)",
+    ),
     "accumulation": (
         lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
         data,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -111,7 +112,8 @@ class Arrays:
                 max_index=tf.constant(self.count - 1, tf.int64),
                 rounds=_ROUNDS,
             )
-        return keras.tree.map_structure(lambda array: tf.gather(array, places), examples)
+        batch: Any = keras.tree.map_structure(lambda array: tf.gather(array, places), examples)
+        return alone(batch)
 
 
 def as_arrays(
@@ -149,6 +151,11 @@ def as_arrays(
     if not count:
         raise UserError("The arrays hold no examples.")
     return Arrays(tuple(given.values()), min(batch_size, count), shuffle, seed)
+
+
+def alone(batch: tuple[Nest, ...]) -> Nest:
+    """Returns the features themselves where a batch has nothing else, unless they are a tuple."""
+    return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
 
 
 def _steps(first: int) -> tf.data.Dataset:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tftpu.engines.arrays import alone
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -112,7 +113,7 @@ class PyBatches:
                 yield waiting.popleft().result()
 
     def _batch(self, index: int) -> Nest:
-        """Returns a batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays."""
+        """Returns a batch as `x`, `(x, y)` or `(x, y, sample_weight)` of arrays."""
         batch = self.dataset[index]
         batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
         batch = tuple(part for part in batch if part is not None)
@@ -121,7 +122,7 @@ class PyBatches:
                 f"{type(self.dataset).__name__} returns {len(batch)} parts a batch: return "
                 "(x, y) or (x, y, sample_weight)."
             )
-        return _as_arrays(batch)
+        return alone(_as_arrays(batch))
 
 
 def _as_arrays(part: Nest) -> Nest:

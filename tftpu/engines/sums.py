@@ -18,7 +18,7 @@ _LEAST = 1e-30  # divisor of what has nothing to divide
 
 
 class PartSums(NamedTuple):
-    """What one objective adds to the sums of a training step, on one replica.
+    """The summands of one objective in the sums of a training step, on one replica.
 
     Attributes:
         taken: 1.0 if the objective changed its variables; 0.0 if it was not due, or overflowed.
@@ -113,6 +113,11 @@ class TrainSums(_Sums):
         """Returns whether every step changed nothing, because a gradient overflowed."""
         return bool(sums[2] == sums[0])
 
+    def finite(self, sums: np.ndarray) -> bool:
+        """Returns whether all losses and gradients were finite; metrics do not matter."""
+        losses = [loss for _, loss, _ in self._parts(sums)]
+        return bool(np.isfinite([sums[1], *losses]).all())
+
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
         return sum(float(loss / max(taken, _LEAST)) for taken, loss, _ in self._parts(sums))
@@ -173,7 +178,8 @@ class EvalSums(_Sums):
         count = len(self._terms)
         values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
         weights = np.array([term.weight for term in self._terms])
-        loss = float(weights @ (values / np.maximum(counts, 1e-30)))
+        means = np.where(weights != 0, values / np.maximum(counts, 1e-30), 0.0)
+        loss = float(weights @ means)
         results = {"loss": loss + float(added / max(examples, 1))}
         results.update(_logged(self._terms, values, counts))
         results.update(self._metrics(np.array(rest[2 * count :])))

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tftpu.engines.arrays import alone
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
-from tftpu.tensors import Nest
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
     def ensure_all(*batch):
         flat = keras.tree.flatten(batch)
         parts: Any = keras.tree.pack_sequence_as(batch, list(map(ensure, flat, specs, shapes)))
-        return element(parts)
+        return alone(parts)
 
     return dataset.map(ensure_all)
 
@@ -195,7 +195,7 @@ def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
     def cast_all(*batch):
-        parts: Any = keras.tree.map_structure(cast, element(batch))
+        parts: Any = keras.tree.map_structure(cast, alone(batch))
         return parts
 
     return dataset.map(cast_all)
@@ -208,7 +208,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
         batch: a tuple, the parts of an element of a data set.
         size: number of examples after padding.
     """
-    given: Any = element(batch)
+    given: Any = alone(batch)
     count = tf.shape(keras.tree.flatten(given)[0])[0]
     fits = tf.debugging.assert_less_equal(
         count,
@@ -253,12 +253,6 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
     known = (labels >= 0) & (labels < len(table))  # others weigh 1, as in Keras
     found = tf.gather(tf.constant(table), tf.where(known, labels, tf.zeros_like(labels)))
     return x, y, tf.where(known, found, tf.ones_like(found))
-
-
-def element(batch: tuple[Any, ...]) -> Nest:
-    """Returns an element of a data set from the arguments that `map` spreads it to."""
-    alone = len(batch) == 1 and not isinstance(batch[0], tuple)
-    return batch[0] if alone else batch
 
 
 @contextlib.contextmanager

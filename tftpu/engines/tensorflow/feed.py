@@ -7,12 +7,12 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import Share
+from tftpu.engines.arrays import alone
 from tftpu.engines.engine import Epoch
 from tftpu.engines.tensorflow import checks
 from tftpu.engines.tensorflow.batches import (
     checked,
     complete_batches,
-    element,
     epoch_batches,
     epoch_of,
     finite_dataset,
@@ -266,7 +266,7 @@ def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext)
     first = context.input_pipeline_id * held
 
     def part(*batch):
-        cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], element(batch))
+        cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], alone(batch))
         return cut
 
     return _endless(dataset.map(part).rebatch(share, drop_remainder=True)).prefetch(

@@ -146,7 +146,7 @@ class TrainStep:
             if part.scaler is not None
         ]
         if not scales:
-            return not np.isfinite(sums).all()
+            return not self.sums.finite(sums)
         return self.sums.all_skipped(sums) and min(scales) <= 1.0
 
 
