@@ -39,7 +39,7 @@ def train(experiment: Experiment, workdir: str) -> None:
         files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
     history = trainer.fit(
         data,
-        experiment.train.steps,
+        steps=experiment.train.steps,
         validation_data=evaluation,
         eval_every=experiment.train.eval_every or None,
     )

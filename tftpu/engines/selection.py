@@ -12,11 +12,12 @@ def engine_of(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: the model is on a backend that no engine serves.
+        UserError: the model is on a backend that no engine serves, or was built outside the scope
+            of the connected engine.
     """
-    from tftpu.engines.tensorflow.engine import engine_of_strategy
+    from tftpu.engines.tensorflow import cluster
 
-    return engine_of_strategy(model)
+    return cluster.engine_of(model)
 
 
 def attached_platform() -> str:
