@@ -173,7 +173,10 @@ def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> No
         with engine.scope():
             trainer = build.build_trainer(experiment, workdir)
         trainer.fit(
-            build.training_data(experiment), FOREVER, callbacks=[CallTurn(turn)], verbose=False
+            build.training_data(experiment),
+            steps=FOREVER,
+            callbacks=[CallTurn(turn)],
+            verbose=False,
         )
 
 

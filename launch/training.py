@@ -40,7 +40,7 @@ def train(experiment: Experiment, workdir: str) -> None:
         files.write_whole(files.join(workdir, "config.json"), text.encode())
     history = trainer.fit(
         data,
-        experiment.train.length,
+        steps=experiment.train.length,
         validation_data=evaluation,
         eval_every=experiment.train.eval_every or None,
         callbacks=experiment.callbacks,

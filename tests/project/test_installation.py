@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support import checkout
 from tftpu import installation
 from tftpu.version import __version__
 
@@ -61,11 +61,7 @@ def test_nothing_says_to_install_tftpu_by_a_name_that_anyone_may_register():
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
     """Returns a Git repository of the checkout."""
-    target = tmp_path_factory.mktemp("clone")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, target)
-    for name in ("tftpu", "models", "input_pipelines", "launch"):
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    target = checkout.copy(tmp_path_factory.mktemp("clone"))
     author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "all"]):
         subprocess.run(["git", *command], cwd=target, check=True)

@@ -6,13 +6,16 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tests.support import checkout
+
 ROOT = Path(__file__).parent.parent.parent
 
 
 def build(folder: Path) -> Path:
     """Builds the wheel into a folder; returns its path."""
-    command = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    subprocess.run([sys.executable, *command], check=True)
+    source = checkout.copy(folder / "source")
+    command = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder]
+    subprocess.run([sys.executable, *command, source], check=True)
     (found,) = folder.glob("*.whl")
     return found
 

@@ -147,7 +147,7 @@ class TrainStep:
         ]
         if not scales:
             return not self.sums.finite(sums)
-        return self.sums.skipped(sums) == self.sums.steps(sums) and min(scales) <= 1.0
+        return self.sums.all_skipped(sums) and min(scales) <= 1.0
 
 
 def _refuse_counters(changed: list[keras.Variable]) -> None:
