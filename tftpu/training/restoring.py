@@ -28,9 +28,11 @@ def restore(
         UserError: the checkpoint belongs to another model or is damaged, or this host does not see
             it.
     """
-    leaves, found = executor.state(), None
-    if not optimizer:
-        del leaves["optimizer"]
+    leaves = executor.state()
+    found = None
+    if not optimizer:  # one for each objective, and their loss scales
+        own = ("optimizer", "loss_scale")
+        leaves = {group: found for group, found in leaves.items() if not group.startswith(own)}
     if hosts.chief:
         found = checkpoints.restore(leaves, step)
     step = hosts.from_chief(found.step if found else None)
