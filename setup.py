@@ -130,6 +130,7 @@ setup(
         "tftpu": ["py.typed"],
         "tftpu.launch": ["*.ipynb"],
         "tftpu.launch.cloud": ["*.sh"],
+        "tftpu.launch.starter": ["*.txt"],
     },
     install_requires=REQUIRES,
     extras_require=EXTRAS,

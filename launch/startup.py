@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from tftpu import installation
+from tftpu.engines import backend
 from tftpu.errors import UserError
 
 # Packages that TensorFlow and Keras import where they are installed, for features that no command
@@ -27,14 +28,20 @@ def require_tensorflow() -> None:
         )
 
 
+def quieten_tensorflow() -> None:
+    """Hides the notes of TensorFlow's C++ side, which it reads this for when it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
 def import_tensorflow() -> None:
     """Imports TensorFlow and Keras, without the optional packages that no command uses.
 
     Raises:
-        UserError: TensorFlow is not installed.
+        UserError: TensorFlow is not installed, or Keras is set to another backend.
     """
     require_tensorflow()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # chatter of the C++ side
+    backend.check_keras()
+    quieten_tensorflow()
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
         with _hidden(UNUSED):
             importlib.import_module("keras")

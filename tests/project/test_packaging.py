@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import checkout
+from tests.support import wheels
 from tftpu.launch.cloud import own_wheel
 
 ROOT = Path(__file__).parent.parent.parent
@@ -19,12 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = checkout.copy(folder / "source")
-    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source]
-    subprocess.run([sys.executable, *build], check=True)
-    (found,) = folder.glob("*.whl")
-    return found
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
 
 
 def test_nothing_top_level_but_tftpu(wheel):
@@ -41,6 +36,7 @@ def test_nothing_top_level_but_tftpu(wheel):
         "tftpu/launch/cloud/startup.sh",
         "tftpu/launch/cloud/machine.sh",
         "tftpu/launch/colab.ipynb",
+        "tftpu/launch/starter/model.py.txt",
     ):
         assert expected in names
 
@@ -48,11 +44,7 @@ def test_nothing_top_level_but_tftpu(wheel):
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> Path:
     """Returns the interpreter of an environment that has the wheel and nothing else."""
-    scratch = tmp_path_factory.mktemp("outside") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", scratch], check=True)
-    install = [scratch / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", wheel]
-    subprocess.run(install, check=True)
-    return scratch / "bin" / "python"
+    return wheels.install(wheel, tmp_path_factory.mktemp("outside") / "venv")
 
 
 def test_the_wheel_works_outside_the_checkout(python, tmp_path):

@@ -61,7 +61,7 @@ def run(options: Options) -> None:
         return
     order.request(job.unique_name(order.config))  # a mistake in it is found before the question
     print(order.shipment.description(order.workdir))
-    print(tpu_vm.price(wanted, experiment.train.steps, options.preflight, options.spot))
+    print(tpu_vm.price(wanted, experiment.train.steps or 1000, options.preflight, options.spot))
     if not options.yes:
         _ask()
     from tftpu.launch.cloud import tpu_vm_client

@@ -109,12 +109,17 @@ def has_tpu_kernels() -> bool:
     return any("TPU" in device for device in internals.kernel_devices("TPUExecute"))
 
 
-def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+def split_cpu(count: int) -> None:
+    """Splits the CPU into devices, unless TensorFlow is running already and keeps those it has."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
         wanted = [tf.config.LogicalDeviceConfiguration()] * count
-        with contextlib.suppress(RuntimeError):  # TensorFlow is already running: keep its devices
+        with contextlib.suppress(RuntimeError):
             tf.config.set_logical_device_configuration(cpu, wanted)
+
+
+def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+    split_cpu(count)
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
         raise UserError(
