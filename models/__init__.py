@@ -6,6 +6,8 @@ This file, `sizes.py` and `checks.py` import no Keras, so that configs load in m
 
 import copy
 import dataclasses
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tftpu.config import Model
@@ -75,6 +77,24 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
             "one that returns a Keras model."
         )
     return model.build()
+
+
+def load_model(path: str, **options: Any) -> "keras.Model":
+    """Loads a model of the zoo from the `.keras` file that its `save` wrote.
+
+    Like `keras.models.load_model`, which alone knows only the families that were used already.
+
+    Args:
+        path: of the file.
+        options: further arguments of `keras.models.load_model`.
+    """
+    import keras
+
+    from tftpu.models import families
+
+    for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        importlib.import_module(module.name)
+    return keras.models.load_model(path, **options)
 
 
 def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "LoadReport":
