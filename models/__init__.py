@@ -94,7 +94,8 @@ def load_model(path: str, **options: Any) -> "keras.Model":
 
     for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
         importlib.import_module(module.name)
-    return keras.models.load_model(path, **options)
+    model: Any = keras.models.load_model(path, **options)
+    return model
 
 
 def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "LoadReport":

@@ -115,12 +115,13 @@ class Blocks:
         for layer in whole.layers:
             if isinstance(layer, Structure) and layer.remat == "block":
                 borders: Any = layer.input
+                border: Any = layer.output
                 shared = [whole.get_layer(known).output for known in layer.shared]
                 return cls(
                     keras.Model(inputs, borders[0]),
                     tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders)),
-                    layer.output,
-                    keras.Model(layer.output, outputs),
+                    border,
+                    keras.Model(border, outputs),
                     layer.shared,
                 )
         return None
