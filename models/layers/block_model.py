@@ -38,10 +38,11 @@ class BlockModel(keras.Model):
         self._blocks = blocks
 
     @property
-    def hyperparameters(self) -> Model:
-        """The config that the model, or the one inside it, was built from."""
+    def hyperparameters(self) -> Model | None:
+        """The config that the model, or the one inside it, was built from; None: neither was."""
         kinds = Structure | BlockModel
-        return next(layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
+        found = (layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
+        return next(found, None)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
         if not training or self._blocks is None:
