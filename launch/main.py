@@ -144,6 +144,7 @@ def usage() -> str:
             "",
             "  tftpu COMMAND --help                 shows the flags of a command",
             "  tftpu train --config=digits_resnet   is a good first one",
+            "  tftpu init NAME                      writes a project of your own",
         ]
     )
 

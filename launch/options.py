@@ -22,6 +22,7 @@ from absl import flags as absl_flags
 from tftpu.config import Cluster, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_flags
+from tftpu.launch.startup import import_tensorflow
 
 HELP = ("-h", "--help", "-help", "--helpfull")
 OVERRIDE = "config."  # prefix of the names of overrides, as in --config.train.steps
@@ -374,7 +375,19 @@ class DeviceOptions:
         if self.virtual_devices is not None:
             cluster.virtual_devices = self.virtual_devices
 
+    def split_cpu(self, config: str | None) -> None:
+        """Splits the CPU before a file is loaded whose Keras objects would start TensorFlow."""
+        if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
+            import_tensorflow()
+            from tftpu.engines.tensorflow import cluster
+
+            cluster.split_cpu(self.virtual_devices or 1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(DeviceOptions, ConfigOptions):
     """The options of a command that runs a config on the devices of this machine."""
+
+    def experiment(self) -> Experiment:
+        self.split_cpu(self.config)
+        return super().experiment()

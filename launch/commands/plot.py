@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tftpu import installation
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.options import argument, flag
 from tftpu.observe.writers import THROUGHPUT, format_number
@@ -68,7 +69,7 @@ def run(options: Options) -> None:
     workdirs, output = list(options.workdirs), options.output
     metrics, log = options.metrics, options.log
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("tftpu plot needs matplotlib: run `pip install 'tftpu[plot]'`.")
+        raise UserError(f"tftpu plot needs matplotlib: run `{installation.command('plot')}`.")
     if not output.endswith((".png", ".svg", ".pdf")):
         raise UserError(f"--output={output}: the file must end in .png, .svg or .pdf.")
     runs = {name: curves(workdir) for name, workdir in zip(names(workdirs), workdirs)}

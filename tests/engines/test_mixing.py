@@ -53,16 +53,16 @@ def test_a_model_that_mixes_its_examples_is_warned_of():
         (keras.layers.BatchNormalization(name="norm"), "'norm'.* normalises over the examples"),
     ):
         with pytest.warns(UserWarning, match=sentence):
-            make_trainer(sequential(layer)).fit(batches(), 1, verbose=False)
+            make_trainer(sequential(layer)).fit(batches(), steps=1, verbose=False)
 
 
 def test_a_model_that_does_not_mix_its_examples_is_not(recwarn):
     dropout = keras.layers.Lambda(lambda x: ops.tanh(x)), keras.layers.Dropout(0.5)
-    make_trainer(sequential(*dropout)).fit(batches(), 1, verbose=False)
+    make_trainer(sequential(*dropout)).fit(batches(), steps=1, verbose=False)
     engine = engines(2)
     with engine.scope():
         gathering = tftpu.Trainer(sequential(loss=None), loss_fn=pairs)
-    gathering.fit(batches(), 1, verbose=False)  # mixes, in a way that all devices share
+    gathering.fit(batches(), steps=1, verbose=False)  # mixes, in a way that all devices share
     assert not [w for w in recwarn if "other numbers" in str(w.message)]
 
 
@@ -80,7 +80,7 @@ def test_activity_regularizers_are_exact_on_four_replicas_and_do_not_see_padding
     engine = engines(4)
     with engine.scope():
         trainer = make_trainer(make())
-    trainer.fit(data, STEPS, verbose=False)
+    trainer.fit(data, steps=STEPS, verbose=False)
     assert relative(values(trainer.model), values(expected)) < 2e-6
     assert trainer.evaluate(data)["loss"] == pytest.approx(
         expected.evaluate(data, verbose=0), rel=1e-5

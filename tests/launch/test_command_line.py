@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.fake_google_cloud import SECRET, SECRETS
+from tftpu import models
 from tftpu.config import to_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags
@@ -45,6 +46,15 @@ MISTAKES = [
     ([*TRAIN, "--config.train.global_clipnorm=-1"], "above 0"),
     ([*TRAIN, "--config.train.precision=float16"], "Did you mean 'mixed_float16'?"),
     ([*TRAIN, "--config.train.profile=9:3"], "FIRST below LAST"),
+    ([*TRAIN, "--config.optimizer.name=adm"], "Did you mean 'adam'?"),
+    ([*TRAIN, "--config.optimizer=adm"], "Did you mean 'adam'?"),
+    (
+        [*TRAIN, "--config.optimizer=adam", "--config.optimizer.learning_rate=1"],
+        "config.optimizer is 'adam', which has no fields",
+    ),
+    ([*TRAIN, "--config.train.epochs=0"], "train.epochs is 0"),
+    ([*TRAIN, "--config.loss=mse"], "train.label_smoothing=0.1 is of the default loss"),
+    ([*TRAIN, "--config.callbacks=x"], "cannot be set on the command line"),
     ([*TRAIN, "--config.train.writers=mlflow,wandb"], "Several are a tuple: ('mlflow', 'wandb')"),
     ([*TRAIN, "--config.train.writers=5"], "a name, or names in brackets, as \"('a','b')\""),
     ([*TRAIN, "--config.train.seed=-1"], "train.seed is -1: it must be from 0 to 4294967295"),
@@ -53,7 +63,6 @@ MISTAKES = [
     ([*TRAIN, "--config.model.blocks=(1,-2)"], "model.blocks is (1, -2): it must be 1 or more"),
     ([*TRAIN, "--config.model.dropout=1"], "model.dropout is 1.0: it must be 0 or more, and below"),
     (["train", "--config=python_gpt", "--config.model.heads=0"], "model.heads is 0"),
-    ([*TRAIN, "--config.optimizer.name=adam"], "Did you mean 'adamw'?"),
     ([*TRAIN, "--config.model.blocks=(1,x)"], "whole numbers in brackets"),
     ([*TRAIN, "--virtual_devices=7"], "use a multiple of 112, such as 112 or 224"),
     (
@@ -71,8 +80,8 @@ MISTAKES = [
     (["data", "show", "--config=digits_resnet", "--output=x.jpgg"], "ends in .png"),
     (["evaluate"], "needs --workdir=DIR"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
-    (["evaluate", "--config=digits_resnet"], "There is no flag --config here"),
-    (["evaluate", "--workdir=x", "--config.train.steps=5"], "takes no --config"),
+    (["evaluate", "--config=digits_resnet"], "needs --workdir=DIR"),
+    (["status", "x", "--config.train.steps=5"], "takes no --config"),
     (["data"], "needs one of check, convert, show, verify after it"),
     (["data", "chek"], "Did you mean 'check'?"),
     (["data", "verify"], "needs FOLDER"),
@@ -121,7 +130,7 @@ def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
     assert done.stdout.split("\n")[-2] == "{2} False"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["configs"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["train", "--help"], ["--version"]])
 def test_help_answers_in_under_half_a_second(arguments):
     def processor_seconds():  # which does not depend much on other load
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -139,6 +148,14 @@ def test_configs_are_listed_one_line_each(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(config_flags.names())
     assert all(len(line) <= 100 for line in lines)
+
+
+def test_models_are_listed_with_parameters_and_sizes(capsys):
+    assert command_line.main(["models"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    # torchvision's table; 4 bytes each are 97.5 MiB
+    assert lines["resnet50"].split()[1:] == ["ResNet", "25,557,032", "parameters", "97.5", "MiB"]
+    assert sorted(lines) == models.names()
 
 
 def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):
@@ -244,8 +261,8 @@ def test_a_users_own_config_file_is_loaded(tmp_path):
             "train.ema_momentum is True: its type must be float | None",
         ),
         ("config.model.blocks = (1, 'x')", "its type must be tuple[int, ...]"),
-        ("config.train = type(config.train)(stepz=5)", "fails in line 4 with TypeError"),
-        ("config = __import__('sys').exit(3)", "fails in line 4 with SystemExit: 3"),
+        ("config.train = type(config.train)(stepz=5)", "fails in line 4 of mine.py with TypeError"),
+        ("config = __import__('sys').exit(3)", "fails in line 4 of mine.py with SystemExit: 3"),
     ],
 )
 def test_a_mistake_in_a_config_file_gives_a_clear_message(line, message, tmp_path, capsys):

@@ -21,7 +21,6 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip uninstall -y tensorflow tensorflow-cpu",
     "pip wheel --no-deps --wheel-dir=dist .",
     "gcloud auth application-default login",
-    "gcloud storage cp dist/tftpu-",
     "docker push ",
     "tensorboard --logdir=",
     "kill -USR1 ",
@@ -75,8 +74,10 @@ def check_flags(arguments: list[str]) -> None:
 
 
 def check_extras(requirement: str) -> None:
-    target, extras = re.fullmatch(r"(.+?)\[([\w,]+)\]", requirement).groups()
-    assert target in (".", f"./tftpu-{__version__}-py3-none-any.whl")  # no index has it
+    target, extras, source = re.fullmatch(r"(.+?)\[([\w,]+)\](?: @ (.+))?", requirement).groups()
+    target = source or target
+    address = "git+https://HOST/OWNER/tftpu"
+    assert target in (".", f"./tftpu-{__version__}-py3-none-any.whl", address)  # no index has it
     setup = (ROOT / "setup.py").read_text()
     assert all(f'"{extra}": [' in setup for extra in extras.split(","))
 

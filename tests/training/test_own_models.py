@@ -136,7 +136,7 @@ def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
             ours, _ = bring()
             ours(next(iter(batches))[0])
             ours.set_weights(start)
-        history = make_trainer(ours).fit(batches, steps).history
+        history = make_trainer(ours).fit(batches, steps=steps).history
         for a, e, s in zip(ours.get_weights(), theirs.get_weights(), start):
             # Weights that should not move at all (a bias before a norm) move only by rounding.
             assert relative(a, e) < 2e-5 or np.abs(a - s).max() < 1e-7

@@ -101,22 +101,51 @@ class Train(TrainOptions):
     """Options of training in a config file: those of a `Trainer`, the length, and the precision.
 
     Attributes:
-        steps: total length of the run.
-        eval_every: steps between evaluations, which Keras calls an epoch; 0 evaluates only at
-            the end.
+        steps: total length of the run; 1,000 where neither steps nor epochs are given.
+        epochs: length of the run in passes over the training data, instead of `steps`.
+        eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
+            end of every epoch if the length is given in `epochs`, else only at the end.
         label_smoothing: share of the label that is spread over all classes.
         precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
             GPU and float32 on a CPU.
     """
 
-    steps: int = 1000
+    steps: int | None = None
+    epochs: int | None = None
     eval_every: int = 0
     label_smoothing: float = 0.0
     precision: str = "auto"
 
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None:
+            self.steps = 1000
+
+    @property
+    def length(self) -> int:
+        """The number of steps.
+
+        Raises:
+            UserError: the length is given in epochs, which only the data can convert to steps.
+        """
+        if self.steps is None:
+            raise UserError(
+                f"The length of the run is train.epochs={self.epochs}, which depends on the data: "
+                "set train.steps."
+            )
+        return self.steps
+
     def validate(self) -> None:
         super().validate()
-        at_least("train.steps", self.steps, 1)
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(
+                f"train.steps={self.steps} and train.epochs={self.epochs} both give the length of "
+                "the run: set only one of them."
+            )
+        if self.steps is None and self.epochs is None:
+            raise UserError("train.steps and train.epochs are both none: set one of them.")
+        for field in ("steps", "epochs"):
+            if getattr(self, field) is not None:
+                at_least(f"train.{field}", getattr(self, field), 1)
         at_least("train.eval_every", self.eval_every, 0)
         fraction("train.label_smoothing", self.label_smoothing)
         one_of("train.precision", self.precision, PRECISIONS)

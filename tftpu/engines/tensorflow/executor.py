@@ -13,6 +13,7 @@ from tftpu.engines.engine import Leaf, LoopResult
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, internals, mixing
+from tftpu.engines.tensorflow.batches import data_errors
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
@@ -87,6 +88,10 @@ class TensorFlowExecutor:
         """The global norm of the trainable weights, which is the same on every replica."""
         return float(self._local(self._weight_norm()))
 
+    def begin_at(self, step: int) -> None:
+        """Counts the steps before this one as done, although they were not trained."""
+        self.variables.step.assign(step)
+
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if the examples of a batch depend on each other."""
         with target.compiling_for(self._platform), self._strategy.scope():
@@ -96,7 +101,8 @@ class TensorFlowExecutor:
         """Returns the train loop for batches whose shares have this spec."""
         with target.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, share_spec)
-        return TensorFlowTrainLoop(self._strategy, self._platform, step)
+        examples = keras.tree.flatten(share_spec)[0].shape[0]
+        return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
     def evaluate(
         self,
@@ -116,12 +122,13 @@ class TensorFlowExecutor:
         accumulator.drain()
         with compiling():
             self._eval_loop.get_concrete_function(iterator, tf.constant(1))
-        if count is not None:
-            self._eval_loop(iterator, tf.constant(count))
-        else:
-            with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
-                while True:
-                    self._eval_loop(iterator, tf.constant(1))
+        with data_errors():
+            if count is not None:
+                self._eval_loop(iterator, tf.constant(count))
+            else:
+                with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
+                    while True:
+                        self._eval_loop(iterator, tf.constant(1))
         self.evaluation_compiled = True
         return accumulator.drain()
 
@@ -129,9 +136,11 @@ class TensorFlowExecutor:
         """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
         batches = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
         collected = []
-        for batch, valid in feed.distribute(batches, self._strategy):
-            outputs = self._predict(batch, valid)
-            collected.append(keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs))
+        with data_errors():
+            for batch, valid in feed.distribute(batches, self._strategy):
+                outputs = self._predict(batch, valid)
+                parts = keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs)
+                collected.append(parts)
         joined: Any = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
         outputs, valid = joined
         return keras.tree.map_structure(lambda t: t[valid > 0], outputs)
@@ -178,14 +187,32 @@ class TensorFlowExecutor:
 class TensorFlowTrainLoop:
     """See `tftpu.engines.engine.TrainLoop`.
 
+    Args:
+        strategy: runs the step.
+        platform: the platform of its devices, as `tftpu.tpu.target` names it.
+        step: the train step.
+        examples: number of examples of a share; what a batch holds beyond them is padding.
+
     Attributes:
         step: the train step that it runs.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, platform: str | None, step: TrainStep):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        platform: str | None,
+        step: TrainStep,
+        examples: int,
+    ):
         self.step = step
-        self.compiled = False
-        train = traced_for(platform, step.train)
+        self._compiled = False
+
+        def train(batch, due=None):
+            padded = keras.tree.flatten(batch)[0].shape[0] > examples
+            cut = keras.tree.map_structure(lambda t: t[:examples] if padded else t, batch)
+            step.train(cut, due)
+
+        train = traced_for(platform, train)
         self._loop = device_loop(strategy, train, step.synchronise, step.turns)
 
     @property
@@ -193,10 +220,15 @@ class TensorFlowTrainLoop:
         """The model FLOPs of a global batch, forward and backward."""
         return self.step.model_flops
 
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the device loop is compiled."""
+        return self._compiled
+
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices."""
-        waited = self._loop(batches, tf.constant(steps))
-        self.compiled = True
+        with data_errors():
+            waited = self._loop(batches, tf.constant(steps))
+        self._compiled = True
         return LoopResult(self.step.accumulator.drain(), float(waited))
 
     def diverged(self, sums: np.ndarray) -> bool:
