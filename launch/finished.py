@@ -63,7 +63,7 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
             raise UserError(
                 f"The run in {workdir!r} has a config.json, so {overrides[0]} cannot change it."
             )
-        experiment = _recorded(files.read(path).decode(), workdir, config)
+        experiment = _recorded(files.read(path), workdir, config)
     elif not manifest.steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
     elif config is None:
@@ -106,7 +106,7 @@ def restored(experiment: Experiment, workdir: str) -> Restored:
     return Restored(trainer, found.step, evaluation)
 
 
-def _recorded(text: str, workdir: str, config: str | None) -> Experiment:
+def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
     """Returns the experiment of a config.json, after its own code was made importable."""
     try:
         recorded = json.loads(text).get("config_file", "")
