@@ -6,6 +6,8 @@ milliseconds; `build` does.
 
 import copy
 import dataclasses
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Model
@@ -80,6 +82,25 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
             "keras.Model, not compiled."
         )
     return built
+
+
+def load_model(path: str, **options: Any) -> "keras.Model":
+    """Loads a model of the zoo from the `.keras` file that its `save` wrote.
+
+    Like `keras.models.load_model`, which alone knows only the families that were used already.
+
+    Args:
+        path: of the file.
+        options: further arguments of `keras.models.load_model`.
+    """
+    import keras
+
+    from tftpu.models import families
+
+    for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        importlib.import_module(module.name)
+    model: Any = keras.models.load_model(path, **options)
+    return model
 
 
 def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "LoadReport":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tftpu.config import Model, Share
-from tftpu.errors import UserError, counted, did_you_mean
+from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
 REMATS = ("none", "block")
@@ -85,10 +85,11 @@ def norm_batch(value: int | str, share: Share) -> None:
             f"model.norm_batch is {value!r}: it must be a number of examples, or 'global'."
         )
     if share.examples % value:
+        each = f"each of {share.replicas} replicas" if share.replicas > 1 else "the one replica"
         raise UserError(
-            f"model.norm_batch={value} does not divide the {share.examples} examples that a "
-            f"replica computes at a time ({counted(share.replicas, 'replica')}, "
-            f"train.gradient_accumulation_steps={share.gradient_accumulation_steps}): batch "
+            f"model.norm_batch={value} does not divide the {share.examples} examples that "
+            f"{each} computes at a time with "
+            f"train.gradient_accumulation_steps={share.gradient_accumulation_steps}: batch "
             "statistics need full groups. Use a divisor of that number, or a larger "
             "data.global_batch_size."
         )

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import importlib
 import io
+import re
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -34,7 +35,7 @@ def build() -> bytes:
     """Returns the content of the wheel; its file name is `NAME`.
 
     Raises:
-        UserError: tftpu is not installed, or another version of it is.
+        UserError: tftpu is not installed.
     """
     files = {**_code(), **_info()}
     record = [f"{name},{_digest(data)},{len(data)}" for name, data in files.items()]
@@ -71,13 +72,10 @@ def _info() -> dict[str, bytes]:
             "tftpu is not installed in this environment, so its requirements are not known: run "
             "`pip install -e .` in the clone."
         )
-    installed = found[0]
-    if installed.version != __version__:
-        raise UserError(
-            f"This is tftpu {__version__}, but {installed.version} was installed: run the command "
-            "that installed tftpu again."
-        )
-    texts = {name: installed.read_text(name) for name in _COPIED}
+    texts = {name: found[0].read_text(name) or "" for name in _COPIED}
+    # In a clone, the code may be newer than what was noted when it was installed.
+    version = f"Version: {__version__}"
+    texts["METADATA"] = re.sub("^Version: .*$", version, texts["METADATA"], count=1, flags=re.M)
     files = {f"{_INFO}/{name}": text.encode() for name, text in texts.items() if text}
     return {**files, f"{_INFO}/WHEEL": _WHEEL.encode()}
 

@@ -7,12 +7,14 @@ import io
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from tests.support import wheels
 from tftpu.launch.cloud import own_wheel
+from tftpu.version import __version__
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -78,6 +80,17 @@ def test_the_wheel_that_launchers_send_is_the_one_that_pip_builds(wheel):
             assert int(size) == len(sent.read(name))
 
 
+def test_a_clone_that_is_newer_than_its_installation_sends_its_own_version(monkeypatch, tmp_path):
+    info = tmp_path / "tftpu-0.0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tftpu\nVersion: 0.0.9\n")
+    older = [metadata.Distribution.at(info)]
+    monkeypatch.setattr(own_wheel.metadata, "distributions", lambda name: older)
+    sent = zipfile.ZipFile(io.BytesIO(own_wheel.build()))
+    text = sent.read(f"tftpu-{__version__}.dist-info/METADATA").decode()
+    assert text == f"Metadata-Version: 2.1\nName: tftpu\nVersion: {__version__}\n"
+
+
 def test_the_wheel_that_launchers_send_needs_no_checkout(wheel, python, tmp_path):
     """From an installed wheel, twice: the same bytes, with all the files of that wheel."""
     code = (
@@ -91,13 +104,11 @@ def test_the_wheel_that_launchers_send_needs_no_checkout(wheel, python, tmp_path
     assert first == again
     sent, built = zipfile.ZipFile(io.BytesIO(first)), zipfile.ZipFile(wheel)
     assert code_in(sent) == code_in(built)
-    (metadata,) = (name for name in built.namelist() if name.endswith("/METADATA"))
-    assert sent.read(metadata) == built.read(metadata)
+    (notes,) = (name for name in built.namelist() if name.endswith("/METADATA"))
+    assert sent.read(notes) == built.read(notes)
 
 
 def test_the_base_install_requires_no_tensorflow():
-    from importlib import metadata
-
     base = [r for r in metadata.requires("tftpu") if "extra ==" not in r]
     assert base
     wheels = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")

@@ -8,14 +8,22 @@ from pathlib import Path
 
 from tests.support import checkout
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 def build(folder: Path) -> Path:
     """Builds the wheel into a folder; returns its path."""
     source = checkout.copy(folder / "source")
-    command = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder]
-    subprocess.run([sys.executable, *command, source], check=True)
+    command = [
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        source,
+    ]
+    subprocess.run([sys.executable, *command], check=True)
     (found,) = folder.glob("*.whl")
     return found
 

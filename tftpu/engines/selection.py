@@ -14,8 +14,8 @@ def engine_of(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: the model is on a backend that no engine serves, of Keras 2, or was built outside
-            the scope of the connected engine.
+        UserError: the model is on a backend that no engine serves, or of Keras 2, or was built
+            outside the scope of the connected engine.
     """
     backend.check_model(model)
     from tftpu.engines.tensorflow import cluster

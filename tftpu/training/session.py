@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from tftpu.checkpoint.store import Best
-from tftpu.config import profile_plan
 from tftpu.engines.engine import TrainLoop
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number
@@ -23,7 +22,7 @@ from tftpu.training.context import RunContext
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import Reporter
 from tftpu.training.saver import Saver
-from tftpu.training.timetable import Timetable
+from tftpu.training.timetable import Timetable, refuse_late_profile
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Session:
         self._last_finite: np.ndarray | None = None
         self._repeats_until = context.account.reached  # steps before were done once already
         self._refuse_best_metric()
-        self._refuse_profile()
+        refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
         self._progress = self._restored() or RunProgress(step=self._executor.step)
@@ -386,15 +385,6 @@ class Session:
             raise UserError(
                 f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"
             )
-
-    def _refuse_profile(self) -> None:
-        """Raises `UserError` for steps to profile that the run does not have."""
-        steps = self._timetable.steps
-        for first, last in profile_plan(self._options.profile).windows:
-            if first >= steps:
-                raise UserError(
-                    f"profile={first}:{last} begins after the last of the run's {steps} steps."
-                )
 
 
 def _final_state(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,13 +84,7 @@ class Trainer:
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
     ):
-        if not isinstance(options, TrainOptions | None):
-            raise UserError(
-                f"options is {type(options).__name__} {options!r}: pass "
-                "tftpu.TrainOptions(steps_per_loop=…)."
-            )
-        self.options = TrainOptions() if options is None else dataclasses.replace(options)
-        self.options.validate()
+        self.options = arguments.options_of(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
         objectives = objectives_of(model, loss_fn, objectives)
         self.engine.refuse(model, objectives)
@@ -286,8 +279,7 @@ class Trainer:
 
         Args:
             step: of the checkpoint; None is the newest.
-            optimizer: whether to load the state of the optimizer, too, which evaluation does not
-                need.
+            optimizer: whether to load the optimizer's state, which evaluation does not need.
 
         Raises:
             UserError: the checkpoint belongs to another model or is damaged, or nothing was
@@ -295,7 +287,9 @@ class Trainer:
         """
         if self.checkpoints is None:
             return None
-        return restoring.restore(self.checkpoints, self.executor, self.hosts, step, optimizer)
+        return restoring.restore(
+            self.checkpoints, self.executor, self.hosts, step, optimizer=optimizer
+        )
 
     def restore_for_evaluation(self, dataset: Dataset) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
@@ -304,9 +298,8 @@ class Trainer:
             dataset: as for `evaluate`; a model that is not built yet is built for it.
         """
         self._programs.executor_for_evaluation(dataset)
-        if self.checkpoints is None:
-            return None
-        return self.restore(self.checkpoints.best(), optimizer=False)
+        best = self.checkpoints.best() if self.checkpoints else None
+        return self.restore(best, optimizer=False)
 
     def has_checkpoint(self) -> bool:
         """Returns whether the workdir has a complete checkpoint for `fit` to resume from."""

@@ -95,7 +95,9 @@ class TensorFlowExecutor:
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if the examples of a batch depend on each other."""
         with target.compiling_for(self._platform), self._strategy.scope():
-            mixing.warn_of_mixing(self.variables, feed.for_training(dataset, 0, class_weight))
+            mixing.warn_of_mixing(
+                self.variables, lambda: feed.for_training(dataset, 0, class_weight)
+            )
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
