@@ -44,8 +44,15 @@ def test_weight_decay_excludes_biases_and_norms(name):
 
 
 def test_an_unknown_optimizer_fails_with_a_suggestion():
-    with pytest.raises(UserError, match="Did you mean 'adamw'"):
-        optimizers.build(Optimizer("adam"), 256, 100)
+    with pytest.raises(UserError, match="Did you mean 'adam'"):
+        optimizers.build(Optimizer("adm"), 256, 100)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("RMSprop", "RMSprop")])
+def test_a_name_alone_is_keras_optimizer_with_its_defaults(name, kind):
+    ours, theirs = optimizers.build(name, 256, 100), getattr(keras.optimizers, kind)()
+    assert type(ours) is type(theirs)
+    assert ours.get_config().items() - {("name", ours.name)} <= theirs.get_config().items()
 
 
 @pytest.mark.parametrize(
