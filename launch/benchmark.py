@@ -36,6 +36,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     precision = tftpu.set_precision(experiment.train.precision)
     experiment = build.with_length(experiment)
     experiment.train.checkpoint_every = 0
+    experiment.train.best_metric = ""  # nothing is evaluated
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
     contestants: dict[str, Contestant] = {
