@@ -82,6 +82,21 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
         pass
 
 
+def test_the_step_is_that_of_the_newest_file(run, tmp_path):
+    """goodput.json is written every ten seconds, metrics.jsonl at every log line."""
+    record = goodput.read(str(run)).to_json() | {"step": 0}
+    files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
+    files.write_whole(str(tmp_path / "metrics.jsonl"), (run / "metrics.jsonl").read_bytes())
+    assert status.status(str(tmp_path))["step"] == 60
+
+
+def test_the_status_of_runs_is_shown_beside_one_that_is_missing(run, capsys):
+    assert command_line.main(["status", str(run), "/nowhere"]) == 2
+    said = capsys.readouterr()
+    assert "60/60" in said.out
+    assert "There is no run in '/nowhere'" in said.err
+
+
 def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
     code = (
         "import sys\nfrom tftpu.launch.main import main\n"
@@ -206,7 +221,7 @@ def test_runs_are_named_by_their_folders_as_far_as_these_differ():
 def test_without_matplotlib_plot_names_the_extra_to_install(run, monkeypatch, capsys):
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     assert command_line.main(["plot", str(run)]) == 2
-    assert "pip install 'tftpu[plot]'" in capsys.readouterr().err
+    assert "pip install 'matplotlib>=" in capsys.readouterr().err
 
 
 # Profile

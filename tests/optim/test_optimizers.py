@@ -111,3 +111,9 @@ def test_bits_are_nats_over_the_logarithm_of_two():
     metric = BitsPerToken()
     metric.update_state(np.array([0, 1]), np.zeros((2, 8), np.float32))
     assert float(metric.result()) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("warmup", "steps", "warned"), [(50, 900, False), (50, 50, True)])
+def test_a_run_shorter_than_its_warmup_is_warned_of(warmup, steps, warned, caplog):
+    optimizers.build(Optimizer("sgd", warmup_steps=warmup), 128, steps)
+    assert ("before its warmup of 50" in caplog.text) is warned

@@ -112,7 +112,7 @@ def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     assert 0.85 * 50 * 0.02 < seconds["input_wait"] < 2 * 50 * 0.02  # a busy machine stretches it
     assert seconds["step"] < 0.5 * seconds["input_wait"]
     text = (tmp_path / "train.log").read_text()
-    assert "Input wait is " in text and "see tftpu data check" in text
+    assert "Input wait is " in text and "`tftpu data check`" in text
 
 
 def test_a_fast_pipeline_is_not_waited_for(tmp_path):

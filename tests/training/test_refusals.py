@@ -134,6 +134,20 @@ def test_an_option_out_of_range_fails_with_its_name(option, value):
         make_trainer(compiled(), **{option: value})
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("steps_per_loop", 2.5), ("keep", "3"), ("keep", 2.5), ("seed", "a"), ("writers", "wandb")],
+)
+def test_an_option_of_another_type_fails_with_its_name(option, value):
+    with pytest.raises(UserError, match=rf"train\.{option} is {value!r}: its type must be "):
+        tftpu.Trainer(compiled(), None, tftpu.TrainOptions(**{option: value}))
+
+
+def test_options_as_a_dict_fail():
+    with pytest.raises(UserError, match=r"options is dict .*pass tftpu\.TrainOptions\("):
+        tftpu.Trainer(compiled(), None, {"keep": 3})
+
+
 def test_invalid_steps_and_times_fail():
     with pytest.raises(UserError, match=r"steps is 2\.5"):
         make_trainer(compiled()).fit(data(), steps=2.5)

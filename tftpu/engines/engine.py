@@ -198,7 +198,7 @@ class Executor(Protocol):
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         ...
 
-    def predict_replicated(self, x: Nest) -> np.ndarray:
+    def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
         ...
 
@@ -239,11 +239,6 @@ class TrainLoop(Protocol):
 
 class Engine(Protocol):
     """Devices that run steps, and the division of a global batch among them."""
-
-    @property
-    def name(self) -> str:
-        """The name of the engine: "tensorflow"."""
-        ...
 
     @property
     def data_shares(self) -> int:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from tftpu.engines import backend
+
 if TYPE_CHECKING:
     import keras
 
@@ -12,9 +14,10 @@ def engine_of(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: the model is on a backend that no engine serves, or was built outside the scope
-            of the connected engine.
+        UserError: the model is on a backend that no engine serves, or of Keras 2, or was built
+            outside the scope of the connected engine.
     """
+    backend.check_model(model)
     from tftpu.engines.tensorflow import cluster
 
     return cluster.engine_of(model)

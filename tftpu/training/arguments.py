@@ -88,6 +88,22 @@ class Length:
         return Timetable(options, (self.epochs or 1) * each, each, first, alone)
 
 
+def options_of(options: TrainOptions | None) -> TrainOptions:
+    """Returns a validated copy of the options of a trainer; the defaults for None.
+
+    Raises:
+        UserError: they are no `TrainOptions`, or one is not allowed.
+    """
+    if not isinstance(options, TrainOptions | None):
+        raise UserError(
+            f"options is {type(options).__name__} {options!r}: pass "
+            "tftpu.TrainOptions(steps_per_loop=…)."
+        )
+    options = TrainOptions() if options is None else dataclasses.replace(options)
+    options.validate()
+    return options
+
+
 def data_of_fit(
     arrays: tuple[Any, Any, Any], batch_size: int | None, steps_per_epoch: int | None,
     shuffle: bool, seed: int, validation: Any, fraction: float, validation_steps: int | None,

@@ -1,7 +1,6 @@
 """The parts of a trainer that a session of training works with."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from tftpu.engines.engine import Engine, Executor
 from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.watchdog import Watchdog
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,5 +52,4 @@ class RunContext:
 
 def config_of(workdir: str | None) -> dict[str, Any] | None:
     """Returns the experiment of a workdir as JSON; None if it has none."""
-    path = files.join(workdir or "", "config.json")
-    return json.loads(files.read(path)) if workdir and files.exists(path) else None
+    return side_files.read(files.join(workdir, "config.json")) if workdir else None

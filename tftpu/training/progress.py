@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tftpu.checkpoint.store import Best
+
 logger = logging.getLogger(__name__)
 
 
@@ -22,7 +24,7 @@ class RunProgress:
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
         epoch: sums since the last evaluation; None: there are none.
-        best: the best value of the best metric so far.
+        best: the best value so far, and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: numbers of the epochs.
         ended: the length of the run that a callback ended early; None: none did.
@@ -33,7 +35,7 @@ class RunProgress:
     rollbacks: int = 0
     window: np.ndarray | None = None
     epoch: np.ndarray | None = None
-    best: float | None = None
+    best: Best | None = None
     history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)
     ended: int | None = None
@@ -83,7 +85,7 @@ class RunProgress:
             "totals": names,
             "window": [] if self.window is None else self.window.tolist(),
             "epoch": [] if self.epoch is None else self.epoch.tolist(),
-            "best": self.best,
+            "best": self.best and self.best._asdict(),
             "history": self.history,
             "epochs": self.epochs,
             "ended": self.ended,
@@ -115,7 +117,7 @@ class RunProgress:
             rollbacks=state["rollbacks"],
             window=window,
             epoch=epoch,
-            best=state["best"],
+            best=Best(**state["best"]) if state["best"] else None,
             history=state["history"],
             epochs=state["epochs"],
             ended=state["ended"],

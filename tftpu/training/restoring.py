@@ -7,7 +7,12 @@ from tftpu.storage import files
 
 
 def restore(
-    checkpoints: Checkpoints, executor: Executor, hosts: Hosts, step: int | None = None
+    checkpoints: Checkpoints,
+    executor: Executor,
+    hosts: Hosts,
+    step: int | None = None,
+    *,
+    optimizer: bool = True,
 ) -> Restored | None:
     """Loads a checkpoint; returns None if there is none.
 
@@ -18,12 +23,16 @@ def restore(
         executor: whose state is loaded.
         hosts: that train together.
         step: of the checkpoint; None is the newest.
+        optimizer: whether to load what only training needs.
 
     Raises:
         UserError: the checkpoint belongs to another model or is damaged, or this host does not see
             it.
     """
     leaves, found = executor.state(), None
+    if not optimizer:
+        training_only = ("optimizer", "loss_scale")
+        leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}
     if hosts.chief:
         found = checkpoints.restore(leaves, step)
     step = hosts.from_chief(found.step if found else None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from tftpu.training.context import RunContext
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import Reporter
 from tftpu.training.saver import Saver
-from tftpu.training.timetable import Timetable
+from tftpu.training.timetable import Timetable, refuse_late_profile
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class Session:
         self._callbacks = callbacks
         self._last_finite: np.ndarray | None = None
         self._repeats_until = context.account.reached  # steps before were done once already
-        if validation_data is not None:
-            self._refuse_best_metric()
+        self._refuse_best_metric()
+        refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
         self._progress = self._restored() or RunProgress(step=self._executor.step)
@@ -237,11 +238,17 @@ class Session:
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
-        value = results[metric]
+        value, before = results[metric], self._progress.best
+        if not math.isfinite(value):
+            logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
+            return
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
-        if self._progress.best is None or sign * value > sign * self._progress.best:
-            self._progress.best = value
-            self._save(now=True, best=Best(metric, value))
+        # A value of another metric, which an earlier start of the run had, compares with nothing.
+        if before is not None and before.metric != metric:
+            before = None
+        if before is None or sign * value > sign * before.value:
+            self._progress.best = Best(metric, value)
+            self._save(now=True, best=self._progress.best)
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint, if one is due, or now."""
@@ -368,7 +375,12 @@ class Session:
 
     def _refuse_best_metric(self) -> None:
         """Raises `UserError` for a metric that no evaluation will have."""
-        metric, known = self._options.best_metric, self._executor.eval_sums.result_names
+        metric = self._options.best_metric
+        if metric and self._validation_data is None:
+            raise UserError(
+                f"best_metric is {metric!r}, and nothing is evaluated: it needs validation_data."
+            )
+        known = self._executor.eval_sums.result_names
         if metric and metric not in known:
             raise UserError(
                 f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"

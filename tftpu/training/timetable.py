@@ -3,7 +3,8 @@
 import dataclasses
 import math
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainOptions, profile_plan
+from tftpu.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +68,12 @@ class Timetable:
         """
         every, minutes = self.options.checkpoint_every, self.options.checkpoint_minutes
         return bool(every and step % every == 0) or bool(minutes and seconds_since >= 60 * minutes)
+
+
+def refuse_late_profile(profile: str, steps: int) -> None:
+    """Raises `UserError` for steps to profile that a run of so many steps does not have."""
+    for first, last in profile_plan(profile).windows:
+        if first >= steps:
+            raise UserError(
+                f"profile={first}:{last} begins after the last of the run's {steps} steps."
+            )

@@ -1,12 +1,10 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
@@ -86,8 +84,7 @@ class Trainer:
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
     ):
-        self.options = TrainOptions() if options is None else dataclasses.replace(options)
-        self.options.validate()
+        self.options = arguments.options_of(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
         objectives = objectives_of(model, loss_fn, objectives)
         self.engine.refuse(model, objectives)
@@ -259,7 +256,7 @@ class Trainer:
         listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
         return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
 
-    def predict_same(self, x: Nest) -> np.ndarray:
+    def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
 
         For batches too small to be divided, such as the one text that a language model continues.
@@ -267,18 +264,22 @@ class Trainer:
         Args:
             x: the features, of one shape from call to call.
 
+        Returns:
+            NumPy arrays of shape (batch, ...), nested as the model's output.
+
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
         return self.executor.predict_replicated(x)
 
-    def restore(self, step: int | None = None) -> Restored | None:
+    def restore(self, step: int | None = None, *, optimizer: bool = True) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
 
         Several hosts load the checkpoint that the chief found to be complete.
 
         Args:
             step: of the checkpoint; None is the newest.
+            optimizer: whether to load the optimizer's state, which evaluation does not need.
 
         Raises:
             UserError: the checkpoint belongs to another model or is damaged, or nothing was
@@ -286,7 +287,9 @@ class Trainer:
         """
         if self.checkpoints is None:
             return None
-        return restoring.restore(self.checkpoints, self.executor, self.hosts, step)
+        return restoring.restore(
+            self.checkpoints, self.executor, self.hosts, step, optimizer=optimizer
+        )
 
     def restore_for_evaluation(self, dataset: Dataset) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
@@ -295,7 +298,8 @@ class Trainer:
             dataset: as for `evaluate`; a model that is not built yet is built for it.
         """
         self._programs.executor_for_evaluation(dataset)
-        return self.restore(self.checkpoints.best()) if self.checkpoints else None
+        best = self.checkpoints.best() if self.checkpoints else None
+        return self.restore(best, optimizer=False)
 
     def has_checkpoint(self) -> bool:
         """Returns whether the workdir has a complete checkpoint for `fit` to resume from."""

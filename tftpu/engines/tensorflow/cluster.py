@@ -12,6 +12,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from tftpu.config import Cluster
+from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.engine import TensorFlowEngine, outside_scope
 from tftpu.errors import UserError
@@ -62,6 +64,9 @@ def forget_connected() -> None:
 
 def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
     """Returns the strategy for the available hardware; arguments as for `connect`."""
+    devices = Cluster(tpu, virtual_devices)
+    check_types("cluster", devices)
+    devices.validate()
     if virtual_devices is not None:
         if hosts.task().count > 1:
             raise UserError(
@@ -104,12 +109,17 @@ def has_tpu_kernels() -> bool:
     return any("TPU" in device for device in internals.kernel_devices("TPUExecute"))
 
 
-def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+def split_cpu(count: int) -> None:
+    """Splits the CPU into devices, unless TensorFlow is running already and keeps those it has."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
         wanted = [tf.config.LogicalDeviceConfiguration()] * count
-        with contextlib.suppress(RuntimeError):  # TensorFlow is already running: keep its devices
+        with contextlib.suppress(RuntimeError):
             tf.config.set_logical_device_configuration(cpu, wanted)
+
+
+def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+    split_cpu(count)
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
         raise UserError(

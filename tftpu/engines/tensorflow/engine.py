@@ -31,7 +31,6 @@ class TensorFlowEngine:
         distributes: whether models have to be built in its scope.
     """
 
-    name = "tensorflow"
     # Raised by the collectives of the remaining hosts.
     lost_host_errors = (
         tf.errors.AbortedError,

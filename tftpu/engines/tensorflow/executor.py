@@ -12,7 +12,7 @@ from tftpu.config import TrainOptions
 from tftpu.engines.engine import Leaf, LoopResult
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
-from tftpu.engines.tensorflow import feed, mixing
+from tftpu.engines.tensorflow import feed, internals, mixing
 from tftpu.engines.tensorflow.batches import data_errors
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
@@ -64,7 +64,7 @@ class TensorFlowExecutor:
         def predict(batch, valid):
             return self._strategy.run(lambda x: (step(x), valid), args=(features_of(batch),))
 
-        self._predict = tf.function(predict, autograph=False)
+        self._predict = internals.graph_function(predict)
         self._predict_replicated = self._on_replicas(step)
         self._weight_norm = self._on_replicas(self._eval_step.weight_norm)
 
@@ -95,7 +95,9 @@ class TensorFlowExecutor:
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if the examples of a batch depend on each other."""
         with target.compiling_for(self._platform), self._strategy.scope():
-            mixing.warn_of_mixing(self.variables, feed.for_training(dataset, 0, class_weight))
+            mixing.warn_of_mixing(
+                self.variables, lambda: feed.for_training(dataset, 0, class_weight)
+            )
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
@@ -149,9 +151,10 @@ class TensorFlowExecutor:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         return self.predict(tf.data.Dataset.from_tensors(x))
 
-    def predict_replicated(self, x: Nest) -> np.ndarray:
+    def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
-        return self._local(self._predict_replicated(tf.convert_to_tensor(x))).numpy()
+        outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
+        return keras.tree.map_structure(lambda value: self._local(value).numpy(), outputs)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
@@ -173,7 +176,7 @@ class TensorFlowExecutor:
         return self._separable[key]
 
     def _on_replicas(self, function: Callable[..., Any]) -> Any:
-        return tf.function(lambda *args: self._strategy.run(function, args=args), autograph=False)
+        return internals.graph_function(lambda *args: self._strategy.run(function, args=args))
 
     def _local(self, value: Any) -> Any:
         """Returns the first replica's copy of a value."""

@@ -4,6 +4,7 @@ Such a model gives other numbers on another number of devices, because each sees
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -24,7 +25,7 @@ _TOLERANCE = 1e-4
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
 
-def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
+def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
     """Warns if the loss of an example depends on the other examples of its batch.
 
     What consists of Keras's own layers and losses is known not to, except for batch
@@ -33,7 +34,7 @@ def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
 
     Args:
         state: the variables.
-        batches: global batches; the first is used.
+        batches: returns global batches, of which the first is used; called only for a trial.
     """
     normalised = [
         layer.name
@@ -51,7 +52,7 @@ def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
             stacklevel=2,
         )
     elif _has_unknown_code(state):
-        names = _mixed(state, _first_examples(state, batches))
+        names = _mixed(state, _first_examples(state, batches()))
         if names:
             warnings.warn(
                 f"The loss {names[0]!r} of an example depends on the other examples of its batch "
