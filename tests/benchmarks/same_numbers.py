@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, overrides = parser.parse_known_args(arguments)
     experiment = config_flags.load(options.config, overrides)
     experiment.train.steps_per_loop = experiment.train.log_every = 1
-    experiment.train.checkpoint_every = 0
+    experiment.train.checkpoint_every, experiment.train.best_metric = 0, ""
     # First: the number of virtual devices is set once in a process.
     several = trained(experiment, options.devices, options.steps)
     one = trained(experiment, 1, options.steps)
