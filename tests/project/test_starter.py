@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.support import wheels
+from tests.support import checkout, wheels
 from tftpu.launch import starter
 from tftpu.launch.main import main
 
@@ -124,7 +124,7 @@ def test_its_files_are_formatted_and_linted_as_ours(tmp_path):
     """With our rules, but as a project in which tftpu is a package of others."""
     for path, text in starter.files("flowers").items():
         (tmp_path / path).write_text(text)
-    rules = tomllib.loads((wheels.ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    rules = tomllib.loads((checkout.ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     ours = ["--isolated", "--no-cache", f"--config=line-length={rules['line-length']}"]
     select = f"--select={','.join(rules['lint']['select'])}"
     for words in (["check", select, *ours], ["format", "--check", *ours]):
