@@ -13,7 +13,6 @@ import keras
 import numpy as np
 
 import tftpu
-from tftpu import input_pipelines
 from tftpu.config import Experiment
 from tftpu.launch import config_flags
 from tftpu.launch import experiment as build
@@ -41,11 +40,15 @@ class _Record(keras.callbacks.Callback):
 def trained(experiment: Experiment, devices: int, steps: int) -> Run:
     """Trains an experiment from its beginning on some virtual devices."""
     engine = tftpu.connect("none", devices)
+    experiment = build.with_length(experiment)
     run = Run([], [], {})
     with engine.scope():
         trainer = build.build_trainer(experiment, None)
-    trainer.fit(build.training_data(experiment), steps, callbacks=[_Record(run)], verbose=0)
-    run.evaluation.update(trainer.evaluate(input_pipelines.evaluation(experiment.data)))
+    data, callbacks = build.training_data(experiment), [_Record(run)]
+    trainer.fit(data, steps=steps, callbacks=callbacks, verbose=0)
+    evaluation = build.evaluation_data(experiment)
+    if evaluation is not None:
+        run.evaluation.update(trainer.evaluate(evaluation))
     return run
 
 
@@ -67,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, overrides = parser.parse_known_args(arguments)
     experiment = config_flags.load(options.config, overrides)
     experiment.train.steps_per_loop = experiment.train.log_every = 1
-    experiment.train.checkpoint_every = 0
+    experiment.train.checkpoint_every, experiment.train.best_metric = 0, ""
     # First: the number of virtual devices is set once in a process.
     several = trained(experiment, options.devices, options.steps)
     one = trained(experiment, 1, options.steps)

@@ -48,7 +48,7 @@ def test_an_endless_one_needs_the_length_of_an_epoch():
     batches = PyBatches(Endless(36, 12))
     assert len(features(batches, 4, 5)) == 5
     with pytest.raises(UserError, match=r"never ends.*steps_per_epoch="):
-        batches.epoch  # noqa: B018
+        batches.epoch()
 
 
 def test_processes_and_empty_ones_fail():

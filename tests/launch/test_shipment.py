@@ -26,9 +26,8 @@ from tftpu.launch import main
 from tftpu.launch.cloud import shipment, tpu_vm_client, vertex_client
 
 CONFIG = '''"""Digits, a few steps."""
-import os, sys
+import os
 import tftpu
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from lengths import STEPS
 from tftpu.launch.configs import digits_resnet
 

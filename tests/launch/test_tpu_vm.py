@@ -129,7 +129,7 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         (["--workdir="], "--workdir has no value"),
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),
-        (["--config.data.global_batch_size=144"], "each of 8 replicas"),
+        (["--config.data.global_batch_size=144"], "8 replicas"),
         (["--preflight=/nonexistent"], "has no price for v5e-8"),
         ([], "add --yes"),
     ],
@@ -142,6 +142,16 @@ def test_a_mistake_fails_with_one_clear_line(capsys, monkeypatch, flags, sentenc
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [("--zone", "--zone=us-west4-a"), ("--workdir", "write gs://BUCKET/FOLDER")],
+)
+def test_a_flag_that_is_needed_is_named(capsys, missing, sentence):
+    others = [flag for flag in FLAGS if flag.partition("=")[0] != missing]
+    assert main.main(["launch", "tpu-vm", *others]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_the_price_is_chips_times_hours():

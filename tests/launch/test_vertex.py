@@ -129,7 +129,7 @@ sys.exit(code)
         ("--labels=team=Vision", "lower-case"),
         ("--labels=slice=v3", "tftpu itself sets the label 'slice'"),
         ("--tensorboard=projects/p/locations/l/tensorboards/1", "needs --service_account="),
-        ("--config.data.global_batch_size=144", "each of 4 replicas"),
+        ("--config.data.global_batch_size=144", "4 replicas"),
         ("--sice=v3-8", "Did you mean 'slice'?"),
     ],
 )

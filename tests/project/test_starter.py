@@ -145,3 +145,16 @@ def test_its_config_loads_without_tensorflow_and_is_valid(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("where", ["tpu-vm", "vertex"])
+def test_both_launchers_would_send_its_code(project, where):
+    """Also after a run: neither `runs/` nor caches travel, and no package is missing."""
+    words = ("--config=flowers.py", "--slice=v5e-4", "--dry_run")
+    said = project.run("tftpu", "launch", where, *words)
+    shown = set(re.findall(r"^#   (\S+)  [\d,.]+ (?:bytes|kB)\n", said, re.M))
+    assert shown == {".gitignore", *starter.files("flowers")}
+    assert f"code.tar.gz is {project.folder}, " in said
+    assert re.search(r"^#   tftpu-.*-py3-none-any\.whl  .*  sha256 [0-9a-f]{64}$", said, re.M)

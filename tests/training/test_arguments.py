@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
+from tests.support.py_batches import Batches
 from tests.support.strategies import mlp
 from tests.support.training import compiled, data, examples, make_trainer
 from tftpu.errors import UserError
@@ -42,7 +43,7 @@ WRONG = {
     "an empty split": ((X, Y), {"validation_split": 0.999}, "leaves one part empty"),
     "a split above 1": ((X, Y), {"validation_split": 5}, "must be between 0 and 1"),
     "validation without labels": ((X, Y), {"validation_data": X}, r"pass \(x, y\)"),
-    "validation of four": ((X, Y), {"validation_data": (X, Y, X, Y)}, "a tuple of 4"),
+    "validation of four": ((X, Y), {"validation_data": (X, Y, X, Y)}, "4 parts"),
     "validation_steps alone": ((X, Y), {"validation_steps": 2}, "needs validation_data="),
     "endless epochs": ((data().repeat(),), {"epochs": 2}, r"pass steps_per_epoch="),
 }
@@ -155,6 +156,15 @@ def test_unknown_axes_are_those_of_the_first_batch():
 def test_batches_of_changing_shape_fail_with_the_first_one():
     with pytest.raises(UserError, match=r"another shape than the first one, \(4, 5, 6\)"):
         make_trainer(recurrent(), steps_per_loop=1).fit(sequences([5, 7]), steps=2)
+
+
+def test_an_endless_py_dataset_trains_for_steps():
+    class Endless(Batches):
+        num_batches = None
+
+    trainer = make_trainer(compiled())
+    trainer.fit(Endless(40, 8), steps=3)
+    assert trainer.step == 3
 
 
 def test_a_timeseries_dataset_trains_as_in_keras():

@@ -58,5 +58,5 @@ def test_an_embedding_follows_the_formula_of_its_optimizer_where_keras_fit_does_
     assert relative(theirs.get_weights()[0], expected) > 0.03
     with tftpu.connect(virtual_devices=2).scope():
         ours = model(optimizer)
-    make_trainer(ours).fit(BATCHES, STEPS)
+    make_trainer(ours).fit(BATCHES, steps=STEPS)
     assert relative(ours.get_weights()[0], expected) < 1e-5

@@ -158,7 +158,10 @@ def test_invalid_steps_and_times_fail():
 
 
 def test_invalid_validation_data_fails_before_a_step_is_trained():
-    for wrong, sentence in ((["a"], "features without labels"), (data().repeat(), "never end")):
+    for wrong, sentence in (
+        (examples()[0], "features without labels"),
+        (data().repeat(), "never end"),
+    ):
         trainer = make_trainer(compiled())
         with pytest.raises(UserError, match=sentence):
             trainer.fit(data(), steps=4, validation_data=wrong)

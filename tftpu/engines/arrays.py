@@ -44,9 +44,8 @@ class Arrays:
         """The labels of all examples; None if there are none."""
         return self.parts[1] if len(self.parts) > 1 else None
 
-    @property
     def epoch(self) -> Epoch:
-        """The length of an epoch."""
+        """Returns the length of an epoch."""
         size = self.global_batch_size
         return Epoch(math.ceil(self.count / size), size, self.count % size or None)
 
@@ -78,7 +77,7 @@ class Arrays:
 
     def from_step(self, step: int) -> tf.data.Dataset:
         """Returns an endless data set from a step on, in which each epoch ends with its rest."""
-        count, size, epoch = self.count, self.global_batch_size, self.epoch
+        count, size, epoch = self.count, self.global_batch_size, self.epoch()
         examples = self._tensors()
 
         def batch(step):
@@ -93,7 +92,7 @@ class Arrays:
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in the order of the arrays; the last batch may be smaller."""
         plain = dataclasses.replace(self, shuffle=False)
-        return plain.from_step(0).take(self.epoch.steps)
+        return plain.from_step(0).take(self.epoch().steps)
 
     def _tensors(self) -> Nest:
         with tf.device("CPU"):

@@ -47,9 +47,8 @@ class PyBatches:
         if self.dataset.num_batches == 0:
             raise UserError(f"{type(self.dataset).__name__} has no batches.")
 
-    @functools.cached_property
     def epoch(self) -> Epoch:
-        """The length of an epoch; reads the first batch and the last.
+        """Returns the length of an epoch.
 
         Raises:
             UserError: the data set never ends.
@@ -60,16 +59,25 @@ class PyBatches:
                 f"{type(self.dataset).__name__} never ends (num_batches is None): pass "
                 "steps_per_epoch= with epochs=, or steps=."
             )
-        first, last = _examples(self._batch(0)), _examples(self._batch(steps - 1))
+        first, last = self._ends
         return Epoch(steps, first, last if last != first else None)
+
+    @property
+    def ragged(self) -> bool:
+        """True if the last batch of an epoch is smaller."""
+        return self.dataset.num_batches is not None and self.epoch().last is not None
+
+    @functools.cached_property
+    def _ends(self) -> tuple[int, int]:
+        """The sizes of the first batch and of the last, which are read."""
+        return _examples(self._batch(0)), _examples(self._batch(self.dataset.num_batches - 1))
 
     def from_step(self, step: int) -> tf.data.Dataset:
         """Returns an endless data set from a step on; the last batch of an epoch may be smaller."""
         first, steps = self._batch(0), self.dataset.num_batches
-        ragged = steps is not None and self.epoch.last is not None
 
         def spec(array):
-            size = None if ragged else array.shape[0]
+            size = None if self.ragged else array.shape[0]
             return tf.TensorSpec((size, *array.shape[1:]), array.dtype)
 
         signature = keras.tree.map_structure(spec, first)
@@ -80,7 +88,7 @@ class PyBatches:
 
     def once(self) -> tf.data.Dataset:
         """Returns every batch once, in order."""
-        return dataclasses.replace(self, shuffle=False).from_step(0).take(self.epoch.steps)
+        return dataclasses.replace(self, shuffle=False).from_step(0).take(self.epoch().steps)
 
     def _from(self, step: int, steps: int | None) -> Iterator[Nest]:
         """Yields the batches from a step on, without end."""
@@ -91,7 +99,7 @@ class PyBatches:
         while True:
             order = np.arange(steps)
             if self.shuffle:  # a smaller batch stays the last one
-                full = steps - (self.epoch.last is not None)
+                full = steps - self.ragged
                 order[:full] = np.random.default_rng([self.seed, epoch]).permutation(full)
             self.dataset.on_epoch_begin()
             yield from self._read(order[done:].tolist())

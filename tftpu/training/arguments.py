@@ -205,10 +205,10 @@ def validation_data(
         if steps is not None:
             raise UserError("validation_steps needs validation_data=.")
         return None
-    if isinstance(given, tuple):
+    if isinstance(given, list | tuple):
         if len(given) not in (2, 3):
             raise UserError(
-                f"validation_data is a tuple of {len(given)}: pass (x, y) or "
+                f"validation_data has {len(given)} parts: pass (x, y) or "
                 "(x, y, sample_weight), or a data set."
             )
         return evaluation_data(*given, batch_size=batch_size, steps=steps)
@@ -320,7 +320,7 @@ def _count(x: Nest) -> int:
 
 def _sliced(part: Nest, start: int, end: int) -> Nest:
     if isinstance(part, list | tuple):
-        return tuple(_sliced(item, start, end) for item in part)
+        return [_sliced(item, start, end) for item in part]
     if isinstance(part, dict):
         return {key: _sliced(item, start, end) for key, item in part.items()}
     return part[start:end]  # rows, of a pandas frame as well

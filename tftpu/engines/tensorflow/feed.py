@@ -41,9 +41,8 @@ class Pipeline(Protocol):
 class Epochs(Protocol):
     """Data that pass by in epochs and can start at any step, such as arrays in memory."""
 
-    @property
     def epoch(self) -> Epoch:
-        """The length of an epoch."""
+        """Returns the length of an epoch."""
         ...
 
     def from_step(self, step: int) -> tf.data.Dataset:
@@ -58,7 +57,7 @@ def length_of(dataset: Any) -> Epoch:
         UserError: not a data set, or one whose length nothing tells.
     """
     if isinstance(dataset, Epochs):
-        return dataset.epoch
+        return dataset.epoch()
     if isinstance(dataset, Pipeline):
         count, size = getattr(dataset, "count", None), dataset.global_batch_size
         if count is None:
