@@ -17,7 +17,7 @@ from tftpu.engines.losses import examples_of
 from tftpu.engines.tensorflow.collectives import Division, gathering
 from tftpu.engines.tensorflow.forward import ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.tensors import Nest
+from tftpu.tensors import Nest, Tensor
 
 # More than rounding: the same examples in another place of a batch may be summed in another order.
 _TOLERANCE = 1e-4
@@ -94,11 +94,14 @@ def _mixed(state: ModelState, batch: Nest) -> list[str]:
         return []
     alike = keras.tree.map_structure(lambda t: tf.concat([t[:half], t[:half]], 0), batch)
     names: list[str] = []
+    compute = tf.function(lambda given: _values(state, given), autograph=False)
     with gathering() as gathered:
-        together, beside_itself = _values(state, batch), _values(state, alike)
+        together, beside_itself = compute(batch), compute(alike)
     if gathered:  # which is exact on any number of devices
         return []
-    for (name, one), (_, other) in zip(together, beside_itself):
+    terms = [term.name for losses in state.losses for term in losses.terms]
+    for name, *values in zip(terms, together, beside_itself):
+        one, other = (value.numpy() for value in values)
         if one.ndim == 0 or one.shape[0] != 2 * half:
             continue
         scale = np.abs(one[:half]).max() + 1e-6
@@ -107,19 +110,13 @@ def _mixed(state: ModelState, batch: Nest) -> list[str]:
     return names
 
 
-def _values(state: ModelState, batch: Nest) -> list[tuple[str, np.ndarray]]:
+def _values(state: ModelState, batch: Nest) -> list[Tensor]:
     """Returns the values of every term for each example, with the same random draws every time."""
-
-    def compute(given: Nest) -> list[Any]:
-        values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
-        return [
-            element.values
-            for losses in state.losses
-            for element in ForwardPass(state, losses, [])
-            .run(given, values, training=True, division=Division())
-            .computed.elements
-        ]
-
-    found = tf.function(compute, autograph=False)(batch)
-    names = [term.name for losses in state.losses for term in losses.terms]
-    return [(name, value.numpy()) for name, value in zip(names, found)]
+    values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
+    return [
+        element.values
+        for losses in state.losses
+        for element in ForwardPass(state, losses, [])
+        .run(batch, values, training=True, division=Division())
+        .computed.elements
+    ]
