@@ -15,19 +15,20 @@ from tests.compatibility import running
 PAGE = Path(__file__).parent.parent.parent / "docs" / "compatibility.md"
 HEAD = """# Compatibility
 
-{count} small scripts in the manner of public Keras examples, in `tests/compatibility/scripts/`. Each trains {steps}
-steps of {batch} examples three times from the same weights: with Keras's own `fit`, or where the training logic is its own,
-with a gradient tape in plain TensorFlow; with `Trainer` on one device; and on four virtual devices. Dropout is 0,
-because its masks differ between devices.
+{count} small scripts in the manner of public Keras examples, in `tests/compatibility/scripts/`.
+Each trains {steps} steps of {batch} examples three times from the same weights: with Keras's own
+`fit`, or where the training logic is its own, with a gradient tape in plain TensorFlow; with `Trainer` on
+one device; with `Trainer` on four virtual devices. Dropout is 0, because its masks differ between
+devices. What a script draws at random, such as a diffusion model's noise, is part of its data.
 
-- **way**: how the training logic reaches `Trainer`. `fit`: the model is compiled as for Keras. `compute_loss`: the model's
-  own method. `loss_fn` and `objectives`: arguments of `Trainer`.
-- **1, 4**: the larger of two relative differences from Keras: of all weights after the last step, and of the loss
-  and metrics of all steps. Up to 1e-5 is rounding. A 0 is equality to the bit.
-- **v5e-8**: milliseconds of a step of 64 examples, predicted by [preflight](guides/preflight.md). The TPU compiler compiled
-  the step; nothing ran on a TPU.
+- **way**: how the training logic reaches `Trainer`. `fit`: the model is compiled as for Keras.
+  `compute_loss`: the model's own method. `loss_fn` and `objectives`: arguments of `Trainer`.
+- **1, 4**: the largest relative difference from Keras, among all weights after the last step, and
+  the loss and each metric over all steps. Up to 1e-5 is rounding; 0 is equality to the bit.
+- **v5e-8**: milliseconds of a step of 64 examples in bfloat16, predicted by
+  [preflight](guides/preflight.md): compiled by the TPU compiler, not run.
 
-Measured by `python -m tests.compatibility.table` on CPU devices (2 cores, {date}).
+Measured by `python -m tests.compatibility.table` on virtual CPU devices (2 cores, {date}).
 """
 COLUMNS = "| script | what it trains | way | 1 | 4 | v5e-8 |\n|---|---|---|---|---|---|\n"
 
@@ -71,7 +72,8 @@ def main() -> None:
     """Measures the scripts that the command line names, or all."""
     for name in sys.argv[1:] or running.names():
         print(name, flush=True)
-        write({**rows(), name: row(name)})
+        measured = row(name)
+        write({**rows(), name: measured})
 
 
 if __name__ == "__main__":

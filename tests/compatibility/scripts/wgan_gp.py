@@ -51,7 +51,7 @@ def generator_loss(model, batch, training):
 
 
 def objectives(model):
-    adam = dict(learning_rate=1e-3, beta_1=0.5, beta_2=0.9)
+    adam = {"learning_rate": 1e-3, "beta_1": 0.5, "beta_2": 0.9}
     generator = keras.optimizers.Adam(**adam)
     return [
         tftpu.Objective(critic_loss, model.critic, keras.optimizers.Adam(**adam)),
