@@ -2,7 +2,7 @@
 
     python -m tests.compatibility.table [NAME ...]
 
-Names measure only these scripts, and leave the rows of the others as they are.
+With names, only the rows of these scripts are measured; the others stay as they are.
 """
 
 import datetime
@@ -17,9 +17,10 @@ HEAD = """# Compatibility
 
 {count} small scripts in the manner of public Keras examples, in `tests/compatibility/scripts/`.
 Each trains {steps} steps of {batch} examples three times from the same weights: with Keras's own
-`fit`, or where the training logic is its own, with a gradient tape in plain TensorFlow; with `Trainer` on
-one device; with `Trainer` on four virtual devices. Dropout is 0, because its masks differ between
-devices. What a script draws at random, such as a diffusion model's noise, is part of its data.
+`fit`, or where the training logic is its own, with a gradient tape in plain TensorFlow; with
+`Trainer` on one device; with `Trainer` on four virtual devices. Dropout is 0, because its masks
+differ between devices. What a script draws at random, such as a diffusion model's noise, is part of
+its data.
 
 - **way**: how the training logic reaches `Trainer`. `fit`: the model is compiled as for Keras.
   `compute_loss`: the model's own method. `loss_fn` and `objectives`: arguments of `Trainer`.

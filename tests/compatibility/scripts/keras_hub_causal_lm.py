@@ -1,13 +1,14 @@
 """KerasHub's GPT-2 language model, built small, with weights for padding."""
 
 import keras
-import keras_hub
 
 from tests.compatibility.data import padded_tokens
 from tests.compatibility.running import Script
 
 
 def model() -> keras.Model:
+    import keras_hub  # takes seconds
+
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=30,
         num_layers=1,

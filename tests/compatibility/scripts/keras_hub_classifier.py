@@ -1,13 +1,14 @@
 """KerasHub's BERT classifier, built small."""
 
 import keras
-import keras_hub
 
 from tests.compatibility.data import integers, padded_tokens
 from tests.compatibility.running import Script
 
 
 def model() -> keras.Model:
+    import keras_hub  # takes seconds
+
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=30,
         num_layers=1,
