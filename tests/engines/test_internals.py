@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.support.strategies import mlp
 from tftpu.engines import keras_internals
-from tftpu.engines.tensorflow import internals
+from tftpu.engines.tensorflow import checks, internals
 
 
 def built() -> keras.Model:
@@ -93,6 +93,18 @@ def test_functions_within_a_graph_are_found():
         for op in body.get_operations()
     ]
     assert "Bitcast" in inner and "Less" in inner
+
+
+def test_functions_of_tensorflow_1_are_found_beside_those_of_2():
+    @tf.function
+    def outer(logits):
+        inner = tf.function(lambda x: tf.bitcast(x, tf.float32) * 2.0)  # an AtomicFunction
+        labels, lengths = tf.ones((2, 3), tf.int32), tf.constant([3, 3])
+        return tf.nn.ctc_loss(labels, inner(logits), lengths, tf.constant([8, 8]), False)
+
+    graph = outer.get_concrete_function(tf.zeros((2, 8, 5))).graph
+    inner = {op.type for op in checks.graph_ops(graph)}
+    assert "Bitcast" in inner
 
 
 def test_the_layer_of_an_op():

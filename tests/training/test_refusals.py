@@ -42,6 +42,12 @@ def stateful() -> keras.Model:
     )
 
 
+def frozen() -> keras.Model:
+    model = mlp()
+    model.trainable = False
+    return compiled(model)
+
+
 def with_layer(layer) -> keras.Model:
     return keras.Sequential(
         [keras.Input((8, 8, 3)), layer, keras.layers.Flatten(), keras.layers.Dense(4)]
@@ -84,6 +90,7 @@ REFUSED = {
         "Doubling changes more than its update_step",
     ),
     "a stateful layer": (lambda: compiled(stateful()), data, "The layer 'memory' is stateful"),
+    "nothing to train": (frozen, data, "has no trainable variables"),
     "an internal metric": (lambda: compiled(OwnMetric()), data, "the metric 'norm' within itself"),
     "scalar metric": (
         lambda: compiled(metrics=[lambda y, p: keras.ops.mean(p)]),

@@ -112,6 +112,16 @@ def refuse_updates(
             )
 
 
+def refuse_frozen(model: keras.Model, parts: Sequence["Part"]) -> None:
+    """Raises `UserError` if an objective has nothing to train."""
+    if not all(part.variables for part in parts):
+        raise UserError(
+            f"The model {model.name!r} has no trainable variables: it, or all of its layers, have "
+            "trainable=False. A layer trains only if its model is trainable too: set "
+            "model.trainable = True, and freeze single layers."
+        )
+
+
 def warn_of_means(part: "Part", computed: Computed) -> None:
     """Warns of a loss that its author reduced to one number for a share of the batch."""
     for term, elements in zip(part.losses.terms, computed.elements):

@@ -82,7 +82,10 @@ def _body(function: Any, known: dict[str, Any]) -> Any:
         return function.graph
     library = tf.Graph()
     for other in known.values():
-        other.add_to_graph(library)
+        if hasattr(other, "add_to_graph"):
+            other.add_to_graph(library)  # and what it calls
+        else:
+            library._add_function(other)
     with library.as_default():
         return function_def_to_graph.function_def_to_graph(function.definition)
 
