@@ -14,13 +14,13 @@ PYTEST := $(BIN)/python -m pytest
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
 
-# Two processes, for two cores; a file's tests stay together. One that dies, as of a test that hangs,
-# is not replaced: the others would wait for it without end.
+# Two processes, for two cores; a file's tests stay together. A process that a hanging test
+# ended is not replaced: the others would wait for it without end.
 TWO := -n 2 --dist loadfile --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-# Everything that CI runs, in under half an hour on two cores.
+# Everything that CI runs, in under 40 minutes on two cores.
 test-all: docs test test-slow test-parity
 
 test-slow: $(VENV)/.dev

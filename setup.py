@@ -38,6 +38,7 @@ REQUIRES = [
     "keras>=3.14,<3.16",
     "ml_collections>=1.0",
     "numpy",
+    "packaging",
     "pillow>=10.1",  # TensorBoard asks for it, too
     "psutil>=5.9",
     "pyyaml",
@@ -129,6 +130,7 @@ setup(
         "tftpu": ["py.typed"],
         "tftpu.launch": ["*.ipynb"],
         "tftpu.launch.cloud": ["*.sh"],
+        "tftpu.launch.starter": ["*.txt"],
     },
     install_requires=REQUIRES,
     extras_require=EXTRAS,

@@ -4,12 +4,12 @@
     training(data, seed=0).starting_at(step=0)     # `Trainer.fit` takes `training(...)` itself
     from_arrays(x, y, global_batch_size=256)       # arrays in memory
 
-`training(data, seed)` returns an object with `global_batch_size`; `count`, the examples of an
-epoch; and `starting_at(step, host, hosts)`, an endless dataset of global batches or of one host's
-part of each. A step's examples depend only on the data, the seed, the global batch size and the
-step; `reading.order` explains how, and `pipeline` how the later stages preserve this. `evaluation`
-yields every example of the evaluation split once. `batch_spec` returns shapes and dtypes without
-reading an example. `sources` has the classes that describe data.
+`training(data, seed)` of a class in `sources` returns an object with `global_batch_size`; `count`,
+the examples of an epoch; and `starting_at(step, host, hosts)`, an endless dataset of global batches
+or of one host's part of each. A step's examples depend only on the data, the seed, the global batch
+size and the step; `reading.order` explains how, and `pipeline` how the later stages preserve this.
+`evaluation` yields every example of the evaluation split once. `batch_spec` returns shapes and
+dtypes without reading an example. A user's own `tftpu.Data` may return a plain `tf.data.Dataset`.
 
 Imports no TensorFlow until one of the functions is called.
 """
@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tftpu.config import Data
-from tftpu.errors import UserError
-from tftpu.input_pipelines.sources import ReadableData
+from tftpu.config import Data, DataContext
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -31,27 +29,72 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.tensors import Spec
 
 
-def training(data: Data, seed: int = 0) -> Training | Pipeline:
-    """Returns the training split, reshuffled each epoch by `seed`."""
-    return _readable(data).training(seed)
+def training(data: Data, seed: int = 0) -> Training | Pipeline | tf.data.Dataset:
+    """Returns the training split, reshuffled each epoch by `seed`.
+
+    Raises:
+        UserError: `data.training` returns no data set, or one of another batch size.
+    """
+    from tftpu.input_pipelines import own
+
+    return own.checked_training(data, data.training(_context(data, seed)))
 
 
-def evaluation(data: Data) -> tf.data.Dataset:
-    """Returns the evaluation split, once, in batches of `global_batch_size`.
+def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
+    """Returns the evaluation split, once, in batches of `global_batch_size`; None if there is none.
 
     The last batch may be smaller.
+
+    Raises:
+        UserError: `data.evaluation` returns something else.
     """
-    return _readable(data).evaluation()
+    from tftpu.input_pipelines import own
+
+    return own.checked_evaluation(data, data.evaluation(_context(data, seed)))
 
 
 def batch_spec(data: Data, examples: int) -> Spec:
-    """Returns the shapes and dtypes of a batch of `examples`, as nested `tf.TensorSpec`s."""
-    return _readable(data).batch_spec(examples)
+    """Returns the shapes and dtypes of a batch of `examples`, as nested `tf.TensorSpec`s.
+
+    A user's data without a `batch_spec` of their own are opened for it.
+    """
+    from tftpu.input_pipelines import own
+
+    spec = data.batch_spec(examples)
+    return own.spec_of(training(data), examples) if spec is None else spec
 
 
 def class_names(data: Data) -> list[str] | None:
     """Returns the names of a data set's classes by class id, or None if it has none."""
-    return _readable(data).class_names()
+    return data.class_names()
+
+
+def steps_per_epoch(data: Data, pipeline: Any) -> int:
+    """Returns the number of batches of an epoch, the last one included if it is smaller.
+
+    Args:
+        data: the data set.
+        pipeline: its training split.
+
+    Raises:
+        UserError: the number of examples is not known.
+    """
+    from tftpu.input_pipelines import own
+
+    return own.steps_per_epoch(data, pipeline)
+
+
+def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+    """Returns the endless global batches of a training split from a step on.
+
+    Args:
+        pipeline: as `training` returns it.
+        step: the first batch.
+        host, hosts: the part of each batch, where the pipeline can give one host its own.
+    """
+    from tftpu.input_pipelines import own
+
+    return own.starting_at(pipeline, step, host, hosts)
 
 
 def from_arrays(
@@ -74,10 +117,5 @@ def from_generator(
     return arrays.from_generator(make, spec, global_batch_size=global_batch_size)
 
 
-def _readable(data: Data) -> ReadableData:
-    if isinstance(data, ReadableData):
-        return data
-    raise UserError(
-        f"{type(data).__name__} does not describe data that tftpu can read: use a class of "
-        "tftpu.input_pipelines.sources, or derive yours from its ReadableData."
-    )
+def _context(data: Data, seed: int) -> DataContext:
+    return DataContext(seed, data.global_batch_size)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines import service
 from tftpu.input_pipelines.reading.epochs import share_of_host
@@ -62,20 +63,20 @@ class Pipeline:
 
     Args:
         source: of records.
-        data: the options of the data set: batch size, bad records, services.
+        data: the options of the data set: bad records, services.
+        context: the seed of order and augmentation, and the batch size.
         parse: records (n,) -> examples, nested tensors (n, ...).
         finish: (batch of examples, seeds (batch, 2)) -> (features, labels[, weights]).
         example: (example, seed (2,), int32) -> example of static shapes; None: as parsed.
-        seed: of order and augmentation.
         pairs: `finish` mixes each example with its neighbour, so that a bad one spoils both.
     """
 
     source: RecordSource
     data: Streamed
+    context: DataContext
     parse: Parse
     finish: Finish
     example: Prepare | None = None
-    seed: int = 0
     pairs: bool = False
 
     def __post_init__(self):
@@ -84,7 +85,7 @@ class Pipeline:
     @property
     def global_batch_size(self) -> int:
         """The number of examples per step."""
-        return self.data.global_batch_size
+        return self.context.global_batch_size
 
     @property
     def count(self) -> int:
@@ -103,7 +104,7 @@ class Pipeline:
             UserError: the number of hosts does not divide the global batch size.
         """
         share = self._share(hosts)
-        drawn = self.source.drawn(self.global_batch_size, self.seed, step, host, hosts)
+        drawn = self.source.drawn(self.global_batch_size, self.context.seed, step, host, hosts)
 
         def prepare(drawn: tf.data.Dataset) -> tf.data.Dataset:
             return self._prepared(drawn, share, drop_remainder=True)

@@ -1,14 +1,14 @@
 """The data sets that a config can name, and their options.
 
-Each class describes a data set and names the functions that read it: `training`, `evaluation`,
-`batch_spec`, `class_names`. They are imported when called, so that a config loads without
-TensorFlow. To read data of your own, derive a class from `ReadableData`.
+Each class derives from `tftpu.Data`, as a user's own data sets do: it describes a data set and
+names the functions that read it. They are imported when called, so that a config loads without
+TensorFlow.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from tftpu.config import Data
+from tftpu.config import Data, DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
 from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
@@ -25,7 +25,6 @@ __all__ = [
     "Augment",
     "BigQuery",
     "Images",
-    "ReadableData",
     "Records",
     "Streamed",
     "StreamedImages",
@@ -39,28 +38,7 @@ IMAGE_DTYPES = ("float32", "bfloat16", "uint8")
 
 
 @dataclasses.dataclass
-class ReadableData(Data):
-    """A data set that knows how to read itself."""
-
-    def training(self, seed: int) -> "Training | Pipeline":
-        """Returns the training split, reshuffled each epoch by `seed`."""
-        raise NotImplementedError
-
-    def evaluation(self) -> "tf.data.Dataset":
-        """Returns the evaluation split, once, in batches of `global_batch_size`."""
-        raise NotImplementedError
-
-    def batch_spec(self, examples: int) -> "Spec":
-        """Returns the shapes and dtypes of a batch, without reading an example."""
-        raise NotImplementedError
-
-    def class_names(self) -> list[str] | None:
-        """Returns the names of the classes by class id, or None if there are none."""
-        return None
-
-
-@dataclasses.dataclass
-class Images(ReadableData):
+class Images(Data):
     """A TFDS data set of images with one class each, held in memory."""
 
     image_size: int = 224
@@ -77,15 +55,15 @@ class Images(ReadableData):
         if self.shift < 0:
             raise UserError(f"data.shift is {self.shift}: it must be 0 or more.")
 
-    def training(self, seed: int) -> "Training":
+    def training(self, context: DataContext) -> "Training":
         from tftpu.input_pipelines.datasets import images
 
-        return images.training(self, seed)
+        return images.training(self, context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import images
 
-        return images.evaluation(self)
+        return images.evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import images
@@ -99,27 +77,32 @@ class Images(ReadableData):
 
 
 @dataclasses.dataclass
-class Text(ReadableData):
+class Text(Data):
     """A TFDS data set of documents, read as bytes, cut into windows and held in memory."""
 
     context: int = 128  # bytes of a window
     train_split: str = "train"
     eval_split: str = "test"
+    per_token: ClassVar[bool] = True
+
+    @property
+    def weighted(self) -> bool:
+        return True
 
     def validate(self) -> None:
         super().validate()
         if self.context < 1:
             raise UserError(f"data.context is {self.context}: it must be 1 or more.")
 
-    def training(self, seed: int) -> "Training":
+    def training(self, context: DataContext) -> "Training":
         from tftpu.input_pipelines.datasets import text
 
-        return text.training(self, seed)
+        return text.training(self, context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import text
 
-        return text.evaluation(self)
+        return text.evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import text
@@ -128,7 +111,7 @@ class Text(ReadableData):
 
 
 @dataclasses.dataclass
-class StreamedImages(Streamed, ReadableData):
+class StreamedImages(Streamed):
     """Images with one class each, read, decoded and augmented while training.
 
     `data_dir` depends on the format:
@@ -176,15 +159,15 @@ class StreamedImages(Streamed, ReadableData):
         if self.format != "tfds" and self.download:
             raise UserError("data.download is for data.format=tfds only.")
 
-    def training(self, seed: int) -> "Pipeline":
+    def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import streamed_images
 
-        return streamed_images.training(self, seed)
+        return streamed_images.training(self, context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import streamed_images
 
-        return streamed_images.evaluation(self)
+        return streamed_images.evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import streamed_images
@@ -198,7 +181,7 @@ class StreamedImages(Streamed, ReadableData):
 
 
 @dataclasses.dataclass
-class Tokens(Streamed, ReadableData):
+class Tokens(Streamed):
     """Text for a language model: documents as tokens, packed into rows of a fixed length.
 
     Either `data_dir` is a folder of packed shards, written by `tftpu data convert
@@ -215,6 +198,11 @@ class Tokens(Streamed, ReadableData):
     tokenizer: str | None = None  # a tokenizer.json of Hugging Face; None: the bytes of the text
     end_of_text: str | None = None  # a token of its vocabulary, put after every document
     field: str = "text"  # the field of a JSON line that holds the text
+    per_token: ClassVar[bool] = True
+
+    @property
+    def weighted(self) -> bool:
+        return True
 
     def validate(self) -> None:
         super().validate()
@@ -228,15 +216,15 @@ class Tokens(Streamed, ReadableData):
         if self.train_text and not self.eval_text:
             raise UserError("data.eval_text is empty: give a pattern of text files to evaluate on.")
 
-    def training(self, seed: int) -> "Pipeline":
+    def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.training(self, self._folder(self.train_split), seed)
+        return packed_tokens.training(self, self._folder(self.train_split), context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.evaluation(self, self._folder(self.eval_split))
+        return packed_tokens.evaluation(self, self._folder(self.eval_split), context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import packed_tokens
@@ -262,7 +250,7 @@ class Tokens(Streamed, ReadableData):
 
 
 @dataclasses.dataclass
-class Records(Streamed, ReadableData):
+class Records(Streamed):
     """TFRecord shards of `tf.train.Example`, with any features of static shape.
 
     Args:
@@ -283,6 +271,10 @@ class Records(Streamed, ReadableData):
     train_split: str = "train"
     eval_split: str = "test"
 
+    @property
+    def weighted(self) -> bool:
+        return bool(self.weight) or super().weighted
+
     def validate(self) -> None:
         super().validate()
         if not self.data_dir:
@@ -295,15 +287,15 @@ class Records(Streamed, ReadableData):
             if name and name not in spec:
                 raise UserError(f"data.spec has no feature {name!r}.{did_you_mean(name, spec)}")
 
-    def training(self, seed: int) -> "Pipeline":
+    def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import record_shards
 
-        return record_shards.training(self, seed)
+        return record_shards.training(self, context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import record_shards
 
-        return record_shards.evaluation(self)
+        return record_shards.evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import record_shards
@@ -312,7 +304,7 @@ class Records(Streamed, ReadableData):
 
 
 @dataclasses.dataclass
-class Synthetic(ReadableData):
+class Synthetic(Data):
     """Random numbers of any shape, the same in every run: to time a step or to try a model.
 
     Args:
@@ -343,15 +335,15 @@ class Synthetic(ReadableData):
                     f"data.spec: {name!r} needs num_classes=N, the range of its random numbers."
                 )
 
-    def training(self, seed: int) -> "Training":
+    def training(self, context: DataContext) -> "Training":
         from tftpu.input_pipelines.datasets import synthetic
 
-        return synthetic.training(self, seed)
+        return synthetic.training(self, context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import synthetic
 
-        return synthetic.evaluation(self)
+        return synthetic.evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import synthetic
@@ -360,7 +352,7 @@ class Synthetic(ReadableData):
 
 
 @dataclasses.dataclass
-class BigQuery(ReadableData):
+class BigQuery(Data):
     """Rows of BigQuery, held in memory; see `datasets.bigquery` for the guarantees.
 
     Args:
@@ -382,15 +374,15 @@ class BigQuery(ReadableData):
             if not getattr(self, field):
                 raise UserError(f"data.{field} is empty: name a table or columns of BigQuery.")
 
-    def training(self, seed: int) -> "Training":
+    def training(self, context: DataContext) -> "Training":
         from tftpu.input_pipelines.datasets import bigquery
 
-        return bigquery.training(self, seed)
+        return bigquery.training(self, context)
 
-    def evaluation(self) -> "tf.data.Dataset":
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import bigquery
 
-        return bigquery.evaluation(self)
+        return bigquery.evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import bigquery

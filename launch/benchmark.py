@@ -11,10 +11,12 @@ import keras
 import tensorflow as tf
 
 import tftpu
+from tftpu import input_pipelines
 from tftpu.config import Experiment
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.errors import UserError
 from tftpu.launch import experiment as build
 
 TURNS = 20
@@ -32,7 +34,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
+    experiment = build.with_length(experiment)
     experiment.train.checkpoint_every = 0
+    experiment.train.best_metric = ""  # nothing is evaluated
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
     contestants: dict[str, Contestant] = {
@@ -40,6 +44,11 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         "bare step": lambda turn: _bare_step(experiment, engine, turn),
         "pipeline": lambda turn: _pipeline(experiment, engine, turn),
     }
+    if compare and build.has_objectives(experiment):
+        raise UserError(
+            f"Keras's fit knows no objectives(), which {type(experiment.model).__name__} has: "
+            "leave out --compare."
+        )
     if compare:
         contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
         contestants["keras fit, no XLA"] = lambda turn: _keras_fit(experiment, engine, turn, False)
@@ -52,9 +61,8 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     for contestant, seconds in times.items():
         milliseconds = statistics.median(seconds) / steps * 1000
         ratio = statistics.median(a / b for a, b in zip(times["trainer"], seconds))
-        print(
-            f"  {contestant:18} {milliseconds:9.3f} ms/step   trainer / {contestant}: {ratio:.3f}"
-        )
+        compared = "" if contestant == "trainer" else f"   trainer / {contestant}: {ratio:.3f}"
+        print(f"  {contestant:18} {milliseconds:9.3f} ms/step{compared}")
 
 
 def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, list[float]]:
@@ -166,7 +174,10 @@ def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> No
         with engine.scope():
             trainer = build.build_trainer(experiment, workdir)
         trainer.fit(
-            build.training_data(experiment), FOREVER, callbacks=[CallTurn(turn)], verbose=False
+            build.training_data(experiment),
+            steps=FOREVER,
+            callbacks=[CallTurn(turn)],
+            verbose=False,
         )
 
 
@@ -177,7 +188,8 @@ def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> 
     with engine.scope():
         model = build.build_model(experiment)
         spec = engine.training_spec(data, microbatches)
-        step = TrainStep(ModelState(model, spec, experiment.train), spec)
+        own = build.objectives_of(experiment, model)
+        step = TrainStep(ModelState(model, spec, experiment.train, own), spec)
     batch = next(engine.batches(data, 0))
     function = tf.autograph.experimental.do_not_convert(step.train)
 
@@ -205,7 +217,8 @@ def _keras_fit(
     """Runs Keras's own trainer, on the same model, batches and devices."""
     with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)
-    data = build.training_data(experiment).starting_at(0).prefetch(tf.data.AUTOTUNE)
+    data = input_pipelines.starting_at(build.training_data(experiment), 0)
+    data = data.prefetch(tf.data.AUTOTUNE)
     # Keras annotates `verbose` as text only.
     verbose: Any = 0
     model.fit(data, steps_per_epoch=FOREVER, verbose=verbose, callbacks=[CallTurn(turn)])

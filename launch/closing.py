@@ -1,14 +1,11 @@
 """The block that `tftpu train` prints at the end."""
 
-import contextlib
-import json
-
 from tftpu.config import Experiment
 from tftpu.launch import predictions, sample
 from tftpu.observe import console
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 from tftpu.training.trainer import Trainer
 
 
@@ -56,8 +53,9 @@ def _checkpoints(step: int, results: dict[str, float], workdir: str) -> list[tup
     """Returns rows for the last evaluation and for the checkpoint marked best."""
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     rows = [("eval, last", f"step {step:,}  {numbers}")]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        best = json.loads(files.read(files.join(workdir, "checkpoints", "best")))
+    path = files.join(workdir, "checkpoints", "best")
+    best = side_files.read(path, "step", "metric", "value")
+    if best:
         text = f"step {best['step']:,}  {best['metric']} {best['value']:.4f}"
         rows.append(("eval, best", f"{text}  (checkpoints/{best['step']})"))
     return rows

@@ -3,22 +3,21 @@
 ml_collections parses the overrides by the types of the config's dataclasses.
 """
 
-import contextlib
 import dataclasses
 import functools
-import importlib.machinery
-import importlib.util
-import traceback
+import importlib
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from tftpu.config import Experiment
+from tftpu.config import Experiment, Function, KerasObject
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import configs, keras_objects
+from tftpu.launch.own_code import failures_of, import_config, own_code
+from tftpu.launch.startup import quieten_tensorflow
 
 _IN_WORDS = {
     int: "a whole number",
@@ -28,7 +27,11 @@ _IN_WORDS = {
     float | None: "a number, or none",
     int | None: "a whole number, or none",
     tuple[int, ...]: "whole numbers in brackets, as (2,2,2,2)",
+    tuple[str, ...]: "a name, or names in brackets, as \"('a','b')\"",
 }
+# Fields of an experiment that the command line sets by the names of Keras.
+_NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
+_LENGTHS = {"steps": "epochs", "epochs": "steps"}  # of `train`; one of them is None
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -52,81 +55,74 @@ def load(name: str, overrides: list[str]) -> Experiment:
 
     Raises:
         UserError: there is no such config or field, or a value is of the wrong type.
+
+    A file is imported as `launch.own_code` describes.
     """
-    make = _import(name).get_config
-    with _failures_of(name):
-        experiment = make()
+    code = own_code(name)
+    folder = code.folder if code else CONFIGS
+    quieten_tensorflow()  # which the file may import
+    with failures_of(f"The config {name!r}", folder):
+        module = import_config(code) if code else _come_with_tftpu(name)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"The config {name!r} has no function get_config().")
+    with failures_of(f"The config {name!r}", folder):
+        experiment = module.get_config()
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"get_config() of {name!r} returns a {type(experiment).__name__}: it must return a "
-            "tftpu.config.Experiment."
+            "tftpu.Experiment."
         )
+    experiment = keras_objects.described(experiment)
+    experiment.config_file = str(code.file) if code else ""
     for override in overrides:
-        experiment = _applied(experiment, override)
+        _apply(experiment, override)
     return experiment
 
 
-def _import(name: str) -> types.ModuleType:
-    path = Path(name) if name.endswith(".py") else CONFIGS / f"{name}.py"
-    if not path.is_file():
-        if name.endswith(".py"):
-            raise UserError(f"There is no config file {name!r}.")
+def _come_with_tftpu(name: str) -> types.ModuleType:
+    if name not in names():
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
-    loader = importlib.machinery.SourceFileLoader(f"tftpu_config_{path.stem}", str(path))
-    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
-    if spec is None:
-        raise UserError(f"The config file {name!r} cannot be loaded.")
-    module = importlib.util.module_from_spec(spec)
-    with _failures_of(name):
-        loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"The config {name!r} has no function get_config().")
-    return module
+    return importlib.import_module(f"{configs.__name__}.{name}")
 
 
-@contextlib.contextmanager
-def _failures_of(name: str) -> Iterator[None]:
-    """Turns exceptions of a config file into `UserError`, with the line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        at = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
-        line = f" in line {at[-1]}" if at else ""
-        raise UserError(
-            f"The config {name!r} fails{line} with {type(error).__name__}: {error}"
-        ) from error
-
-
-def _applied(experiment: Experiment, override: str) -> Experiment:
+def _apply(experiment: Experiment, override: str) -> None:
+    """Sets one field of an experiment."""
     argument, _, value = override.lstrip("-").partition("=")
     path = argument.split(".")[1:]
     _check_field(experiment, path, argument)
     if not value:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
-    parent = functools.reduce(getattr, path[:-1], experiment)
-    kind: Any = typing.get_type_hints(type(parent))[path[-1]]
+    parent: Any = functools.reduce(getattr, path[:-1], experiment)
+    setattr(parent, path[-1], _parsed(parent, path[-1], argument, value))
+    if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
+        # The last one named gives the length of the run: that of the config gives way.
+        setattr(parent, _LENGTHS[path[-1]], None)
+
+
+def _parsed(parent: Any, field: str, argument: str, value: str) -> Any:
+    """Returns the value of a field as its type."""
+    kind: Any = typing.get_type_hints(type(parent))[field]
+    if field in _NAMED and isinstance(parent, Experiment):
+        names = tuple(filter(None, value.split(",")))
+        return names if field.endswith("metrics") else None if value.lower() == "none" else value
     # ml_collections parses neither "none" for a field that may be None, nor a field that takes a
     # number or a word, as norm_batch does ("32" or "global").
     if value.lower() == "none" and type(None) in typing.get_args(kind):
-        setattr(parent, path[-1], None)
-        return experiment
+        return None
     if kind == int | str:
-        setattr(parent, path[-1], int(value) if value.isdecimal() else value)
-        return experiment
+        return int(value) if value.isdecimal() else value
     from ml_collections import config_flags
 
-    flag = [f"--{argument}={value}"]
+    flag = [f"--config.{field}={value}"]
     parsed = flags.FlagValues()
     try:
         config_flags.DEFINE_config_dataclass(
-            "config", experiment, sys_argv=["tftpu", *flag], flag_values=parsed
+            "config", parent, sys_argv=["tftpu", *flag], flag_values=parsed
         )
         parsed(["tftpu", *flag])
-        result: Any = parsed["config"].value
-        _check_elements(functools.reduce(getattr, path, result), kind)
-    except (flags.Error, ValueError, TypeError) as error:
+        result = getattr(parsed["config"].value, field)
+        _check_elements(result, kind)
+    except (flags.Error, ValueError, TypeError, KeyError) as error:
         expected = _IN_WORDS.get(kind, str(kind))
         raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
     return result
@@ -141,13 +137,21 @@ def _check_elements(value: object, kind: Any) -> None:
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
     here: Any = experiment
     for depth, field in enumerate(path):
-        known = [f.name for f in dataclasses.fields(here)] if dataclasses.is_dataclass(here) else []
+        if not dataclasses.is_dataclass(here) or isinstance(here, KerasObject | Function):
+            name = ".".join(["config", *path[:depth]])
+            shown = repr(here) if isinstance(here, str) else getattr(here, "name", here)
+            raise UserError(f"--{argument}: {name} is {shown}, which has no fields.")
+        known = [f.name for f in dataclasses.fields(here)]
         if field not in known:
             parent = ".".join(["config", *path[:depth]])
             raise UserError(
                 f"--{argument}: {parent} has no field {field!r}.{did_you_mean(field, known)}"
             )
         here = getattr(here, field)
+    if len(path) == 1 and path[0] in _NAMED:
+        return
+    if path[-1] in ("callbacks", "config_file") and len(path) == 1:
+        raise UserError(f"--{argument} cannot be set on the command line.")
     if dataclasses.is_dataclass(here):
         fields = ", ".join(f.name for f in dataclasses.fields(here))
         raise UserError(f"--{argument} names a group: set one of its fields ({fields}).")

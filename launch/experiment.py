@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tftpu import input_pipelines, models
-from tftpu.config import Data, Experiment
-from tftpu.input_pipelines import sources
-from tftpu.launch import sample
+from tftpu.config import Data, Experiment, Function, KerasObject, Model
+from tftpu.errors import UserError
+from tftpu.launch import keras_objects, sample
+from tftpu.launch.own_code import failures_of_class
 from tftpu.models.layers import pixels
 from tftpu.optim import optimizers
 from tftpu.optim.losses import SmoothedCrossentropy
@@ -16,6 +17,11 @@ from tftpu.optim.metrics import Accuracy, BitsPerToken
 from tftpu.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import tensorflow as tf
+
+    from tftpu.engines.objective import Objective
     from tftpu.input_pipelines.pipeline import Pipeline
     from tftpu.input_pipelines.reading.epochs import Training
 
@@ -24,24 +30,23 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     """Builds and compiles the model of an experiment, in the current scope of an engine.
 
     Args:
-        experiment: validated.
+        experiment: validated, with a length in steps.
         jit_compile: True, False or "auto" for Keras's own `fit`, which annotates it as text only;
             the trainer of tftpu ignores it.
     """
-    train = experiment.train
-    keras.utils.set_random_seed(train.seed)
-    model = models.build(experiment.model)
+    keras.utils.set_random_seed(experiment.train.seed)
+    with failures_of_class(experiment.model, "build"):
+        model = models.build(experiment.model)
     if experiment.model.freeze:
         models.freeze(model, experiment.model.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
-    optimizer = optimizers.build(
-        experiment.optimizer, experiment.data.global_batch_size, train.steps
-    )
-    metrics, weighted = _metrics(experiment.data)
+    if has_objectives(experiment):
+        return model  # which trains by them
+    loss, metrics, weighted = _objective(experiment)
     model.compile(
-        optimizer=optimizer,
-        loss=SmoothedCrossentropy(train.label_smoothing),
+        optimizer=keras_objects.optimizer_of(experiment, optimizers.build),
+        loss=loss,
         metrics=metrics,
         weighted_metrics=weighted,
         jit_compile=jit_compile,
@@ -53,29 +58,80 @@ def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
     """Builds the model and the trainer of an experiment, in the current scope of an engine.
 
     Args:
-        experiment: validated.
+        experiment: validated, with a length in steps.
         workdir: folder of the run, local or `gs://`; None writes nothing.
     """
+    model = build_model(experiment)
     return Trainer(
-        build_model(experiment),
+        model,
         workdir,
         experiment.train,
+        objectives=objectives_of(experiment, model),
         hyperparameters=hyperparameters(experiment),
         sample=lambda trainer: sample.text(experiment, trainer),
     )
 
 
+def has_objectives(experiment: Experiment) -> bool:
+    """Returns whether the model of an experiment brings loss functions of its own.
+
+    Raises:
+        UserError: the experiment names a loss or metrics as well.
+    """
+    own = type(experiment.model).objectives is not Model.objectives
+    named = ("loss", "metrics", "weighted_metrics")
+    given = [name for name in named if getattr(experiment, name) not in (None, (), [])]
+    given += ["train.label_smoothing"] if experiment.train.label_smoothing else []
+    if own and given:
+        raise UserError(
+            f"{type(experiment.model).__name__} has objectives() with loss functions of its own, "
+            f"and the experiment sets {given[0]}: leave that out."
+        )
+    return own
+
+
+def objectives_of(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
+    """Returns the objectives of a model of an experiment; empty if it is compiled with its loss."""
+    with failures_of_class(experiment.model, "objectives"):
+        return tuple(experiment.model.objectives(model))
+
+
+def with_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
+    """Returns the experiment with its length in steps, converted from epochs where it has those.
+
+    Args:
+        experiment: with a length in steps or epochs.
+        pipeline: the training split; None opens it if it is needed.
+
+    Raises:
+        UserError: the length is given in epochs, and the number of examples is not known.
+    """
+    train = experiment.train
+    if train.epochs is None:
+        return experiment
+    if pipeline is None:
+        pipeline = training_data(experiment)
+    epoch = input_pipelines.steps_per_epoch(experiment.data, pipeline)
+    every = train.eval_every or epoch
+    steps = train.epochs * epoch
+    train = dataclasses.replace(train, steps=steps, epochs=None, eval_every=every)
+    return dataclasses.replace(experiment, train=train)
+
+
 def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
     """Returns the fields of an experiment that have a value, by path: "optimizer.name"."""
-    found = {
-        f"{group}.{field}": value
-        for group, fields in dataclasses.asdict(experiment).items()
-        for field, value in fields.items()
-        if value is not None and value != ""
-    }
+    found: dict[str, Any] = {}
+    for group in dataclasses.fields(experiment):
+        value = getattr(experiment, group.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, KerasObject | Function):
+            fields = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType] (an instance)
+            found |= {f"{group.name}.{name}": part for name, part in fields.items()}
+        elif value != ():
+            found[group.name] = getattr(value, "name", value)
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in found.items()
+        if value is not None and value != ""
     }
 
 
@@ -94,15 +150,32 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
     return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
 
 
-def training_data(experiment: Experiment) -> "Training | Pipeline":
+def training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
     """Returns the training pipeline of an experiment."""
-    return input_pipelines.training(experiment.data, experiment.train.seed)
+    with failures_of_class(experiment.data, "training"):
+        return input_pipelines.training(experiment.data, experiment.train.seed)
 
 
-def _metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
-    """Returns the metrics for a data set: those without and those with weights per example."""
-    if isinstance(data, sources.Text | sources.Tokens):
-        return [], [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
-    weighted = isinstance(data, sources.Streamed) and data.on_bad_record == "skip"
-    weighted |= isinstance(data, sources.Records) and bool(data.weight)
-    return ([], [Accuracy()]) if weighted else ([Accuracy()], [])
+def evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
+    """Returns the evaluation split of an experiment; None if it has none."""
+    with failures_of_class(experiment.data, "evaluation"):
+        return input_pipelines.evaluation(experiment.data, experiment.train.seed)
+
+
+def _objective(experiment: Experiment) -> tuple[Any, Any, Any]:
+    """Returns the loss, the metrics and the weighted metrics for `keras.Model.compile`."""
+    metrics = keras_objects.metrics_of(experiment.metrics)
+    weighted = keras_objects.metrics_of(experiment.weighted_metrics, "weighted_metrics")
+    if experiment.loss is not None:
+        return keras_objects.losses_of(experiment), metrics, weighted
+    if not metrics and not weighted:
+        metrics, weighted = _default_metrics(experiment.data)
+    return SmoothedCrossentropy(experiment.train.label_smoothing), metrics, weighted
+
+
+def _default_metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
+    """Returns the metrics of class labels: those without and those with weights per example."""
+    found: list[keras.Metric] = [Accuracy()]
+    if data.per_token:
+        found = [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
+    return ([], found) if data.weighted else (found, [])

@@ -189,6 +189,13 @@ FAILURES = (
         "`cache()` only what fits into memory.",
     ),
     Failure(
+        "bucket",
+        r"^OSError: (?P<path>gs://\S+): (?P<why>[^\n]+)",
+        "{path} cannot be read or written: {why}.",
+        "Check the network, the name of the bucket and the permissions of this account, with "
+        "`tftpu doctor --workdir=gs://BUCKET/RUN`.",
+    ),
+    Failure(
         "no-tensorboard",
         r"TensorBoard is not installed, missing implementation for tf\.summary",
         "tf.summary needs TensorBoard, which TensorFlow 2.21 no longer installs.",

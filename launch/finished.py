@@ -1,9 +1,15 @@
 """A run in a workdir: its experiment, and its trainer with the best checkpoint."""
 
+import dataclasses
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
+from tftpu.launch import config_flags, own_code
+from tftpu.launch.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
@@ -13,13 +19,25 @@ if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOf(Overrides):
+    """The option of a command for finished runs that names their code."""
+
+    config: str | None = flag(
+        None,
+        "config of the run, where the workdir does not say it",
+        metavar="FILE",
+        shown="config.json of the run",
+    )
+
+
 class Restored(NamedTuple):
     """A run with its best checkpoint.
 
     Attributes:
         trainer: with the weights of the checkpoint.
         step: of the checkpoint.
-        evaluation: the evaluation split.
+        evaluation: the evaluation split; None: the data has none.
     """
 
     trainer: "Trainer"
@@ -27,16 +45,37 @@ class Restored(NamedTuple):
     evaluation: "tf.data.Dataset | Any"
 
 
-def experiment_of(workdir: str) -> Experiment:
+def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
     """Loads the experiment of a workdir; its devices are selected again.
 
+    Args:
+        workdir: folder of the run.
+        options: with the config of a run that a script made, or of one whose code has moved.
+
     Raises:
-        UserError: there is no run in the workdir.
+        UserError: there is no run in the workdir, or its code is not found.
     """
+    config = options.config if options else None
+    overrides = list(options.overrides) if options else []
     path = files.join(workdir, "config.json")
-    if not files.exists(path):
+    if files.exists(path):
+        if overrides:
+            raise UserError(
+                f"The run in {workdir!r} has a config.json, so {overrides[0]} cannot change it."
+            )
+        experiment = _recorded(files.read(path), workdir, config)
+    elif not manifest.steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
-    experiment = from_json(files.read(path).decode())
+    elif config is None:
+        raise UserError(
+            f"The run in {workdir!r} was made by a script with tftpu.Trainer, so that no "
+            "config.json says how to build its model and read its data. Evaluate it in the script, "
+            "after trainer.restore_for_evaluation(data); or give a config that describes the same "
+            "model and data: --config=FILE.py."
+        )
+    else:
+        experiment = config_flags.load(config, overrides)
+        experiment.validate()
     experiment.cluster.tpu, experiment.cluster.virtual_devices = "auto", None
     return experiment
 
@@ -54,10 +93,37 @@ def restored(experiment: Experiment, workdir: str) -> Restored:
 
     engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     tftpu.set_precision(experiment.train.precision)
+    experiment = build.with_length(experiment)
+    seen = evaluation = build.evaluation_data(experiment)
+    if evaluation is None:  # a batch tells the shapes of the model's inputs
+        training = build.training_data(experiment)
+        seen = input_pipelines.starting_at(training, 0).take(1)
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
-    evaluation = input_pipelines.evaluation(experiment.data)
-    found = trainer.restore_for_evaluation(evaluation)
+    found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")
     return Restored(trainer, found.step, evaluation)
+
+
+def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
+    """Returns the experiment of a config.json, after its own code was made importable."""
+    try:
+        recorded = json.loads(text).get("config_file", "")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
+    file = config or recorded
+    if file and (config or Path(file).is_file()):
+        code = own_code.own_code(file)
+        if code is None:
+            raise UserError(f"--config={config}: give the file, such as path/to/{config}.py.")
+        own_code.prepare(code)
+    try:
+        return from_json(text)
+    except UserError as error:
+        if not recorded or config:
+            raise
+        raise UserError(
+            f"{error} The run in {workdir!r} was made with the config {recorded}: give the place "
+            "of that file on this machine, --config=FILE.py."
+        ) from error

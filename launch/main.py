@@ -16,7 +16,6 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import os
 import pkgutil
 import sys
 import textwrap
@@ -26,6 +25,7 @@ from typing import Any
 
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import commands as package
+from tftpu.launch import output
 from tftpu.launch.options import HELP, Flag, Options, flags_of, parse, takes_config
 from tftpu.observe import logs
 from tftpu.version import __version__
@@ -91,6 +91,7 @@ class Command:
 
 def run() -> None:
     """Runs the command line of this process, and exits; the console script."""
+    output.outlive_readers()
     logs.set_up()
     sys.exit(main(sys.argv[1:]))
 
@@ -116,9 +117,6 @@ def main(arguments: Sequence[str]) -> int:
         return _end(HOST_LOST, lost)
     except KeyboardInterrupt:
         return _end(INTERRUPTED, "interrupted")
-    except BrokenPipeError:  # the reader of our output is gone, as in `tftpu configs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except Exception as error:
         from tftpu.launch import failures
 
@@ -146,6 +144,7 @@ def usage() -> str:
             "",
             "  tftpu COMMAND --help                 shows the flags of a command",
             "  tftpu train --config=digits_resnet   is a good first one",
+            "  tftpu init NAME                      writes a project of your own",
         ]
     )
 
@@ -201,7 +200,8 @@ def _load(name: str, module: str) -> Command:
     code = importlib.import_module(module)
     text = _docstring(Path(inspect.getfile(code)))
     summary, *paragraphs = text.split("\n\n")
-    examples = [p for p in paragraphs if p.startswith("    ")]
+    # An example is indented; where it is all that follows the summary, formatters outdent it.
+    examples = [p for p in paragraphs if p.startswith(("    ", "tftpu "))]
     return Command(
         name=name,
         summary=" ".join(summary.split()),

@@ -22,6 +22,7 @@ from absl import flags as absl_flags
 from tftpu.config import Cluster, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_flags
+from tftpu.launch.startup import import_tensorflow
 
 HELP = ("-h", "--help", "-help", "--helpfull")
 OVERRIDE = "config."  # prefix of the names of overrides, as in --config.train.steps
@@ -232,7 +233,7 @@ def _split(
             continue
         name, equals, value = word.lstrip("-").partition("=")
         is_override = name.startswith(OVERRIDE)
-        flag = flags.get(name) or flags.get(name.removeprefix("no"))
+        flag = flags.get(name) or _negated(flags, name)
         if not is_override and (flag is None or flag.positional):
             known = [f.name for f in flags.values() if not f.positional]
             raise UserError(
@@ -243,8 +244,16 @@ def _split(
             if not rest or (rest[0].startswith("-") and not _is_number(rest[0])):
                 raise UserError(f"--{name} has no value: write --{name}=VALUE.")
             equals, value = "=", rest.pop(0)
+        if equals and not value and not is_override:
+            raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         (overrides if is_override else named).append(f"--{name}{equals}{value}")
     return named, overrides, alone
+
+
+def _negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
+    """Returns the flag that `--noNAME` sets to false; None if there is none."""
+    flag = flags.get(name.removeprefix("no"))
+    return flag if flag is not None and flag.kind is bool else None
 
 
 def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
@@ -349,16 +358,36 @@ class ConfigOptions(Overrides):
 class DeviceOptions:
     """The options of a command that uses the devices of this machine."""
 
-    tpu: str = flag("auto", "auto, local, none, or the name of a TPU", metavar="NAME")
+    tpu: str | None = flag(
+        None,
+        "auto, local, none, or the name of a TPU",
+        metavar="NAME",
+        shown="that of the config, else auto",
+    )
     virtual_devices: int | None = flag(
         None, "split the CPU into this many devices, to try several replicas", metavar="N"
     )
 
     def set_cluster(self, cluster: Cluster) -> None:
-        """Sets the devices of a config to these."""
-        cluster.tpu, cluster.virtual_devices = self.tpu, self.virtual_devices
+        """Sets the devices of a config to these; what is not given stays as it is."""
+        if self.tpu is not None:
+            cluster.tpu = self.tpu
+        if self.virtual_devices is not None:
+            cluster.virtual_devices = self.virtual_devices
+
+    def split_cpu(self, config: str | None) -> None:
+        """Splits the CPU before a file is loaded whose Keras objects would start TensorFlow."""
+        if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
+            import_tensorflow()
+            from tftpu.engines.tensorflow import cluster
+
+            cluster.split_cpu(self.virtual_devices or 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(DeviceOptions, ConfigOptions):
     """The options of a command that runs a config on the devices of this machine."""
+
+    def experiment(self) -> Experiment:
+        self.split_cpu(self.config)
+        return super().experiment()

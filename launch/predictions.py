@@ -1,9 +1,8 @@
 """Predictions of `tftpu preflight` that are in a workdir."""
 
-import json
 from typing import Any
 
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
 FILE = "preflight.json"
 
@@ -28,5 +27,5 @@ def rates(workdir: str) -> dict[str, float]:
 
 
 def _slices(workdir: str) -> list[dict[str, Any]]:
-    path = files.join(workdir, FILE)
-    return json.loads(files.read(path))["slices"] if files.exists(path) else []
+    record = side_files.read(files.join(workdir, FILE), "slices")
+    return record["slices"] if record else []

@@ -64,13 +64,14 @@ def check(
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
     from tftpu import input_pipelines, preflight
-    from tftpu.launch.experiment import build_model
+    from tftpu.launch.experiment import build_model, with_length
 
     if experiment.train.precision == "mixed_float16":
         raise UserError(
             "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
             "is native and needs no loss scale."
         )
+    experiment = with_length(experiment)
     options = _options(experiment)
     options.prices = prices or {}
     options.verbose = verbose
@@ -102,12 +103,15 @@ def print_report(report: "Report", explain: bool) -> None:
 
 def _options(experiment: Experiment) -> "PreflightOptions":
     """Returns the options that follow from the experiment itself."""
+    from tftpu.launch.experiment import has_objectives, objectives_of
     from tftpu.preflight import PreflightOptions
 
+    objectives = functools.partial(objectives_of, experiment)
     options = PreflightOptions(
         train=experiment.train,
+        objectives=objectives if has_objectives(experiment) else None,
         precision=experiment.train.precision,
-        steps=experiment.train.steps,
+        steps=experiment.train.length,
         validate=experiment.validate,
         recomputing=_recomputing(experiment),
     )

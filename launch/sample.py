@@ -7,6 +7,7 @@ from tftpu.input_pipelines import sources
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
+_BYTES = 256
 _TEMPERATURE = 0.8  # less babble than 1, less repetition than 0
 
 
@@ -27,7 +28,8 @@ def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
         seen = written[-context:]
         # The model is causal: what fills the rest of the context has no influence.
         padded = np.array([seen + [0] * (context - len(seen))], np.int32)  # (1, context)
-        logits = trainer.predict_same(padded)[0, len(seen) - 1].astype(np.float64)  # (vocabulary,)
+        logits = trainer.predict_same(padded)[0, len(seen) - 1]  # (vocabulary,)
+        logits = logits[:_BYTES].astype(np.float64)  # a larger vocabulary has other tokens, too
         chances = np.exp((logits - logits.max()) / _TEMPERATURE)
         written.append(int(rng.choice(len(chances), p=chances / chances.sum())))
     return bytes(written).decode(errors="replace")

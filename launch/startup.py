@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from tftpu import installation
+from tftpu.engines import backend
 from tftpu.errors import UserError
 
 # Packages that TensorFlow and Keras import where they are installed, for features that no command
@@ -20,18 +22,26 @@ def require_tensorflow() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
             "TensorFlow is not installed, because the right package depends on the machine. Run "
-            "`pip install 'tftpu[cpu]'`, or [gpu], or [tpu] on a TPU VM, Colab or Kaggle."
+            f"`{installation.command('cpu')}`; with a GPU of NVIDIA "
+            f"`{installation.command('gpu')}`; on a TPU VM, Colab or Kaggle "
+            f"`{installation.command('tpu')}`."
         )
+
+
+def quieten_tensorflow() -> None:
+    """Hides the notes of TensorFlow's C++ side, which it reads this for when it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def import_tensorflow() -> None:
     """Imports TensorFlow and Keras, without the optional packages that no command uses.
 
     Raises:
-        UserError: TensorFlow is not installed.
+        UserError: TensorFlow is not installed, or Keras is set to another backend.
     """
     require_tensorflow()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # chatter of the C++ side
+    backend.check_keras()
+    quieten_tensorflow()
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
         with _hidden(UNUSED):
             importlib.import_module("keras")

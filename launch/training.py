@@ -3,9 +3,8 @@
 import keras
 
 import tftpu
-from tftpu import input_pipelines
 from tftpu.config import Experiment, to_json
-from tftpu.launch import closing
+from tftpu.launch import closing, keras_objects
 from tftpu.launch import experiment as build
 from tftpu.runtime import goodput
 from tftpu.storage import files
@@ -25,21 +24,26 @@ def train(experiment: Experiment, workdir: str) -> None:
     if chief:
         print(f"{engine.data_shares} replica(s), {precision}", flush=True)
     data = build.training_data(experiment)
-    evaluation = input_pipelines.evaluation(experiment.data)
+    evaluation = build.evaluation_data(experiment)
+    experiment = build.with_length(experiment, data)
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
         loaded = build.initialise(experiment, trainer)
     trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
-    # Only now: a run that fails its checks must not claim the workdir.
-    if chief:
-        files.write_whole(files.join(workdir, "config.json"), to_json(experiment).encode())
+    text = to_json(keras_objects.recorded(experiment))
+    # Only now: a run that fails its checks must not claim the workdir. One that already has its
+    # steps keeps the config that it was trained with.
+    trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
+    if chief and trained < experiment.train.length:
+        files.write_whole(files.join(workdir, "config.json"), text.encode())
     history = trainer.fit(
         data,
-        experiment.train.steps,
+        steps=experiment.train.length,
         validation_data=evaluation,
         eval_every=experiment.train.eval_every or None,
+        callbacks=experiment.callbacks,
     )
     if chief:
         results = _last_evaluation(history)

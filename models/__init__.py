@@ -1,16 +1,19 @@
 """The zoo: `names()` lists it, `build(name)` returns a Keras model.
 
-This file, `sizes.py` and `checks.py` import no Keras, so that configs load in milliseconds;
-`build` does.
+This file, `sizes.py`, `parameters.py` and `checks.py` import no Keras, so that configs load in
+milliseconds; `build` does.
 """
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import sizes
+from tftpu.models.parameters import PARAMETERS
 
 if TYPE_CHECKING:
     import keras
@@ -18,18 +21,19 @@ if TYPE_CHECKING:
     from tftpu.models.weights.loading import LoadReport
 
 
-@runtime_checkable
-class Buildable(Protocol):
-    """Hyper-parameters with a method that builds their model, as in the zoo."""
-
-    def build(self) -> "keras.Model":
-        """Returns the model, not compiled."""
-        ...
-
-
 def names() -> list[str]:
     """Returns the names of the published sizes, sorted."""
     return sorted(sizes.SIZES)
+
+
+def parameters(name: str) -> int:
+    """Returns the number of trainable parameters of a published size, without building it.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    config(name)
+    return PARAMETERS[name]
 
 
 def config(name: str, **fields: Any) -> Model:
@@ -53,11 +57,11 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
     """Builds a Keras model, not compiled.
 
     Args:
-        model: the name of a published size, or hyper-parameters.
+        model: the name of a published size, or hyper-parameters, of the zoo or your own.
         fields: hyper-parameters to change; only with a name.
 
     Raises:
-        UserError: an unknown name or field, or hyper-parameters that cannot build a model.
+        UserError: an unknown name or field, or hyper-parameters that build no Keras model.
 
     Example:
         >>> model = tftpu.models.build("vit_s16", num_classes=10)
@@ -69,12 +73,34 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
             f"build() takes fields ({', '.join(fields)}) only with the name of a model: set them "
             "on the hyper-parameters instead."
         )
-    if not isinstance(model, Buildable):
+    built = model.build()
+    import keras
+
+    if not isinstance(built, keras.Model):
         raise UserError(
-            f"{type(model).__name__} has no method build(), so it is not a family of the zoo: add "
-            "one that returns a Keras model."
+            f"{type(model).__name__}.build() returns a {type(built).__name__}: return a "
+            "keras.Model, not compiled."
         )
-    return model.build()
+    return built
+
+
+def load_model(path: str, **options: Any) -> "keras.Model":
+    """Loads a model of the zoo from the `.keras` file that its `save` wrote.
+
+    Like `keras.models.load_model`, which alone knows only the families that were used already.
+
+    Args:
+        path: of the file.
+        options: further arguments of `keras.models.load_model`.
+    """
+    import keras
+
+    from tftpu.models import families
+
+    for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        importlib.import_module(module.name)
+    model: Any = keras.models.load_model(path, **options)
+    return model
 
 
 def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "LoadReport":

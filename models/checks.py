@@ -1,9 +1,10 @@
 """Checks of hyper-parameters, shared by the configs of all families and by the layers."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from tftpu.config import Share
+from tftpu.config import Model, Share
 from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
@@ -35,6 +36,20 @@ def rate(field: str, value: float) -> None:
     """Raises `UserError` for a dropout rate outside [0, 1)."""
     if not 0 <= value < 1:
         raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
+
+
+def sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
+    """Raises `UserError` for a whole number, alone or in a tuple, that is not 1 or more.
+
+    Args:
+        config: the config of a family.
+        may_be_zero: fields where 0 is allowed, too.
+    """
+    for field, value in dataclasses.asdict(config).items():
+        low = 0 if field in may_be_zero else 1
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and not isinstance(number, bool) and number < low:
+                raise UserError(f"model.{field} is {value}: it must be {low} or more.")
 
 
 def heads(config: _HasHeads) -> None:
@@ -70,9 +85,11 @@ def norm_batch(value: int | str, share: Share) -> None:
             f"model.norm_batch is {value!r}: it must be a number of examples, or 'global'."
         )
     if share.examples % value:
+        each = f"each of {share.replicas} replicas" if share.replicas > 1 else "the one replica"
         raise UserError(
-            f"model.norm_batch={value} does not divide the {share.examples} examples that each of "
-            f"{share.replicas} replicas holds in each of {share.gradient_accumulation_steps} "
-            "microbatches: batch statistics need full groups. Use a divisor of that number, or a "
-            "larger data.global_batch_size."
+            f"model.norm_batch={value} does not divide the {share.examples} examples that "
+            f"{each} computes at a time with "
+            f"train.gradient_accumulation_steps={share.gradient_accumulation_steps}: batch "
+            "statistics need full groups. Use a divisor of that number, or a larger "
+            "data.global_batch_size."
         )

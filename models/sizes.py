@@ -34,6 +34,7 @@ class ResNet(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self)
         checks.remat(self.remat)
         checks.one_of("stride_in", self.stride_in, ("3x3", "1x1"))
         checks.one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
@@ -42,6 +43,7 @@ class ResNet(Model):
                 f"model.stem='space_to_depth' needs an even model.image_size, not "
                 f"{self.image_size}: use model.stem='imagenet'."
             )
+        checks.rate("dropout", self.dropout)
         checks.norm_batch(self.norm_batch, share)
 
     def build(self) -> "keras.Model":
@@ -64,9 +66,11 @@ class GPT(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self)
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)
+        checks.rate("dropout", self.dropout)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import gpt
@@ -88,6 +92,7 @@ class ConvNeXt(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self)
         checks.remat(self.remat)
         checks.stages(self.blocks, widths=self.widths)
         checks.rate("stochastic_depth", self.stochastic_depth)
@@ -119,6 +124,7 @@ class EfficientNetV2(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self, may_be_zero=("fused_stages",))
         checks.remat(self.remat)
         checks.stages(self.blocks, widths=self.widths, strides=self.strides, expand=self.expand)
         checks.rate("dropout", self.dropout)
@@ -151,6 +157,7 @@ class ViT(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self)
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)
@@ -190,6 +197,7 @@ class BERT(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self)
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)
@@ -221,6 +229,7 @@ class Llama(Model):
     remat: str = "none"  # "block": the backward pass recomputes each block
 
     def validate(self, share: Share) -> None:
+        checks.sizes(self)
         checks.remat(self.remat)
         checks.attention(self.attention)
         checks.heads(self)

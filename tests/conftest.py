@@ -23,3 +23,12 @@ def _float32():
     """Resets the dtype policy to float32 after every test."""
     yield
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_connected():
+    """Forgets the engine that a test connected to: the next one may build models outside it."""
+    yield
+    from tftpu.engines.tensorflow import cluster
+
+    cluster.forget_connected()

@@ -9,12 +9,22 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from tftpu.engines import backend
 from tftpu.tpu import environment
 from tftpu.version import __version__
 
 if TYPE_CHECKING:
     from tftpu import input_pipelines, models, preflight
-    from tftpu.config import Cluster, Experiment, Optimizer, Train, TrainOptions
+    from tftpu.config import (
+        Cluster,
+        Data,
+        DataContext,
+        Experiment,
+        Model,
+        Optimizer,
+        Train,
+        TrainOptions,
+    )
     from tftpu.engines.engine import Engine
     from tftpu.engines.objective import Objective
     from tftpu.engines.tensorflow.cluster import connect
@@ -31,9 +41,12 @@ environment.prepare()
 
 _LAZY = {
     "Cluster": "tftpu.config",
+    "Data": "tftpu.config",
+    "DataContext": "tftpu.config",
     "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
+    "Model": "tftpu.config",
     "Objective": "tftpu.engines.objective",
     "Optimizer": "tftpu.config",
     "Preempted": "tftpu.errors",
@@ -48,13 +61,17 @@ _LAZY = {
     "set_precision": "tftpu.optim.precision",
     "simulated_slice": "tftpu.engines.tensorflow.simulated",
 }
+_TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Keras 3 on TensorFlow
 _SUBMODULES = ("input_pipelines", "models", "preflight")
 
 __all__ = [
     "Cluster",
+    "Data",
+    "DataContext",
     "Engine",
     "Experiment",
     "HostLost",
+    "Model",
     "Objective",
     "Optimizer",
     "Preempted",
@@ -78,6 +95,8 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers then report undefined names
 
     def __getattr__(name: str) -> object:
+        if name in _TRAINS:
+            backend.check_keras()
         if name in _LAZY:
             return getattr(importlib.import_module(_LAZY[name]), name)
         if name in _SUBMODULES:

@@ -32,6 +32,11 @@ class HostLost(Exception):  # noqa: N818 (an outcome, not an error)
     """Another host of the run failed; the command line exits with 69."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun: "1 shard", "2,000 shards"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """Returns a clause for the end of an error: the nearest allowed name, or all of them if few.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import publishing, shards, staging
 from tftpu.input_pipelines.convert.conversion import Conversion
@@ -33,13 +34,15 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
     Raises:
         UserError: a mistake, or Beam is not installed.
     """
+    if conversion.options.skip_bad:
+        raise UserError("skip_bad works without a runner only: convert on this machine.")
     try:
         import apache_beam
         from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise UserError(
-            "Apache Beam is not installed: run `pip install 'tftpu[beam]'`, or convert without a "
-            "runner."
+            f"Apache Beam is not installed: run `{installation.command('beam')}`, or convert "
+            "without a runner."
         ) from error
 
     beam: Any = apache_beam  # its types omit its re-exports
@@ -89,7 +92,8 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 def _records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
     """Yields (part, number in it, record)."""
     for number, record in enumerate(staging.encoded(reader, part)):
-        yield part, number, record
+        if isinstance(record, bytes):  # nothing is left out here
+            yield part, number, record
 
 
 def _added(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import files
 
 Say = Callable[[str], None]
+_SHOWN = 20  # files that were left out
 
 
 def run(
@@ -52,10 +53,16 @@ def run(
         if publishing.begun(conversion, reader) is None:  # made by the process that held the folder
             return manifest.read(conversion.output)
         staging.begin(folder, conversion, reader)
-        made = _made(conversion, Staging(reader, folder), workers, say)
-        after = publishing.publish(conversion, reader, made)
+        staged = Staging(reader, folder)
+        made = _made(conversion, staged, workers, say)
+        skipped = staged.skipped()
+        after = publishing.publish(conversion, reader, made, skipped)
     files.remove_tree(str(folder))
-    say(f"{conversion.output} is ready.")
+    if skipped:
+        say(f"Left out {len(skipped)} file(s), listed in {manifest.NAME}:")
+        for left in skipped[:_SHOWN]:
+            say(f"  {left.file} {left.why}")
+    say(f"The split {conversion.split!r} of {conversion.output} is ready.")
     return after
 
 

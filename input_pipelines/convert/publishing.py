@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
-from tftpu.input_pipelines.convert.readers.reader import Reader
+from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import buckets, files
@@ -41,7 +41,12 @@ def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None
     return found, generation
 
 
-def publish(conversion: Conversion, reader: Reader, shards: Sequence[Shard]) -> Manifest:
+def publish(
+    conversion: Conversion,
+    reader: Reader,
+    shards: Sequence[Shard],
+    skipped: Sequence[Skipped] = (),
+) -> Manifest:
     """Writes the manifest with the new split, which makes the split available.
 
     The manifest is read again: another process may have added another split meanwhile.
@@ -51,7 +56,7 @@ def publish(conversion: Conversion, reader: Reader, shards: Sequence[Shard]) -> 
         if found is None:  # another process has made the same
             return manifest.read(conversion.output)
         before, generation = found
-        after = _extended(before, conversion, reader, shards)
+        after = _extended(before, conversion, reader, shards, skipped)
         if files.is_remote(conversion.output):
             data = manifest.to_json(after).encode()
             buckets.publish(f"{conversion.output}/{manifest.NAME}", data, generation)
@@ -61,7 +66,11 @@ def publish(conversion: Conversion, reader: Reader, shards: Sequence[Shard]) -> 
 
 
 def _extended(
-    before: Manifest, conversion: Conversion, reader: Reader, shards: Sequence[Shard]
+    before: Manifest,
+    conversion: Conversion,
+    reader: Reader,
+    shards: Sequence[Shard],
+    skipped: Sequence[Skipped],
 ) -> Manifest:
     """Returns a manifest with another split."""
     conversions = before.about.get("conversions", {})
@@ -70,6 +79,9 @@ def _extended(
         **reader.about,
         "conversions": {**conversions, conversion.split: conversion.fingerprint(reader)},
     }
+    if skipped:
+        names = [left.file for left in skipped]
+        about["skipped"] = {**before.about.get("skipped", {}), conversion.split: names}
     return dataclasses.replace(
         before,
         splits={**before.splits, conversion.split: tuple(shards)},

@@ -3,6 +3,7 @@
 FOLDER/conversion            the fingerprint of the conversion that the files belong to
        part-<n>              the records of a part
        part-<n>.npy          the bytes of each of them; written last
+       part-<n>.skipped      the files that were left out of it, if any
        part-<n>.hashes.npy   a hash of each of them, if the source has no order
        order.npy             the order of all records by hash, likewise
        <shard>.json          a shard that is finished
@@ -22,14 +23,15 @@ import numpy as np
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
-from tftpu.input_pipelines.convert.readers.reader import Reader
+from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
 from tftpu.input_pipelines.formats import tfrecord
+from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.storage import files
 
 
-def encoded(reader: Reader, part: int) -> Iterator[bytes]:
-    """Yields the records of a part, in order.
+def encoded(reader: Reader, part: int) -> Iterator[bytes | Skipped]:
+    """Yields the records of a part, in order, and what was left out.
 
     Raises:
         UserError: an example that does not fit the reader's features; names the part.
@@ -37,8 +39,12 @@ def encoded(reader: Reader, part: int) -> Iterator[bytes]:
     from tftpu.input_pipelines.formats import example_proto
 
     for number, example in enumerate(reader.examples(reader.parts[part])):
+        if isinstance(example, Skipped):
+            yield example
+            continue
+        more = {SOURCE: Feature("string")} if SOURCE in example else {}
         try:
-            yield example_proto.encode(example, reader.features)
+            yield example_proto.encode(example, {**more, **reader.features})
         except UserError as error:
             where = json.dumps(reader.parts[part])[:200]
             raise UserError(f"Example {number} of {where}: {error}") from error
@@ -63,10 +69,13 @@ class Staging:
     def stage(self, part: int) -> np.ndarray:
         """Encodes a part, unless it is staged; returns the bytes of each record in the file."""
         if not self._lengths(part).exists():
-            lengths, hashes = [], []
+            lengths, hashes, skipped = [], [], []
 
             def measured() -> Iterator[bytes]:
                 for record in encoded(self.reader, part):
+                    if isinstance(record, Skipped):
+                        skipped.append(dataclasses.astuple(record))
+                        continue
                     lengths.append(len(record) + tfrecord.OVERHEAD)
                     if not self.reader.ordered:
                         hashes.append(hashlib.blake2b(record, digest_size=16).digest())
@@ -75,8 +84,15 @@ class Staging:
             tfrecord.write(str(self.folder / f"part-{part}"), measured())
             if not self.reader.ordered:
                 _save(self.folder / f"part-{part}.hashes.npy", np.array(hashes, "S16"))
+            if skipped:
+                files.write_whole(self._skipped(part), json.dumps(skipped).encode())
             _save(self._lengths(part), np.array(lengths, np.int64))
         return np.load(self._lengths(part))
+
+    def skipped(self) -> list[Skipped]:
+        """Returns what was left out of all parts, in their order."""
+        notes = filter(Path.exists, map(self._skipped, range(len(self.reader.parts))))
+        return [Skipped(*row) for note in notes for row in json.loads(note.read_text())]
 
     def put_in_order(self) -> None:
         """Records the order of the records by their content, regardless of their parts."""
@@ -100,6 +116,9 @@ class Staging:
                     file.seek(int(begins[number[place]]) + 12)  # after length and checksum
                     found[place] = file.read(int(lengths[number[place]]) - tfrecord.OVERHEAD)
         return found
+
+    def _skipped(self, part: int) -> Path:
+        return self.folder / f"part-{part}.skipped"
 
     def _lengths(self, part: int) -> Path:
         return self.folder / f"part-{part}.npy"

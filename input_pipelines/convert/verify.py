@@ -113,4 +113,17 @@ def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> It
             try:
                 check([record], [name])
             except tf.errors.OpError as error:
-                yield f"{name}: {' '.join(error.message.split())}"
+                yield f"{name}{_source(record)}: {' '.join(error.message.split())}"
+
+
+def _source(record: bytes) -> str:
+    """Returns " (made of FILE)" if a record names its file; "" if not, or if it cannot be read."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except DecodeError:
+        return ""
+    names = features[manifests.SOURCE].bytes_list.value if manifests.SOURCE in features else ()
+    return f" (made of {names[0].decode(errors='replace')})" if names else ""

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tftpu import installation
+from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets import arrays, batches
 from tftpu.input_pipelines.formats.manifest import Feature
@@ -122,16 +124,18 @@ class Table:
         return {}
 
 
-def training(data: "BigQuery", seed: int) -> Training:
+def training(data: "BigQuery", context: DataContext) -> Training:
     """Returns shuffled rows, in memory; see `epochs.Training` for the order."""
     batch = _arranged(data, data.train_table)
-    return Training(batch, data.global_batch_size, seed, lambda examples, seeds: examples)
+    return Training(
+        batch, context.global_batch_size, context.seed, lambda examples, seeds: examples
+    )
 
 
-def evaluation(data: "BigQuery") -> tf.data.Dataset:
+def evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
     """Returns every row once."""
     batch = _arranged(data, data.eval_table)
-    return tf.data.Dataset.from_tensor_slices(batch).batch(data.global_batch_size)
+    return tf.data.Dataset.from_tensor_slices(batch).batch(context.global_batch_size)
 
 
 def batch_spec(data: "BigQuery", examples: int) -> Spec:
@@ -167,7 +171,7 @@ def _clients() -> _Clients:
         from google.cloud.bigquery_storage_v1 import BigQueryReadClient
     except ImportError as error:
         raise UserError(
-            "The clients of BigQuery are not installed: run `pip install 'tftpu[bigquery]'`."
+            f"The clients of BigQuery are not installed: run `{installation.command('bigquery')}`."
         ) from error
     try:
         return _Clients(bigquery.Client(), BigQueryReadClient())

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.reading.epochs import Training
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Images
 
 
-def training(data: "Images", seed: int) -> Training:
+def training(data: "Images", context: DataContext) -> Training:
     """Returns shuffled, augmented training images; see `epochs.Training` for the order."""
 
     def prepare(examples: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,13 +23,13 @@ def training(data: "Images", seed: int) -> Training:
 
     return Training(
         examples=small.in_memory(data.name, data.data_dir, data.train_split),
-        global_batch_size=data.global_batch_size,
-        seed=seed,
+        global_batch_size=context.global_batch_size,
+        seed=context.seed,
         prepare=prepare,
     )
 
 
-def evaluation(data: "Images") -> tf.data.Dataset:
+def evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
     """Returns every evaluation image once, in order."""
     examples = small.in_memory(data.name, data.data_dir, data.eval_split)
 
@@ -36,7 +37,7 @@ def evaluation(data: "Images") -> tf.data.Dataset:
         return _standardise(examples["image"], data), tf.cast(examples["label"], tf.int32)
 
     dataset = tf.data.Dataset.from_tensor_slices(examples)
-    return dataset.batch(data.global_batch_size).map(prepare, tf.data.AUTOTUNE)
+    return dataset.batch(context.global_batch_size).map(prepare, tf.data.AUTOTUNE)
 
 
 def batch_spec(data: "Images", examples: int) -> Spec:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import example_proto, manifest
 from tftpu.input_pipelines.pipeline import Pipeline
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Tokens
 
 
-def training(data: "Tokens", folder: str, seed: int) -> Pipeline:
+def training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
     """Returns shuffled rows of packed shards; see `pipeline` for the exact guarantees."""
-    return _pipeline(data, folder, data.train_split, seed)
+    return _pipeline(data, folder, data.train_split, context)
 
 
-def evaluation(data: "Tokens", folder: str) -> tf.data.Dataset:
+def evaluation(data: "Tokens", folder: str, context: DataContext) -> tf.data.Dataset:
     """Returns every row once: each token but the first of a document is predicted once."""
-    return _pipeline(data, folder, data.eval_split, seed=0).once()
+    return _pipeline(data, folder, data.eval_split, context).once()
 
 
 def batch_spec(data: "Tokens", examples: int) -> Spec:
@@ -61,7 +62,7 @@ def packed(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     return features, tokens[:, 1:], tf.cast((here == after) & (after > 0), tf.float32)
 
 
-def _pipeline(data: "Tokens", folder: str, split: str, seed: int) -> Pipeline:
+def _pipeline(data: "Tokens", folder: str, split: str, context: DataContext) -> Pipeline:
     found = manifest.read(folder)
     for name in ("tokens", "segments"):
         if name not in found.features:
@@ -80,7 +81,7 @@ def _pipeline(data: "Tokens", folder: str, split: str, seed: int) -> Pipeline:
     return Pipeline(
         shards.of_manifest(found, split, cache.of(data), data.shuffle),
         data,
+        context,
         lambda serialized: parse(serialized, tf.fill(tf.shape(serialized), "")),
         lambda rows, seeds: packed(rows),
-        seed=seed,
     )

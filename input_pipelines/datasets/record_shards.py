@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import batches
 from tftpu.input_pipelines.formats import example_proto, manifest, tfrecord
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Records
 
 
-def training(data: "Records", seed: int) -> Pipeline:
+def training(data: "Records", context: DataContext) -> Pipeline:
     """Returns shuffled examples; see `pipeline` for the exact guarantees."""
-    return _pipeline(data, data.train_split, seed)
+    return _pipeline(data, data.train_split, context)
 
 
-def evaluation(data: "Records") -> tf.data.Dataset:
+def evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
     """Returns every example once."""
-    return _pipeline(data, data.eval_split, seed=0).once()
+    return _pipeline(data, data.eval_split, context).once()
 
 
 def batch_spec(data: "Records", examples: int) -> Spec:
@@ -62,7 +63,7 @@ def described(data: "Records", split: str) -> Manifest:
     return Manifest(folder, parse_features(data.spec), {split: found}, data.compression)
 
 
-def _pipeline(data: "Records", split: str, seed: int) -> Pipeline:
+def _pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
     found = described(data, split)
     roles = (data.features, data.label, data.weight)
     batches.spec(found.features, *roles, examples=1)  # raises for missing features and strings
@@ -76,9 +77,9 @@ def _pipeline(data: "Records", split: str, seed: int) -> Pipeline:
     return Pipeline(
         shards.of_manifest(found, split, cache.of(data), data.shuffle),
         data,
+        context,
         parsed,
         lambda values, seeds: batches.arranged(values, *roles),
-        seed=seed,
     )
 
 

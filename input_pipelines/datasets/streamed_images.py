@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.augment import image_ops, mix
 from tftpu.input_pipelines.formats import example_proto, manifest
@@ -20,22 +21,22 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
 
 
-def training(data: "StreamedImages", seed: int) -> Pipeline:
+def training(data: "StreamedImages", context: DataContext) -> Pipeline:
     """Returns shuffled, augmented training images; see `pipeline` for the guarantees."""
     source, parse = _source(data, data.train_split)
     prepare = image_ops.training(data.augment, data.image_size, data.channels)
     return Pipeline(
         source,
         data,
+        context,
         parse,
         _finish(data, mix.batches(data.augment, data.num_classes, data.space_to_depth)),
         example=lambda example, seed: _chosen(prepare(_read(example), seed)),
-        seed=seed,
         pairs=mixes(data),
     )
 
 
-def evaluation(data: "StreamedImages") -> tf.data.Dataset:
+def evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
     """Returns every evaluation image once."""
     source, parse = _source(data, data.eval_split)
     prepare = image_ops.evaluation(data.augment, data.image_size, data.channels)
@@ -48,6 +49,7 @@ def evaluation(data: "StreamedImages") -> tf.data.Dataset:
     return Pipeline(
         source,
         data,
+        context,
         parse,
         _finish(data, finish),
         example=lambda example, _: _chosen(prepare(_read(example))),

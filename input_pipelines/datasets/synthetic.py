@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.input_pipelines.datasets import batches
 from tftpu.input_pipelines.formats.manifest import parse_features
 from tftpu.input_pipelines.reading.epochs import Training
@@ -14,14 +15,16 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Synthetic
 
 
-def training(data: "Synthetic", seed: int) -> Training:
+def training(data: "Synthetic", context: DataContext) -> Training:
     """Returns random examples, shuffled."""
-    return Training(_random(data), data.global_batch_size, seed, lambda examples, seeds: examples)
+    return Training(
+        _random(data), context.global_batch_size, context.seed, lambda examples, seeds: examples
+    )
 
 
-def evaluation(data: "Synthetic") -> tf.data.Dataset:
+def evaluation(data: "Synthetic", context: DataContext) -> tf.data.Dataset:
     """Returns the same random examples, in order."""
-    return tf.data.Dataset.from_tensor_slices(_random(data)).batch(data.global_batch_size)
+    return tf.data.Dataset.from_tensor_slices(_random(data)).batch(context.global_batch_size)
 
 
 def batch_spec(data: "Synthetic", examples: int) -> Spec:

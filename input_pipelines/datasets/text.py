@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from tftpu.config import DataContext
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.reading.epochs import Training
 from tftpu.input_pipelines.tensors import Spec, Tensor
@@ -13,20 +14,20 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Text
 
 
-def training(data: "Text", seed: int) -> Training:
+def training(data: "Text", context: DataContext) -> Training:
     """Returns shuffled windows of the training documents; see `epochs.Training` for the order."""
     return Training(
         examples=_windows(data, data.train_split),
-        global_batch_size=data.global_batch_size,
-        seed=seed,
+        global_batch_size=context.global_batch_size,
+        seed=context.seed,
         prepare=lambda examples, seeds: _shifted(*examples),
     )
 
 
-def evaluation(data: "Text") -> tf.data.Dataset:
+def evaluation(data: "Text", context: DataContext) -> tf.data.Dataset:
     """Returns windows that predict every byte but the first of each document exactly once."""
     windows = tf.data.Dataset.from_tensor_slices(_windows(data, data.eval_split))
-    return windows.batch(data.global_batch_size).map(_shifted, tf.data.AUTOTUNE)
+    return windows.batch(context.global_batch_size).map(_shifted, tf.data.AUTOTUNE)
 
 
 def batch_spec(data: "Text", examples: int) -> Spec:

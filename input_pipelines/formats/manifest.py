@@ -25,6 +25,8 @@ INDEX_EVERY = 256  # records between two offsets that a shard's index keeps
 ENCODINGS = ("list", "raw", "image")
 DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "string")
 COMPRESSIONS = ("", "GZIP")
+# A value that records made of files hold beside the features: the name of the file, for `verify`.
+SOURCE = "source"
 
 
 @dataclasses.dataclass(frozen=True)

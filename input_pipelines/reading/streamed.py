@@ -47,6 +47,10 @@ class Streamed(Data):
             )
 
     @property
+    def weighted(self) -> bool:
+        return self.on_bad_record == "skip"
+
+    @property
     def services(self) -> list[str]:
         """The addresses in `service`."""
         return self.service.split(",") if self.service else []

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tftpu import installation
 from tftpu.errors import UserError
 
 LOGIN = "gcloud auth application-default login"
@@ -16,8 +17,8 @@ def require(module: str) -> None:
         __import__(module)
     except ImportError as error:
         raise UserError(
-            "The clients of Google Cloud are not installed: run `pip install 'tftpu[gcp]'`, or add "
-            "--dry_run, which needs none."
+            f"The clients of Google Cloud are not installed: run `{installation.command('gcp')}`, "
+            "or add --dry_run, which needs none."
         ) from error
 
 

@@ -4,14 +4,14 @@ import re
 import secrets
 import time
 from pathlib import Path
-from typing import Any
+
+import yaml
 
 from tftpu.errors import UserError
+from tftpu.launch.cloud.shipment import Shipment
 from tftpu.version import __version__
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
-# The file is passed as an environment variable, so that no user's value appears in a shell line.
-_OWN_CONFIG = 'printf %s "$TFTPU_CONFIG" > "$0" && exec tftpu train --config="$0" "$@"'
 
 
 def name_of(config: str) -> str:
@@ -26,21 +26,26 @@ def unique_name(config: str) -> str:
     return f"{name_of(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 
-def container_command(config: str, arguments: list[str]) -> dict[str, Any]:
-    """Returns the fields `command`, `args` and `env` of a container that trains a config.
+def container_command(shipment: Shipment, workdir: str, arguments: list[str]) -> list[str]:
+    """Returns the command of a container that installs what was shipped, and trains.
 
     Args:
-        config: name of a config of tftpu, or the path of a user's own file, which is passed in an
-            environment variable.
+        shipment: the files that travel to it.
+        workdir: folder of the run in a bucket.
         arguments: further flags of `tftpu train`.
     """
-    if not config.endswith(".py"):
-        return {"command": ["tftpu"], "args": ["train", f"--config={config}", *arguments]}
-    return {
-        "command": ["sh", "-c", _OWN_CONFIG, f"/tmp/{name_of(config).replace('-', '_')}.py"],
-        "args": arguments,
-        "env": [{"name": "TFTPU_CONFIG", "value": Path(config).read_text()}],
-    }
+    lines = [
+        "set -eu",
+        'home="${TFTPU_HOME:-/tmp/tftpu}"',
+        shipment.script(workdir, arguments),
+        "receive\ninstall\ntrain",
+    ]
+    return ["bash", "-c", "\n".join(lines)]
+
+
+def commented(text: str) -> str:
+    """Returns lines as comments of YAML."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 
 def check_bucket_folder(flag: str, path: str) -> None:
@@ -94,3 +99,15 @@ def labels(config: str, slice_name: str, given: str) -> dict[str, str]:
             raise UserError(f"--labels={given}: tftpu itself sets the label {key!r}.")
         own[key] = value
     return own
+
+
+class Dumper(yaml.SafeDumper):
+    """A dumper of multi-line strings as blocks, so that the script is readable."""
+
+
+Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)

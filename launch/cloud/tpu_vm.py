@@ -14,6 +14,7 @@ import yaml
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.shipment import Shipment
 from tftpu.tpu.slices import PRICE_SOURCE, Slice
 
 # The image for each generation: https://cloud.google.com/tpu/docs/runtimes
@@ -34,13 +35,13 @@ class Order:
     """A slice to rent, and the run for it.
 
     Attributes:
-        config: name of a config, or path of a user's own, which is sent with the request.
+        config: name of a config, or path of a user's own.
         overrides: changes of the config, "--config.train.steps=500".
         slice: the slice, of one host.
         project: project of Google Cloud that pays.
         zone: zone of the slice.
         workdir: "gs://bucket/folder" of the run.
-        package: requirement that pip installs on the machine, or a wheel in a bucket.
+        shipment: the files that travel to the machine.
         service_account: e-mail address that the machine runs as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
         queue_timeout: how long to wait for capacity, "24h".
@@ -53,7 +54,7 @@ class Order:
     project: str
     zone: str
     workdir: str
-    package: str
+    shipment: Shipment
     service_account: str | None = None
     labels: str = ""
     queue_timeout: str = "24h"
@@ -92,20 +93,17 @@ class Order:
 
     def startup_script(self, name: str) -> str:
         """Returns the script that the machine runs; every value in it is quoted."""
-        own = self.config.endswith(".py")
         arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
-        if not own:
-            arguments = ["train", f"--config={self.config}", *arguments]
-        values = {
-            "name": job.name_of(self.config).replace("-", "_"),
-            "folder": self.folder(name),
-            "package": self.package,
-            "config_text": Path(self.config).read_text() if own else "",
-        }
-        lines = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
-        lines.append(f"arguments=({shlex.join(arguments)})")
-        body = (Path(__file__).parent / "startup.sh").read_text()
-        return "\n".join(["#!/bin/bash", *lines, body])
+        lines = [
+            "#!/bin/bash",
+            "set -u",
+            "export HOME=/root",
+            'home="${TFTPU_HOME:-/opt/tftpu}"',
+            f"folder={shlex.quote(self.folder(name))}",
+            self.shipment.script(self.workdir, arguments),
+            (Path(__file__).parent / "startup.sh").read_text(),
+        ]
+        return "\n".join(lines)
 
 
 def as_yaml(order: Order) -> str:
@@ -128,20 +126,9 @@ def as_yaml(order: Order) -> str:
         flags["--service-account"] = order.service_account
     if order.spot:
         flags["--spot"] = None
-    command = f"# gcloud compute tpus queued-resources create {name} --flags-file=FILE\n"
-    return command + yaml.dump(flags, Dumper=_Dumper, sort_keys=False)
-
-
-class _Dumper(yaml.SafeDumper):
-    """A dumper of multi-line strings as blocks, so that the script is readable."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
+    command = f"gcloud compute tpus queued-resources create {name} --flags-file=FILE"
+    head = job.commented(f"{command}\n\n{order.shipment.description(order.workdir)}")
+    return head + yaml.dump(flags, Dumper=job.Dumper, sort_keys=False)
 
 
 def price(wanted: Slice, steps: int, preflight: str | None, spot: bool) -> str:

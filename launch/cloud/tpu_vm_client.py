@@ -38,7 +38,7 @@ def tpu_client() -> "TpuClient":
 
 
 def train(client: "TpuClient", order: Order, keep: bool) -> None:
-    """Rents a slice, waits for the end of the run, deletes the slice.
+    """Uploads what travels, rents a slice, waits for the end of the run, deletes the slice.
 
     A spot slice that is preempted is deleted and another one requested, on which the run resumes
     from its last checkpoint.
@@ -54,6 +54,7 @@ def train(client: "TpuClient", order: Order, keep: bool) -> None:
     bucket = order.workdir.removeprefix("gs://").partition("/")[0]
     for problem in cloud.problems(Machine(), [bucket]):
         raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
+    order.shipment.upload(order.workdir)
     while True:
         name = job.unique_name(order.config)
         try:

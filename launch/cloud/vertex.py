@@ -14,6 +14,7 @@ import yaml
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.shipment import Shipment
 
 # The slices on which Vertex runs TensorFlow, each one machine:
 # https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm
@@ -33,13 +34,14 @@ class Order:
     """A job to create.
 
     Attributes:
-        config: name of a config, or path of a user's own, which is sent with the job.
+        config: name of a config, or path of a user's own.
         overrides: changes of the config, "--config.train.steps=500".
         slice_name: one of `MACHINES`.
         project: project of Google Cloud that pays.
         region: region of the job.
         workdir: "gs://bucket/folder" of the run.
-        image: container image built from `launch/Dockerfile`.
+        image: container image built from `launch/Dockerfile`, or another with Python and bash.
+        shipment: the files that travel to the container.
         service_account: e-mail address that the job runs as; None means the default one.
         tensorboard: resource name of a Vertex AI TensorBoard; needs a service account.
         timeout: "90m", "24h" or "7d".
@@ -54,6 +56,7 @@ class Order:
     region: str
     workdir: str
     image: str
+    shipment: Shipment
     service_account: str | None = None
     tensorboard: str | None = None
     timeout: str = "7d"
@@ -68,8 +71,12 @@ class Order:
     @property
     def run_folder(self) -> str:
         """The workdir of the run: Vertex AI's TensorBoard reads `logs` of the job's folder."""
-        folder = self.workdir.rstrip("/")
-        return f"{folder}/logs" if self.tensorboard else folder
+        return f"{self.base_folder}/logs" if self.tensorboard else self.base_folder
+
+    @property
+    def base_folder(self) -> str:
+        """The folder of the job, which holds that of the run and what travels to it."""
+        return self.workdir.rstrip("/")
 
     def custom_job(self) -> CustomJob:
         """Returns the CustomJob to create, under a name that no other job has.
@@ -82,7 +89,8 @@ class Order:
         if self.tensorboard:
             _check_tensorboard(self.tensorboard, self.service_account)
         arguments = [*self.overrides, f"--workdir={self.run_folder}", "--tpu=local"]
-        container = {"imageUri": self.image, **job.container_command(self.config, arguments)}
+        command = job.container_command(self.shipment, self.base_folder, arguments)
+        container = {"imageUri": self.image, "command": command}
         scheduling = {
             "timeout": f"{job.seconds('timeout', self.timeout)}s",
             "restartJobOnWorkerRestart": True,  # the run resumes from its last checkpoint
@@ -94,7 +102,7 @@ class Order:
                 {"machineSpec": machine, "replicaCount": 1, "containerSpec": container}
             ],
             "scheduling": scheduling,
-            "baseOutputDirectory": {"outputUriPrefix": self.workdir.rstrip("/")},
+            "baseOutputDirectory": {"outputUriPrefix": self.base_folder},
         }
         if self.service_account:
             spec["serviceAccount"] = self.service_account
@@ -116,7 +124,9 @@ class Order:
             f"--display-name={created['displayName']}",
             f"--labels={labels}",
         ]
-        return f"# {shlex.join(command)}\n" + yaml.safe_dump(created["jobSpec"], sort_keys=False)
+        shipped = self.shipment.description(self.base_folder)
+        head = job.commented(f"{shlex.join(command)}\n\n{shipped}")
+        return head + yaml.dump(created["jobSpec"], Dumper=job.Dumper, sort_keys=False)
 
 
 def _machine(slice_name: str) -> dict[str, str | int]:

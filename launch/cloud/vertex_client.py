@@ -32,7 +32,7 @@ def job_client(region: str) -> "JobServiceClient":
 
 
 def submit(client: "JobServiceClient", order: Order, created: CustomJob) -> str:
-    """Creates the job and returns its resource name.
+    """Uploads what travels to the job, creates the job and returns its resource name.
 
     Args:
         client: the SDK's client.
@@ -48,6 +48,7 @@ def submit(client: "JobServiceClient", order: Order, created: CustomJob) -> str:
     message = json_format.ParseDict(
         created, aiplatform_v1.CustomJob.pb(aiplatform_v1.CustomJob()), ignore_unknown_fields=False
     )
+    order.shipment.upload(order.base_folder)
     try:
         job = google_cloud.call(
             "creating the job",

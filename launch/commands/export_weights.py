@@ -11,7 +11,7 @@ from tftpu.launch.options import required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(finished.RunOf):
     """The run to export, and the file to write."""
 
     workdir: str = required("DIR", "folder of the run, local or gs://")
@@ -24,7 +24,7 @@ def run(options: Options) -> None:
         raise UserError(
             f"--to={options.to}: the file to write ends in .weights.h5 or .safetensors."
         )
-    experiment = finished.experiment_of(options.workdir)
+    experiment = finished.experiment_of(options.workdir, options)
     trainer, step, _ = finished.restored(experiment, options.workdir)
     trainer.export_weights(options.to)
     print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")

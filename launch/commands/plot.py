@@ -12,10 +12,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tftpu import installation
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.options import argument, flag
 from tftpu.observe.writers import THROUGHPUT, format_number
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
 # Drawn first, in this order, before the others by name.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
@@ -68,7 +69,7 @@ def run(options: Options) -> None:
     workdirs, output = list(options.workdirs), options.output
     metrics, log = options.metrics, options.log
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("tftpu plot needs matplotlib: run `pip install 'tftpu[plot]'`.")
+        raise UserError(f"tftpu plot needs matplotlib: run `{installation.command('plot')}`.")
     if not output.endswith((".png", ".svg", ".pdf")):
         raise UserError(f"--output={output}: the file must end in .png, .svg or .pdf.")
     runs = {name: curves(workdir) for name, workdir in zip(names(workdirs), workdirs)}
@@ -95,8 +96,9 @@ def curves(workdir: str) -> Curves:
     path = files.join(workdir, "metrics.jsonl")
     found = Curves(best=_best(workdir))
     if files.exists(path):
-        for line in files.read(path).decode().splitlines():
-            with contextlib.suppress(ValueError):  # a line that is still being written
+        for line in files.read(path).decode(errors="replace").splitlines():
+            # A line that is still being written, or damaged.
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 record = json.loads(line)
                 step, split = record.pop("step"), record.pop("split")
                 record.pop("time", None)
@@ -210,7 +212,6 @@ def _rows(count: int) -> list[int]:
 
 def _best(workdir: str) -> Best | None:
     """Reads which checkpoint is the best; None if none is marked."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads(files.read(files.join(workdir, "checkpoints", "best")))
-        return Best(int(record["step"]), str(record["metric"]), float(record["value"]))
-    return None
+    path = files.join(workdir, "checkpoints", "best")
+    record = side_files.read(path, "step", "metric", "value")
+    return Best(record["step"], record["metric"], record["value"]) if record else None

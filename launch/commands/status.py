@@ -18,7 +18,7 @@ from tftpu.errors import UserError
 from tftpu.launch.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
 # Seconds without an update after which a run in a bucket counts as dead; it writes every 10 s.
 _SILENT = 120.0
@@ -42,12 +42,23 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Prints the state of each run."""
-    found = [status(workdir) for workdir in options.workdirs]
-    if options.json:
+    """Prints the state of each run.
+
+    Raises:
+        UserError: there is no run in one of the workdirs; those of the others are printed.
+    """
+    found, missing = [], []
+    for workdir in options.workdirs:
+        try:
+            found.append(status(workdir))
+        except UserError as error:
+            missing.append(error)
+    if found and options.json:
         _print_json(found)
-        return
-    print("\n\n".join("\n".join(lines(record)) for record in found))
+    elif found:
+        print("\n\n".join("\n".join(lines(record)) for record in found))
+    if missing:
+        raise UserError(" ".join(map(str, missing)))
 
 
 def status(workdir: str) -> dict[str, Any]:
@@ -66,6 +77,10 @@ def status(workdir: str) -> dict[str, Any]:
         state = "crashed"
     facts = dataclasses.asdict(account.facts)
     del facts["global_batch_size"]
+    metrics = _last_metrics(workdir)
+    # goodput.json is written every 10 s, metrics.jsonl at every log line.
+    logged = max((last["step"] for last in metrics.values() if "step" in last), default=0)
+    facts["step"] = max(facts["step"] or 0, logged)
     return {
         "workdir": workdir,
         **{name: value for name, value in facts.items() if value is not None},
@@ -74,7 +89,7 @@ def status(workdir: str) -> dict[str, Any]:
         "process": f"{account.process} on {account.host}",
         "updated": account.updated,
         "checkpoints": _checkpoints(workdir),
-        "metrics": _last_metrics(workdir),
+        "metrics": metrics,
         "goodput": account.goodput,
         "wall_seconds": account.wall_seconds,
         "seconds": account.seconds,
@@ -140,9 +155,7 @@ def _held(workdir: str) -> bool:
 def _checkpoints(workdir: str) -> dict[str, Any]:
     """Returns the steps of the complete checkpoints, and the best one."""
     folder = files.join(workdir, "checkpoints")
-    best = None
-    with contextlib.suppress(OSError, ValueError):
-        best = json.loads(files.read(files.join(folder, "best")))
+    best = side_files.read(files.join(folder, "best"), "step", "metric", "value")
     return {"steps": manifest.steps(folder), "best": best}
 
 
@@ -152,8 +165,9 @@ def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
     last: dict[str, dict[str, float]] = {}
     if not files.exists(path):
         return last
-    for line in files.read(path).decode().splitlines():
-        with contextlib.suppress(ValueError):  # a line that is still being written
+    for line in files.read(path).decode(errors="replace").splitlines():
+        # A line that is still being written, or damaged.
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             record = json.loads(line)
             record.pop("time", None)
             last[record.pop("split")] = record

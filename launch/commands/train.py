@@ -12,13 +12,18 @@ import dataclasses
 import sys
 from typing import Any
 
-from tftpu.config import Experiment, from_json
+from tftpu.checkpoint import manifest
+from tftpu.config import Experiment, Train, to_plain
+from tftpu.engines import backend
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
 from tftpu.launch import startup
+from tftpu.launch.diagnosis import quick
+from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.options import RunOptions, flag
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 
+_GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
 # Fields that configure how the data is read, not which data.
 _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
@@ -44,6 +49,8 @@ def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
     experiment = options.experiment()
     startup.require_tensorflow()
+    backend.check_keras()
+    quick.check(Machine())
     workdir = options.workdir or options.default_workdir
     if options.restarts:
         _supervise(options, workdir)
@@ -54,7 +61,7 @@ def run(options: Options) -> None:
     chief = hosts.task().chief
     if chief:
         print(
-            f"tftpu train {options.name}: {experiment.train.steps:,} steps of "
+            f"tftpu train {options.name}: {_length(experiment.train)} steps of "
             f"{experiment.data.global_batch_size:,} examples, in {workdir}",
             flush=True,
         )
@@ -77,24 +84,56 @@ def _supervise(options: Options, workdir: str) -> None:
 
 
 def _interpreter_flags() -> list[str]:
-    return ["-O"] * sys.flags.optimize
+    """Returns the flags of this interpreter, and -P: a `tftpu` folder here is not the package."""
+    return ["-P", *["-O"] * sys.flags.optimize]
+
+
+def _length(train: Train) -> str:
+    return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
 
 
 def _check_same_run(experiment: Experiment, workdir: str) -> None:
-    """Raises `UserError` if the workdir holds a run of another model, data set or optimizer."""
-    path = files.join(workdir, "config.json")
-    if not files.exists(path):
+    """Raises `UserError` if the workdir holds checkpoints of another model, data or objective."""
+    if not manifest.steps(files.join(workdir, "checkpoints")):
+        return  # nothing to resume, such as after a run that diverged at once
+    before = side_files.read(files.join(workdir, "config.json"), *_GROUPS)
+    if before is None:  # the checkpoint itself rejects another model
         return
-    before = from_json(files.read(path).decode())
-    for group in ("model", "data", "optimizer"):
-        if _identity(getattr(before, group)) != _identity(getattr(experiment, group)):
+    for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
+        now = getattr(experiment, group)
+        recorded = _fields(before.get(group))
+        if dataclasses.is_dataclass(now):
+            recorded = _defaults(now) | recorded  # of fields newer than the run
+        differing = _differences(group, recorded, _fields(to_plain(now)))
+        if differing:
+            shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
             raise UserError(
-                f"The workdir {workdir!r} holds a run with another {group} configuration. Give "
-                "this one its own workdir with --workdir=DIR, or remove that run."
+                f"The workdir {workdir!r} holds a run with another {group} configuration: "
+                f"{shown}. Give this one its own workdir with --workdir=DIR, or remove that run."
             )
 
 
-def _identity(config: Any) -> tuple[type, dict[str, Any]]:
-    """Returns a group of an experiment without the fields that change no number of the run."""
-    fields = dataclasses.asdict(config)
-    return type(config), {name: value for name, value in fields.items() if name not in _HOW}
+def _fields(plain: Any) -> dict[str, Any]:
+    """Returns the fields of a group of a config, as JSON; "" is the group itself without fields."""
+    if not isinstance(plain, dict) or "class" not in plain:
+        return {"": plain}
+    if "description" in plain:  # a Keras object, whose name Keras numbers within a process
+        description = plain["description"]
+        settings = {k: v for k, v in description.get("config", {}).items() if k != "name"}
+        return {"": description.get("class_name"), **settings}
+    return plain
+
+
+def _differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns the fields that change the numbers of a run, as "model.width was 8 and is 16"."""
+    return [
+        f"{f'{group}.{name}'.rstrip('.')} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in now | before
+        if name not in _HOW and before.get(name) != now.get(name)
+    ]
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """Returns the defaults of a dataclass as JSON has them."""
+    fields = dataclasses.fields(config)
+    return {f.name: to_plain(f.default) for f in fields if f.default is not dataclasses.MISSING}

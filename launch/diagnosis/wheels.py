@@ -8,6 +8,7 @@ import re
 from importlib.metadata import Distribution
 from pathlib import Path
 
+from tftpu import installation
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
 WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
@@ -65,8 +66,9 @@ def _python(machine: Machine) -> Problem | None:
     return Problem(
         "python-version",
         f"This is Python {version}; tftpu runs on 3.11, 3.12 and 3.13.",
-        "TensorFlow 2.20, the version with a TPU wheel, has no wheel for another Python.",
-        "python3.12 -m venv .venv && .venv/bin/pip install 'tftpu[cpu]'",
+        "TensorFlow 2.20, the version with a TPU wheel, has no wheel for another Python. Install "
+        "tftpu in a new environment, as in this one.",
+        "python3.12 -m venv .venv",
     )
 
 
@@ -79,7 +81,7 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Probl
                 "No TensorFlow is installed.",
                 "tftpu installs none by itself, because the wheels overwrite one another: an "
                 "extra chooses one.",
-                f"pip install 'tftpu[{extra}]'",
+                installation.command(extra),
             )
         ]
     if len(installed) > 1:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
+from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.gelu import gelu
+from tftpu.models.layers.heads import Tied
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.token_model import TokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
@@ -37,6 +39,7 @@ def build(config: "BERT") -> keras.Model:
     for block in range(config.layers):
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
+    x = Structure(config, shared=("segments",), name="structure")(borders)
     if config.head == "masked_lm":
         x = _dense(x, config.width, activation=gelu, name="head_transform")
         x = _norm(x, name="head_norm")
@@ -46,15 +49,7 @@ def build(config: "BERT") -> keras.Model:
         if config.dropout:
             x = layers.Dropout(config.dropout, name="head_dropout")(x)
         logits = _dense(x, config.num_classes, dtype="float32", name="head")
-    return TokenModel(
-        inputs,
-        logits,
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-        shared=[inputs["segments"]],
-    )
+    return TokenModel(inputs, logits, config.name)
 
 
 def _block(x: Tensor, segments: Tensor, config: "BERT", name: str) -> Tensor:
@@ -71,6 +66,7 @@ def _add_norm(x: Tensor, y: Tensor, config: "BERT", name: str) -> Tensor:
     return _norm(layers.Add(name=f"{name}_add")([x, y]), name)
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class PositionsAndTypes(layers.Layer):
     """The sum of its input and a learned vector per position and per sentence type.
 
@@ -125,16 +121,12 @@ class PositionsAndTypes(layers.Layer):
         return {**super().get_config(), "context": self.context, "types": self.types}
 
 
-class TiedHeadWithBias(layers.Layer):
+@keras.saving.register_keras_serializable("tftpu")
+class TiedHeadWithBias(Tied):
     """Logits by the transposed matrix of the token embedding and a bias, in float32.
 
-    Args:
-        embedding: the layer whose matrix, (vocabulary, width), is shared.
+    Args: as for `Tied`.
     """
-
-    def __init__(self, embedding: layers.Embedding, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.embedding = embedding
 
     def build(self, input_shape: Any) -> None:
         self.bias = self.add_weight(
@@ -144,15 +136,6 @@ class TiedHeadWithBias(layers.Layer):
     def call(self, x: Tensor) -> Tensor:
         matrix = ops.cast(self.embedding.embeddings, x.dtype)
         return ops.matmul(x, ops.transpose(matrix)) + self.bias
-
-    def get_config(self) -> dict[str, Any]:
-        embedding = keras.saving.serialize_keras_object(self.embedding)
-        return {**super().get_config(), "embedding": embedding}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TiedHeadWithBias":
-        config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
-        return cls(**config)
 
 
 def _dense(x: Tensor, units: int, **options: Any) -> Tensor:

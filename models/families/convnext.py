@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.tensors import Initializer, Tensor
@@ -35,20 +35,14 @@ def build(config: "ConvNeXt") -> keras.Model:
             x = _block(x, width, drop, config, name=f"stage{stage}_block{block}")
             borders.append(x)
             done += 1
+    x = Structure(config, name="structure")(borders)
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     x = _norm(x, name="head_norm")
     # float32 logits: a softmax in bfloat16 loses too much.
     head = layers.Dense(
         config.num_classes, kernel_initializer=_init(), dtype="float32", name="head"
     )
-    return BlockModel(
-        images,
-        head(x),
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-    )
+    return BlockModel(images, head(x), config.name)
 
 
 def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) -> Tensor:
@@ -66,6 +60,7 @@ def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) ->
     return layers.Add(name=f"{name}_add")([x, y])
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class LayerScale(layers.Layer):
     """A learned factor for each channel, small at first (Touvron et al. 2021).
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import keras
 from keras import layers
 
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.tensors import Initializer, Tensor, ops
@@ -43,6 +43,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
             )
             borders.append(x)
             done += 1
+    x = Structure(config, name="structure")(borders)
     x = _conv_norm(x, config.head_width, 1, 1, config, name="top")
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     if config.dropout:
@@ -54,14 +55,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
         dtype="float32",
         name="head",
     )
-    return BlockModel(
-        images,
-        head(x),
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-    )
+    return BlockModel(images, head(x), config.name)
 
 
 def _residual(

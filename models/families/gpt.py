@@ -9,6 +9,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.attention import attention
+from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
@@ -34,17 +35,10 @@ def build(config: "GPT") -> keras.Model:
     for block in range(config.layers):
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
+    x = Structure(config, shared=("segments",), name="structure")(borders)
     x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
     logits = TiedHead(embed, dtype="float32", name=HEAD)(x)
-    return FactoredTokenModel(
-        inputs,
-        logits,
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-        shared=[inputs["segments"]],
-    )
+    return FactoredTokenModel(inputs, logits, config.name)
 
 
 def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
@@ -67,6 +61,7 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
     return layers.Add(name=f"{name}_add2")([x, y])
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class Positions(layers.Layer):
     """The sum of (batch, time, width) and a learned vector for each position.
 
@@ -107,6 +102,7 @@ class Positions(layers.Layer):
         return {**super().get_config(), "context": self.context}
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class CausalSelfAttention(layers.Layer):
     """Multi-head attention of each token to itself and to earlier ones of its segment.
 
@@ -166,6 +162,7 @@ class CausalSelfAttention(layers.Layer):
         return {**super().get_config(), **own}
 
 
+@keras.saving.register_keras_serializable("tftpu")
 def _gelu(x: Tensor) -> Tensor:
     return keras.activations.gelu(x, approximate=True)
 

@@ -14,6 +14,7 @@ import numpy as np
 from keras import layers
 
 from tftpu.models.layers.attention import attention
+from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, TokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
@@ -36,20 +37,13 @@ def build(config: "Llama") -> keras.Model:
     for block in range(config.layers):
         x = _block(x, inputs["segments"], inputs["positions"], config, name=f"block{block + 1}")
         borders.append(x)
+    x = Structure(config, shared=("segments", "positions"), name="structure")(borders)
     x = _norm(x, config, name="final_norm")
     if config.tied:
         model, head = FactoredTokenModel, TiedHead(embed, dtype="float32", name=HEAD)
     else:
         model, head = TokenModel, _dense(config.vocabulary, dtype="float32", name=HEAD)
-    return model(
-        inputs,
-        head(x),
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-        shared=[inputs["segments"], inputs["positions"]],
-    )
+    return model(inputs, head(x), config.name)
 
 
 def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name: str) -> Tensor:
@@ -72,6 +66,7 @@ def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name
     return layers.Add(name=f"{name}_add2")([x, y])
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class RotaryAttention(layers.Layer):
     """Causal self-attention whose queries and keys are rotated by their positions.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
 from tftpu.tensors import Initializer, Tensor, ops
@@ -36,19 +36,13 @@ def build(config: "ResNet") -> keras.Model:
             stride = 2 if stage > 0 and block == 0 else 1
             x = _residual(x, width, stride, config, name=f"stage{stage + 1}_block{block + 1}")
             borders.append(x)
+    x = Structure(config, name="structure")(borders)
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: a softmax in bfloat16 loses too much.
     logits = layers.Dense(config.num_classes, dtype="float32", name="head")(x)
-    return BlockModel(
-        images,
-        logits,
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-    )
+    return BlockModel(images, logits, config.name)
 
 
 def _stem(x: Tensor, config: "ResNet") -> Tensor:
@@ -139,6 +133,7 @@ def _is_pointwise(x: Tensor, filters: int, kernel: int, config: "ResNet") -> boo
     return expands and isinstance(config.norm_batch, int) and config.norm_batch >= LARGE_GROUP
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class NormWithin(GhostBatchNormalization):
     """Batch normalisation of the inside of images, with a border that no maximum selects.
 
@@ -173,6 +168,7 @@ class NormWithin(GhostBatchNormalization):
         return {**super().get_config(), "border": self.border}
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class SpaceToDepthStem(layers.Layer):
     """The 7x7 convolution of stride 2, computed as a 4x4 one over blocks of 2x2 pixels.
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
@@ -50,6 +50,7 @@ def build(config: "ViT") -> keras.Model:
         drop = config.stochastic_depth * block / max(config.layers - 1, 1)
         x = _block(x, drop, config, name=f"block{block + 1}")
         borders.append(x)
+    x = Structure(config, name="structure")(borders)
     x = layers.LayerNormalization(epsilon=1e-6, name="final_norm")(x)
     if config.pooling == "token":
         x = x[:, 0]
@@ -59,14 +60,7 @@ def build(config: "ViT") -> keras.Model:
     head = layers.Dense(
         config.num_classes, kernel_initializer="zeros", dtype="float32", name="head"
     )
-    return BlockModel(
-        images,
-        head(x),
-        config.name,
-        hyperparameters=config,
-        remat=config.remat,
-        borders=borders,
-    )
+    return BlockModel(images, head(x), config.name)
 
 
 def _block(x: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
@@ -91,6 +85,7 @@ def _lecun_normal() -> Initializer:
     return keras.initializers.LecunNormal()
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class ClassToken(layers.Layer):
     """Prepends a learned token to (batch, time, width); the head reads only that one."""
 
@@ -109,6 +104,7 @@ class ClassToken(layers.Layer):
         return (batch, time + 1, width)
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class LearnedPositions(layers.Layer):
     """The sum of (batch, time, width) and a learned vector for each position."""
 
@@ -126,6 +122,7 @@ class LearnedPositions(layers.Layer):
         return input_shape
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class FixedPositions(layers.Layer):
     """The sum of patches and the sines and cosines of row and column, a quarter width each.
 

@@ -7,16 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.models.kernels import internals
 from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
-
-_INSTALL = (
-    "model.attention='flash' needs jax beside TensorFlow, and it is not installed: run "
-    "`pip install jax==0.6.0` on a TPU VM (the one that fits the libtpu that tensorflow-tpu "
-    "needs), `pip install 'tftpu[preflight]'` elsewhere, or use model.attention='plain'."
-)
 
 # Its annotation claims that a decorated function returns what the plain one does.
 _custom_gradient: Any = tf.custom_gradient
@@ -179,7 +174,12 @@ def _kernel() -> Any:
     try:
         from tftpu.models.kernels import flash
     except ImportError as error:
-        raise UserError(_INSTALL) from error
+        raise UserError(
+            "model.attention='flash' needs jax beside TensorFlow, and it is not installed: run "
+            "`pip install jax==0.6.0` on a TPU VM (the one that fits the libtpu that "
+            f"tensorflow-tpu needs), `{installation.command('preflight')}` elsewhere, or use "
+            "model.attention='plain'."
+        ) from error
     if not internals.reads_what_jax_writes():
         raise UserError(
             f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "

@@ -37,7 +37,7 @@ def attention(
         mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
             which writes no scores to memory; elsewhere the same as "plain". The kernel needs jax
-            beside TensorFlow (on a TPU VM `tftpu[tpu]` installs one that fits), and at most 8,192
+            beside TensorFlow (the extra `tpu` installs one that fits), and at most 8,192
             tokens.
 
     Returns:

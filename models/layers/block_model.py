@@ -10,64 +10,83 @@ from typing import Any
 import keras
 
 from tftpu.config import Model
+from tftpu.errors import UserError
 from tftpu.models import checks
 from tftpu.tensors import Tensor
 
 SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class BlockModel(keras.Model):
-    """A functional model with its hyper-parameters and the borders of its blocks.
+    """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
-    Layers, variables and numbers do not depend on `remat`. A model loaded from a `.keras` file has
-    its hyper-parameters, and keeps all activations.
+    Layers, variables and numbers do not depend on `remat`. A model loaded from a `.keras` file, and
+    a copy by `keras.models.clone_model`, are as the original.
 
     Args:
         inputs: the inputs of the model, as for `keras.Model`.
-        outputs: the outputs, as for `keras.Model`.
+        outputs: the outputs, as for `keras.Model`, computed by way of a `Structure` or of another
+            `BlockModel`.
         name: of the model.
-        hyperparameters: the config that the model was built from. `tftpu.models.load_weights` finds
-            the layout of a weight file by it. None for a model that is not in the zoo.
-        remat: "none" keeps all activations for the backward pass; "block" keeps only the input of
-            each block, for about a third more arithmetic (Chen et al. 2016,
-            https://arxiv.org/abs/1604.06174).
-        borders: the tensor before the first block, and the output of each block.
-        shared: inputs of the model that every block takes too, int32.
+    """
+
+    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
+        # Before the model itself, because it makes Keras number the nodes of the inputs anew.
+        blocks = Blocks.of(inputs, outputs)
+        super().__init__(inputs, outputs, name=name, **kwargs)
+        self._blocks = blocks
+
+    @property
+    def hyperparameters(self) -> Model | None:
+        """The config that the model, or the one inside it, was built from; None: neither was."""
+        kinds = Structure | BlockModel
+        found = (layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
+        return next(found, None)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
+        if not training or self._blocks is None:
+            return super().call(inputs, training=training, mask=mask)
+        return self._blocks.end(self._blocks.run(inputs), training=True)
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class Structure(keras.layers.Layer):
+    """Returns the last of its inputs, which are the borders of a model's blocks.
+
+    What a `BlockModel` is beyond its layers is kept here: Keras clones, saves and loads a
+    functional model as a graph of layers, and calls its constructor with nothing else.
+
+    It is called with a list of tensors: the one before the first block, and the output of each.
+
+    Args:
+        hyperparameters: the config that the model is built from. `tftpu.models.load_weights` finds
+            the layout of a weight file by it. Its `remat` is "none", which keeps all activations
+            for the backward pass, or "block", which keeps only the input of each block, for about
+            a third more arithmetic (Chen et al. 2016, https://arxiv.org/abs/1604.06174).
+        shared: names of int32 inputs of the model that every block takes too.
 
     Raises:
-        UserError: an unknown `remat`.
+        UserError: an unknown `remat`, or a file with hyper-parameters that are not of the zoo.
     """
 
     def __init__(
-        self,
-        inputs: Any,
-        outputs: Any,
-        name: str | None = None,
-        *,
-        hyperparameters: Model | Mapping[str, Any] | None = None,
-        remat: str = "none",
-        borders: Sequence[keras.KerasTensor] = (),
-        shared: Sequence[keras.KerasTensor] = (),
-        **kwargs: Any,
+        self, hyperparameters: Model | Mapping[str, Any], shared: Sequence[str] = (), **kwargs: Any
     ):
-        checks.remat(remat)
-        super().__init__(inputs, outputs, name=name, **kwargs)
+        super().__init__(**kwargs)
         if isinstance(hyperparameters, Mapping):  # from a `.keras` file
             hyperparameters = _decoded(hyperparameters)
-        self.hyperparameters: Model | None = hyperparameters
-        self._blocks = Blocks.between(inputs, borders, shared) if remat == "block" else None
-        self._end = Part(keras.Model(borders[-1], outputs)) if self._blocks else None
+        self.hyperparameters = hyperparameters
+        self.remat: str = getattr(hyperparameters, "remat", "none")
+        checks.remat(self.remat)
+        self.shared = tuple(shared)
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
-        if not training or self._blocks is None or self._end is None:
-            return super().call(inputs, training=training, mask=mask)
-        return self._end.model(self._blocks.run(inputs), training=True)
+    def call(self, borders: list[Tensor]) -> Tensor:
+        return borders[-1]
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        if self.hyperparameters is not None:
-            config["hyperparameters"] = _encoded(self.hyperparameters)
-        return config
+        own = {"hyperparameters": _encoded(self.hyperparameters), "shared": list(self.shared)}
+        return {**super().get_config(), **own}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,25 +101,31 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The layers of a model up to the end of its last block."""
+    """The parts of a model of which the backward pass recomputes all but the first and the last."""
 
     first: keras.Model  # everything before the first block
     blocks: tuple[keras.Model, ...]
+    border: keras.KerasTensor  # between the last block and the end
+    end: keras.Model
     shared: tuple[str, ...]  # names of the inputs that every block takes too
 
     @classmethod
-    def between(
-        cls,
-        inputs: Any,
-        borders: Sequence[keras.KerasTensor],
-        shared: Sequence[keras.KerasTensor],
-    ) -> "Blocks":
-        """Cuts a model at `borders`; arguments as for `BlockModel`."""
-        return cls(
-            keras.Model(inputs, borders[0]),
-            tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders)),
-            tuple(known.name for known in shared),
-        )
+    def of(cls, inputs: Any, outputs: Any) -> "Blocks | None":
+        """Cuts a model with remat at the borders of its blocks; returns None without remat."""
+        whole = keras.Model(inputs, outputs)
+        for layer in whole.layers:
+            if isinstance(layer, Structure) and layer.remat == "block":
+                borders: Any = layer.input
+                border: Any = layer.output
+                shared = [whole.get_layer(known).output for known in layer.shared]
+                return cls(
+                    keras.Model(inputs, borders[0]),
+                    tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders)),
+                    border,
+                    keras.Model(border, outputs),
+                    layer.shared,
+                )
+        return None
 
     def run(self, inputs: Any) -> Tensor:
         """Returns the output of the last block in training, keeping only the blocks' inputs."""
@@ -126,12 +151,14 @@ def _encoded(config: Model) -> dict[str, Any]:
     }
 
 
-def _decoded(encoded: Mapping[str, Any]) -> Model | None:
-    """Reads the output of `_encoded`; returns None for a class that does not exist."""
+def _decoded(encoded: Mapping[str, Any]) -> Model:
+    """Reads the output of `_encoded`."""
     module, _, name = encoded["class"].rpartition(".")
-    if module != SIZES:
-        return None  # a file must not choose which modules are imported
-    cls = getattr(importlib.import_module(SIZES), name, None)
+    # A file must not choose which modules are imported.
+    cls = getattr(importlib.import_module(SIZES), name, None) if module == SIZES else None
     if cls is None:
-        return None
+        raise UserError(
+            f"The file holds a model built from {encoded['class']}, which this version of tftpu "
+            "does not have: load it with the version that saved it."
+        )
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in encoded["fields"].items()})

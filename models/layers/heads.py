@@ -1,5 +1,6 @@
 """The head of a language model: logits over a vocabulary."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -8,19 +9,60 @@ from keras import layers
 from tftpu.tensors import Tensor, ops
 
 
-class TiedHead(layers.Layer):
-    """Logits by the transposed matrix of the token embedding, in float32 (Press & Wolf 2016).
+class Tied(layers.Layer):
+    """A layer that reads the matrix of the token embedding (Press & Wolf 2016).
 
     Follows https://arxiv.org/abs/1608.05859.
 
     Args:
-        embedding: the layer whose matrix, (vocabulary, width), is shared.
+        embedding: the layer whose matrix, (vocabulary, width), is shared. Its variables are not
+            among this layer's.
+    """
+
+    def __init__(self, embedding: layers.Embedding, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.share(embedding)
+
+    def share(self, embedding: layers.Embedding) -> None:
+        """Reads the matrix of another embedding from now on.
+
+        Keras clones and loads layers one by one, each with an embedding of its own; the model's
+        constructor makes it one again.
+        """
+        self._shared = _Shared(embedding)
+
+    @property
+    def embedding(self) -> layers.Embedding:
+        """The layer whose matrix is shared."""
+        return self._shared.embedding
+
+    def get_config(self) -> dict[str, Any]:
+        embedding = keras.saving.serialize_keras_object(self.embedding)
+        return {**super().get_config(), "embedding": embedding}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Tied":
+        embedding = keras.saving.deserialize_keras_object(config["embedding"])
+        return cls(**{**config, "embedding": embedding})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+    """The embedding of a `Tied`: wrapped, or Keras would make it a part of that layer."""
+
+    embedding: layers.Embedding
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class TiedHead(Tied):
+    """Logits by the transposed matrix of the token embedding, in float32.
+
+    Args: as for `Tied`.
     """
 
     def __init__(self, embedding: layers.Embedding, **kwargs: Any):
         # The hidden states stay in their compute dtype, which a loss by chunks needs.
-        super().__init__(autocast=False, **kwargs)
-        self.embedding = embedding
+        super().__init__(embedding, autocast=False, **kwargs)
 
     def call(self, x: Tensor) -> Tensor:
         """Maps (batch, time, width) to float32 logits, (batch, time, vocabulary)."""
@@ -29,15 +71,6 @@ class TiedHead(layers.Layer):
     def matrix(self) -> Tensor:
         """Returns the shared matrix, (vocabulary, width)."""
         return ops.convert_to_tensor(self.embedding.embeddings)
-
-    def get_config(self) -> dict[str, Any]:
-        embedding = keras.saving.serialize_keras_object(self.embedding)
-        return {**super().get_config(), "embedding": embedding}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TiedHead":
-        config["embedding"] = keras.saving.deserialize_keras_object(config["embedding"])
-        return cls(**config)
 
 
 def vocabulary_logits(x: Tensor, matrix: Tensor) -> Tensor:

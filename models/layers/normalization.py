@@ -7,6 +7,7 @@ import keras
 from tftpu.tensors import Tensor, ops
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class GhostBatchNormalization(keras.layers.Layer):
     """Batch normalisation over fixed groups of consecutive examples (Hoffer et al. 2017).
 

@@ -31,4 +31,4 @@ def standardised(model: BlockModel) -> BlockModel:
     """
     pixels = keras.Input(model.input_shape[1:], dtype="uint8", name="pixels")
     outputs = model(Standardise(name="standardise")(pixels))
-    return BlockModel(pixels, outputs, model.name, hyperparameters=model.hyperparameters)
+    return BlockModel(pixels, outputs, model.name)

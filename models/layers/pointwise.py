@@ -26,6 +26,7 @@ Product = tuple[Tensor, Tensor, Tensor]  # product, x, kernel
 Term = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # product, x, kernel, scale, shift
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class PointwiseConv(keras.layers.Conv2D):
     """A 1x1 convolution without bias that returns its output and its factors.
 
@@ -54,6 +55,7 @@ class PointwiseConv(keras.layers.Conv2D):
         return product, x, kernel
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class PointwiseNormalization(GhostBatchNormalization):
     """A `GhostBatchNormalization` after a `PointwiseConv`; a `Sum` applies its result.
 
@@ -79,6 +81,7 @@ class PointwiseNormalization(GhostBatchNormalization):
         return product, factor, kernel, scale, shift
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class Sum(keras.layers.Layer):
     """The sum of tensors and of the terms of `PointwiseNormalization`.
 

@@ -9,6 +9,7 @@ from tftpu.models.layers.attention import attention_by_heads, whole_sequences
 from tftpu.tensors import Initializer, Tensor, ops
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class SelfAttention(layers.Layer):
     """Attention of each token of (batch, time, width) to all, or to all of its segment.
 

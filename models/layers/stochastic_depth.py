@@ -9,6 +9,7 @@ from keras import layers
 from tftpu.tensors import Tensor, ops
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class StochasticDepth(layers.Layer):
     """Dropout of a residual branch, per example (Huang et al. 2016).
 

@@ -6,12 +6,14 @@ import keras
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel, Part
-from tftpu.models.layers.heads import TiedHead
+from tftpu.models.layers.heads import Tied, TiedHead
 from tftpu.tensors import Tensor
 
+TOKENS = "tokens"  # the only feature that every model needs
 HEAD = "head"  # the name of the last layer of every model of the zoo
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class TokenModel(BlockModel):
     """A functional model of tokens that also takes rows packed with several documents.
 
@@ -25,6 +27,15 @@ class TokenModel(BlockModel):
     Args: as for `BlockModel`.
     """
 
+    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
+        super().__init__(inputs, outputs, name, **kwargs)
+        # A clone by Keras comes with inputs that are required, and a head with its own matrix.
+        for layer in self.layers:
+            if isinstance(layer, keras.layers.InputLayer):
+                layer.optional = layer.name != TOKENS
+            if isinstance(layer, Tied):
+                layer.share(self.get_layer(layer.embedding.name))
+
     def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
         """Raises `UserError` for a feature that the model does not know."""
         return super().__call__(self._complete(features), *args, **kwargs)
@@ -32,7 +43,7 @@ class TokenModel(BlockModel):
     def _complete(self, features: Any) -> dict[str, Tensor | None]:
         """Returns all features by name, None for those that are left out."""
         if not isinstance(features, dict):
-            features = {"tokens": features}
+            features = {TOKENS: features}
         for name in features:
             if name not in self.input:
                 raise UserError(
@@ -42,6 +53,7 @@ class TokenModel(BlockModel):
         return {**dict.fromkeys(self.input), **features}
 
 
+@keras.saving.register_keras_serializable("tftpu")
 class FactoredTokenModel(TokenModel):
     """A `TokenModel` whose logits are hidden states times a matrix: its head is a `TiedHead`.
 
@@ -53,14 +65,14 @@ class FactoredTokenModel(TokenModel):
         inputs: Any,
         outputs: Any,
         name: str | None = None,
-        *,
-        borders: Any = (),
         **kwargs: Any,
     ):
-        super().__init__(inputs, outputs, name, borders=borders, **kwargs)
+        super().__init__(inputs, outputs, name, **kwargs)
         factored = [outputs, self._head.input]
         self._factored = Part(keras.Model(inputs, factored, name=name))
-        self._factored_end = Part(keras.Model(borders[-1], factored)) if self._blocks else None
+        self._factored_end = None
+        if self._blocks is not None:
+            self._factored_end = Part(keras.Model(self._blocks.border, factored))
 
     def factored_logits(
         self, x: Any, training: bool | None = None
@@ -104,6 +116,6 @@ def token_inputs(*more: str) -> dict[str, keras.KerasTensor]:
     """
 
     def tokens(name: str) -> Any:
-        return keras.Input((None,), dtype="int32", name=name, optional=name != "tokens")
+        return keras.Input((None,), dtype="int32", name=name, optional=name != TOKENS)
 
-    return {name: tokens(name) for name in ("tokens", "segments", "positions", *more)}
+    return {name: tokens(name) for name in (TOKENS, "segments", "positions", *more)}

@@ -72,7 +72,7 @@ def train(workdir: Path) -> None:
     )
     trainer.fit(
         Training((x, y), global_batch_size=32, seed=4, prepare=augment),
-        STEPS,
+        steps=STEPS,
         validation_data=tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
         eval_every=50,
         callbacks=[Started()],

@@ -41,7 +41,7 @@ def main(turns: int) -> None:
             with engine.scope():
                 trainer = build.build_trainer(experiment, workdir if seen else None)
             data = build.training_data(experiment)
-            trainer.fit(data, bench.FOREVER, callbacks=[bench.CallTurn(turn)], verbose=seen)
+            trainer.fit(data, steps=bench.FOREVER, callbacks=[bench.CallTurn(turn)], verbose=seen)
 
     watch, inside = _Threads(), _Inside()
     with _terminal(), inside.measured():

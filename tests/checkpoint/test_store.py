@@ -75,6 +75,14 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == 2
 
 
+def test_a_step_without_a_checkpoint_fails_with_those_there_are(tmp_path, caplog):
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(1, leaves(1), {})
+    with pytest.raises(UserError, match=r"step 99 in .* is missing .*; complete ones: 1"):
+        checkpoints.restore(leaves(0), 99)
+    assert not caplog.text  # nothing is damaged
+
+
 def test_arrays_of_every_dtype_are_restored(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     kinds = ("float32", "float64", ml_dtypes.bfloat16, "float16", "int8", "int64", "uint32", "bool")

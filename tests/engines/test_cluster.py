@@ -26,6 +26,19 @@ def test_more_replicas_than_were_set_up_fails_with_a_clear_error():
         tftpu.connect(virtual_devices=9)
 
 
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ({"virtual_devices": 0}, "virtual_devices is 0: it must be 1 or more"),
+        ({"virtual_devices": 2.5}, r"virtual_devices is 2\.5: its type must be int"),
+        ({"virtual_devices": 2, "tpu": "local"}, "set only one of them"),
+    ],
+)
+def test_devices_that_cannot_be_meant_fail(devices, message):
+    with pytest.raises(UserError, match=message):
+        tftpu.connect(**devices)
+
+
 @pytest.mark.parametrize("name", ["local", "my-tpu"])
 def test_a_requested_tpu_that_is_missing_fails_with_the_likely_cause(name):
     with pytest.raises(UserError) as caught:

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.support.strategies import mlp
@@ -132,3 +133,11 @@ def test_a_sum_over_replicas_lowers_to_that_of_xla():
     text = internals.compiler_ir(concrete, "hlo")
     assert "f32[3]{0} all-reduce(" in text and "replica_groups={{0,1,2,3}}" in text
     assert isinstance(internals.compiler_ir(concrete, "hlo_serialized"), bytes)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_many_graph_functions_are_traced_without_a_warning(quiet, caplog):
+    make = internals.graph_function if quiet else tf.function
+    for number in range(8):
+        assert make(lambda x: x + (1 if quiet else 2))(tf.constant(number)) > number
+    assert ("triggered tf.function retracing" in caplog.text) is not quiet

@@ -30,7 +30,7 @@ def fit(trainer: tftpu.Trainer, steps: int) -> tftpu.Trainer:
     data = Training(
         examples=(x, y), global_batch_size=16, seed=4, prepare=lambda batch, seeds: batch
     )
-    trainer.fit(data, steps)
+    trainer.fit(data, steps=steps)
     return trainer
 
 

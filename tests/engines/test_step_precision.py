@@ -99,4 +99,4 @@ def test_a_loss_that_stays_infinite_at_the_least_scale_ends_the_run():
     ((x, y, _),) = random_batches(1, 16, False)
     batches = tf.data.Dataset.from_tensors((x * np.inf, y))
     with pytest.raises(tftpu.UserError, match="no longer finite between step 11 and step 15"):
-        make_trainer(model, steps_per_loop=5).fit(batches, 100)
+        make_trainer(model, steps_per_loop=5).fit(batches, steps=100)

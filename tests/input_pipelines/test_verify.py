@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from tests.support.conversions import silent
 from tftpu.input_pipelines.convert import converter
@@ -53,6 +54,21 @@ def test_verify_names_the_file_and_the_record(pictures, tmp_path, capsys, what, 
         tfrecord.write(str(path), inside)
     assert command_line.main(["data", "verify", output, "--workers=1"]) == 2
     assert re.search(named, capsys.readouterr().out)
+
+
+def test_verify_names_the_file_that_a_broken_record_was_made_of(pictures, tmp_path, capsys):
+    """As of a data set that another program, or an older tftpu, made of a damaged file."""
+    output = str(tmp_path)
+    converter.run(Conversion(f"images:{pictures}", output), 1, say=silent)
+    (path,) = tmp_path.glob("*.tfrecord")
+    examples = [tf.train.Example.FromString(record) for _, record in tfrecord.records(str(path))]
+    cut = examples[5].features.feature["image"].bytes_list.value
+    name = next(p for p in pictures.rglob("*.png") if p.read_bytes() == cut[0])
+    cut[0] = cut[0][:-20]
+    tfrecord.write(str(path), [example.SerializeToString() for example in examples])
+    assert command_line.main(["data", "verify", output, "--workers=1"]) == 2
+    said = capsys.readouterr().out
+    assert f"record 5 of {path} (made of {name.relative_to(pictures)}): " in said
 
 
 def inside_png(pictures: Path) -> bytes:

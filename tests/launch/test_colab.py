@@ -1,7 +1,9 @@
 """The notebook: executed from a clean kernel, and stored without outputs."""
 
+import glob
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 import types
@@ -102,23 +104,25 @@ class Kernel:
     ("place", "tpu", "installed", "loaded", "commands"),
     [
         # Colab's image for TPUs has no TensorFlow, its others do; Kaggle's has the wrong one.
-        ("COLAB_RELEASE_TAG", True, [], False, ["install tftpu[tpu]"]),
-        ("COLAB_RELEASE_TAG", False, ["tensorflow"], False, ["install tftpu"]),
+        ("COLAB_RELEASE_TAG", True, [], False, ["install WHEEL[tpu]"]),
+        ("COLAB_RELEASE_TAG", False, ["tensorflow"], False, ["install WHEEL"]),
         (
             "KAGGLE_KERNEL_RUN_TYPE",
             True,
             ["tensorflow-cpu"],
             True,
-            ["uninstall --yes tensorflow-cpu tensorflow-tpu", "install tftpu[tpu]"],
+            ["uninstall --yes tensorflow-cpu tensorflow-tpu", "install WHEEL[tpu]"],
         ),
         ("KAGGLE_KERNEL_RUN_TYPE", True, ["tensorflow-tpu", "tftpu"], False, []),
-        ("ELSEWHERE", False, [], False, ["install tftpu[cpu]"]),
-        ("ELSEWHERE", False, ["tftpu"], False, ["install tftpu[cpu]"]),
+        ("ELSEWHERE", False, [], False, ["install WHEEL[cpu]"]),
+        ("ELSEWHERE", False, ["tftpu"], False, ["install WHEEL[cpu]"]),
     ],
 )
 def test_it_installs_the_right_packages_on_each_platform(
-    monkeypatch, place, tpu, installed, loaded, commands
+    monkeypatch, tmp_path, place, tpu, installed, loaded, commands
 ):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tftpu-1.0-py3-none-any.whl").touch()  # uploaded
     cell = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if "def pip(" in c.source)
     modules = {"tftpu" if name == "tftpu" else "tensorflow" for name in installed}
     for variable in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "TPU_NAME"):
@@ -134,7 +138,33 @@ def test_it_installs_the_right_packages_on_each_platform(
     ran = []
     monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command[4:]))
     kernel = Kernel()
-    scope = {"PACKAGE": "tftpu", "get_ipython": lambda: types.SimpleNamespace(kernel=kernel)}
+    scope = {"PACKAGE": "", "get_ipython": lambda: types.SimpleNamespace(kernel=kernel)}
     exec(cell.source, scope)
-    assert [" ".join(command) for command in ran] == commands
+    wheel = str(tmp_path / "tftpu-1.0-py3-none-any.whl")
+    assert [" ".join(c) for c in ran] == [c.replace("WHEEL", wheel) for c in commands]
     assert kernel.restarts == loaded
+
+
+@pytest.mark.parametrize(
+    ("package", "wanted"),
+    [
+        ("clone", "{here}/clone[tpu]"),
+        ("clone/tftpu-1.0-py3-none-any.whl", "{here}/clone/tftpu-1.0-py3-none-any.whl[tpu]"),
+        ("git+https://example.com/a/tftpu", "tftpu[tpu] @ git+https://example.com/a/tftpu"),
+        ("https://example.com/tftpu-1.0.whl", "tftpu[tpu] @ https://example.com/tftpu-1.0.whl"),
+        ("", None),  # no wheel was uploaded
+    ],
+)
+def test_what_it_installs_comes_from_a_file_or_an_address(monkeypatch, tmp_path, package, wanted):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone" / "tftpu-1.0-py3-none-any.whl").touch()
+    cell = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if "def pip(" in c.source)
+    source = cell.source[cell.source.index("def requirement") : cell.source.index("missing = ")]
+    scope = {"PACKAGE": package, "glob": glob, "os": os}
+    exec(source, scope)
+    if wanted is None:
+        with pytest.raises(SystemExit, match=r"pip wheel --no-deps"):
+            scope["requirement"]("[tpu]")
+    else:
+        assert scope["requirement"]("[tpu]") == wanted.format(here=tmp_path)

@@ -87,6 +87,8 @@ def test_every_command_has_a_summary_and_an_example_that_parses(name):
     assert all(flag.help for flag in command.flags)
     text = command.help()
     assert all(len(line) <= 100 for line in text.splitlines())
+    assert command.example
+    assert command.example not in command.description
     for line in command.example.splitlines():
         words = line.split()
         assert words[: 1 + len(name.split())] == ["tftpu", *name.split()]
@@ -166,6 +168,7 @@ def test_later_values_win_and_defaults_stay():
         (["--text", "--yes"], "--text has no value: write --text=VALUE."),
         (["--config.train.steps"], "--config.train.steps has no value"),
         (["--txt=a"], "Did you mean 'text'?"),
+        (["--notext=a"], "There is no flag --notext here"),
         (["--files=a"], "There is no flag --files"),
         (["--overrides=a"], "There is no flag --overrides"),
     ],
@@ -197,6 +200,21 @@ def test_devices_of_the_command_line_are_validated_with_the_config():
         ).experiment()
 
 
+def test_devices_of_the_config_stay_unless_flags_name_others():
+    override = "--config.cluster.virtual_devices=4"
+
+    def cluster(*words: str) -> tuple[str, int | None]:
+        options = parse("x", RunOptions, ["--config=digits_resnet", *words])
+        assert parse("x", RunOptions, words_of(options)) == options
+        found = options.experiment().cluster
+        return found.tpu, found.virtual_devices
+
+    assert cluster() == ("auto", None)
+    assert cluster(override) == ("auto", 4)
+    assert cluster(override, "--config.cluster.tpu=none") == ("none", 4)
+    assert cluster(override, "--virtual_devices=2", "--tpu=none") == ("none", 2)
+
+
 def test_the_watchdog_flag_sets_the_option(monkeypatch, tmp_path):
     from tftpu.launch import training
 
@@ -223,6 +241,9 @@ def test_restarts_run_the_same_command_without_them(monkeypatch, tmp_path):
     assert ended.value.code == 3
     ((command, workdir, restarts),) = seen
     assert (workdir, restarts) == (str(tmp_path), 2)
+    (tmp_path / "tftpu.py").write_text("raise ImportError('the one in the current folder')")
+    help_of = [*command[: command.index("train")], "train", "--help"]
+    subprocess.run(help_of, cwd=tmp_path, check=True, capture_output=True)
     again = command[command.index("train") + 1 :]
     assert parse("train", train.Options, again) == parse("train", train.Options, words)
 

@@ -15,9 +15,10 @@ import tensorflow as tf
 from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import processes
-from tftpu.launch import failures, main
+from tftpu.launch import failures, finished, main
 from tftpu.launch.commands import train
 from tftpu.models.layers.normalization import GhostBatchNormalization
+from tftpu.storage import files, retry
 
 
 def explained(name: str, message: str | BaseException) -> str:
@@ -208,6 +209,17 @@ def test_a_disk_that_is_full():
 def test_a_file_that_may_not_be_written():
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/train.tfrecord")
     assert "permissions" in explained("may-not-write", error)
+
+
+def test_a_bucket_that_cannot_be_reached(monkeypatch):
+    def unreachable(*_, **__):
+        raise tf.errors.AbortedError(None, None, "libcurl code 6: Could not resolve host")
+
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=0.01))
+    monkeypatch.setattr(files, "_operate", unreachable)
+    error = raised(finished.experiment_of, "gs://bucket/run")
+    assert "gs://bucket/run/config.json cannot be read" in explained("bucket", error)
+    assert "doctor --workdir" in explained("bucket", error)
 
 
 def test_a_batch_without_complete_groups_in_preflight():

@@ -19,7 +19,6 @@ DIGITS = ("preflight", "--config=digits_resnet")
         (["preflight"], "needs --config=NAME"),
         ([*DIGITS, "--slices=v9-8"], "is not a TPU slice"),
         ([*DIGITS, "--slices=v3-9"], "There is no v3-9"),
-        ([*DIGITS, "--slices="], "--slices= names no slice"),
         ([*DIGITS, "--slices=,"], "--slices=, names no slice"),
         ([*DIGITS, "--slice=v3-8"], "Did you mean 'slices'?"),
         ([*DIGITS, "--price=v5e:1"], "--price"),

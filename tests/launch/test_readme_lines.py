@@ -21,7 +21,6 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip uninstall -y tensorflow tensorflow-cpu",
     "pip wheel --no-deps --wheel-dir=dist .",
     "gcloud auth application-default login",
-    "gcloud storage cp dist/tftpu-",
     "docker push ",
     "tensorboard --logdir=",
     "kill -USR1 ",
@@ -38,7 +37,7 @@ def test_the_command(command, tmp_path, monkeypatch, capsys):
         if "launch" in arguments:
             assert "PROJECT" in capsys.readouterr().out
     elif command.startswith("pip install "):
-        check_extras(arguments[1])
+        check_extras(arguments[-1])
     elif command.startswith("docker build "):
         check_image(arguments, capsys)
     elif command.startswith("python -m "):
@@ -75,8 +74,10 @@ def check_flags(arguments: list[str]) -> None:
 
 
 def check_extras(requirement: str) -> None:
-    target, extras = re.fullmatch(r"(.+?)\[([\w,]+)\]", requirement).groups()
-    assert target in (".", f"./tftpu-{__version__}-py3-none-any.whl")  # no index has it
+    target, extras, source = re.fullmatch(r"(.+?)\[([\w,]+)\](?: @ (.+))?", requirement).groups()
+    target = source or target
+    address = "git+https://HOST/OWNER/tftpu"
+    assert target in (".", f"./tftpu-{__version__}-py3-none-any.whl", address)  # no index has it
     setup = (ROOT / "setup.py").read_text()
     assert all(f'"{extra}": [' in setup for extra in extras.split(","))
 
@@ -91,5 +92,5 @@ def check_image(arguments: list[str], capsys) -> None:
 
 
 def test_the_version_in_file_names_is_this_one():
-    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\d.]*\d)", c)}
+    found = {version for c in COMMANDS for version in re.findall(r"tftpu[-:](\d[\w.]*\d)", c)}
     assert found == {__version__}

@@ -26,7 +26,7 @@ def run(tmp_path_factory):
     """Returns the workdir of a finished run of 60 steps, five of them profiled."""
     workdir = tmp_path_factory.mktemp("runs") / "fast"
     trainer = make_trainer(compiled(), workdir, log_every=10, checkpoint_every=20, profile="40:45")
-    trainer.fit(data().cache().repeat(), 60, validation_data=data(), eval_every=30)
+    trainer.fit(data().cache().repeat(), steps=60, validation_data=data(), eval_every=30)
     return workdir
 
 
@@ -35,7 +35,7 @@ def starved(tmp_path_factory):
     """Returns the workdir of a run with 20 ms of input per batch, with a profile of 20 steps."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
     trainer = make_trainer(compiled(), workdir, log_every=5, profile="10:30")
-    trainer.fit(data().cache().repeat().map(slowly), 40)
+    trainer.fit(data().cache().repeat().map(slowly), steps=40)
     return workdir
 
 
@@ -80,6 +80,21 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     assert status.status(str(tmp_path))["state"] == "crashed"
     with files.claim(str(tmp_path)):  # status leaves no lock behind
         pass
+
+
+def test_the_step_is_that_of_the_newest_file(run, tmp_path):
+    """goodput.json is written every ten seconds, metrics.jsonl at every log line."""
+    record = goodput.read(str(run)).to_json() | {"step": 0}
+    files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
+    files.write_whole(str(tmp_path / "metrics.jsonl"), (run / "metrics.jsonl").read_bytes())
+    assert status.status(str(tmp_path))["step"] == 60
+
+
+def test_the_status_of_runs_is_shown_beside_one_that_is_missing(run, capsys):
+    assert command_line.main(["status", str(run), "/nowhere"]) == 2
+    said = capsys.readouterr()
+    assert "60/60" in said.out
+    assert "There is no run in '/nowhere'" in said.err
 
 
 def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):
@@ -206,7 +221,7 @@ def test_runs_are_named_by_their_folders_as_far_as_these_differ():
 def test_without_matplotlib_plot_names_the_extra_to_install(run, monkeypatch, capsys):
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     assert command_line.main(["plot", str(run)]) == 2
-    assert "pip install 'tftpu[plot]'" in capsys.readouterr().err
+    assert "pip install 'matplotlib>=" in capsys.readouterr().err
 
 
 # Profile
@@ -239,7 +254,7 @@ def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
 
     trainer = make_trainer(compiled(), tmp_path, steps_per_loop=5)
     before = signal.getsignal(signal.SIGUSR1)
-    trainer.fit(data(), 60, callbacks=[Signal()])
+    trainer.fit(data(), steps=60, callbacks=[Signal()])
     assert profile.read(str(tmp_path)).steps == 10
     assert signal.getsignal(signal.SIGUSR1) == before
 
@@ -257,7 +272,7 @@ def test_an_incomplete_profile_fails_with_a_clear_error(trace, tmp_path):
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "plugins").write_text("in the way")
     trainer = make_trainer(compiled(), tmp_path, profile="5:10")
-    trainer.fit(data(), 20)
+    trainer.fit(data(), steps=20)
     assert "The profile could not be written" in caplog.text
     assert trainer.checkpoints.steps() == [20]
 
@@ -269,6 +284,6 @@ def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path):
                 trainer._profiler.observe(1.0)  # as the loop of step 130 would have
 
     trainer = make_trainer(compiled(), tmp_path, steps_per_loop=1, profile="slow")
-    trainer.fit(data().cache().repeat(), 160, callbacks=[Stall()])
+    trainer.fit(data().cache().repeat(), steps=160, callbacks=[Stall()])
     assert profile.read(str(tmp_path)).steps == 10
     assert trainer.account.clock.seconds()["profiling"] > 0

@@ -12,10 +12,10 @@ import yaml
 from google.cloud import tpu_v2
 from google.protobuf import json_format
 
+from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
-from tftpu.launch.cloud import tpu_vm
+from tftpu.launch.cloud import shipment, tpu_vm
 from tftpu.tpu.slices import parse_slice
-from tftpu.version import __version__
 
 FLAGS = (
     *("--config=digits_resnet", "--slice=v5e-8", "--zone=us-west4-a", "--project=p"),
@@ -32,9 +32,10 @@ def order(**changes) -> tpu_vm.Order:
         "project": "p",
         "zone": "us-west4-a",
         "workdir": "gs://b/run",
-        "package": "tftpu[tpu]==1.0",
     }
-    return tpu_vm.Order(**values | changes)
+    package = changes.pop("package", "tftpu[tpu]==1.0")
+    values |= changes
+    return tpu_vm.Order(**values, shipment=shipment.of(values["config"], package))
 
 
 def dry_run(capsys, *flags: str) -> str:
@@ -54,7 +55,7 @@ def test_the_printed_flags_are_the_request(capsys):
         labels="team=vision",
         service_account="sa@p",
         overrides=(),
-        package=f"tftpu[tpu]=={__version__}",
+        package=None,
     ).request(name)
     sent = json_format.ParseDict(request, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
     (spec,) = sent.tpu.node_spec
@@ -83,6 +84,7 @@ def refuse(*args, **kwargs): raise AssertionError("network")
 socket.socket.connect = socket.create_connection = refuse
 for name in ("google.cloud.tpu_v2", "google.cloud.storage", "google.auth", "grpc", "tensorflow"):
     sys.modules[name] = None
+from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
 sys.exit(main.main(["launch", "tpu-vm", "--config=digits_resnet", "--slice=v4-8", "--dry_run"]))
 """
@@ -122,12 +124,12 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         (["--slice=v5e-16"], "The largest slice with one host is v5e-8."),
         (["--slice=v5p-16"], "The largest slice with one host is v5p-8."),
         (["--slice=v9-8"], "is not a TPU slice"),
-        (["--zone="], "--zone=us-west4-a"),
+        (["--zone="], "--zone has no value"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
-        (["--workdir="], "write gs://BUCKET/FOLDER"),
+        (["--workdir="], "--workdir has no value"),
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),
-        (["--config.data.global_batch_size=144"], "each of 8 replicas"),
+        (["--config.data.global_batch_size=144"], "8 replicas"),
         (["--preflight=/nonexistent"], "has no price for v5e-8"),
         ([], "add --yes"),
     ],
@@ -140,6 +142,16 @@ def test_a_mistake_fails_with_one_clear_line(capsys, monkeypatch, flags, sentenc
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [("--zone", "--zone=us-west4-a"), ("--workdir", "write gs://BUCKET/FOLDER")],
+)
+def test_a_flag_that_is_needed_is_named(capsys, missing, sentence):
+    others = [flag for flag in FLAGS if flag.partition("=")[0] != missing]
+    assert main.main(["launch", "tpu-vm", *others]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_the_price_is_chips_times_hours():
@@ -158,64 +170,20 @@ def test_the_total_follows_from_preflight(tmp_path):
     assert "spot" in text
 
 
-class TpuVm:
-    """A machine that really runs the startup script, with stand-ins for the programs it calls."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.home = folder / "home"
-        self.bucket = folder / "bucket"
-        self.bin = folder / "bin"
-        for path in (self.bin, self.bucket):
-            path.mkdir()
-        # `gcloud storage cp --quiet SOURCE TARGET`, with a folder for the bucket.
-        self.tool(
-            "gcloud", f'cp "${{4/gs:\\/\\//{self.bucket}/}}" "${{5/gs:\\/\\//{self.bucket}/}}"'
-        )
-        # `python3 -m uv venv …` and `… pip install … REQUIREMENT`.
-        self.tool("python3", f'printf "%s\\n" "${{@: -1}}" >>"{folder}/installed"')
-        self.tool("sleep", "exec /bin/sleep 0.05")
-        self.tftpu('printf "%s\\0" "$@" >>"$ARGUMENTS"; echo trained')
-
-    def tool(self, name: str, line: str, where: Path | None = None) -> None:
-        path = (where or self.bin) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#!/bin/bash\n{line}\n")
-        path.chmod(0o755)
-
-    def tftpu(self, line: str) -> None:
-        self.tool("tftpu", line, self.home / "venv" / "bin")
-
-    def boot(self, script: str, name: str) -> Path:
-        """Runs the script; returns the folder that it reports to."""
-        reports = self.bucket / "b" / "run" / "launch" / name
-        reports.mkdir(parents=True, exist_ok=True)
-        environment = {
-            "PATH": f"{self.bin}:/usr/bin:/bin",
-            "TFTPU_HOME": str(self.home),
-            "ARGUMENTS": str(self.folder / "arguments"),
-        }
-        subprocess.run(
-            ["bash", "-c", script], cwd=self.folder, env=environment, check=True, timeout=30
-        )
-        return reports
-
-    def arguments(self) -> list[str]:
-        return (self.folder / "arguments").read_text().split("\0")[:-1]
-
-
 @pytest.fixture
-def machine(tmp_path) -> TpuVm:
-    return TpuVm(tmp_path)
+def machine(tmp_path) -> RentedMachine:
+    return RentedMachine(tmp_path)
+
+
+def boot(machine: RentedMachine, wanted: tpu_vm.Order) -> Path:
+    """Runs the script of an order, whose files lie in the bucket; returns the reports' folder."""
+    machine.put(wanted.shipment.address(wanted.workdir), wanted.shipment.files)
+    return machine.boot(wanted.startup_script("n"), "n")
 
 
 def test_the_machine_installs_trains_and_reports(machine):
-    reports = machine.boot(order().startup_script("n"), "n")
-    assert (machine.folder / "installed").read_text().splitlines() == [
-        "uv",
-        str(machine.home / "venv"),
-        "tftpu[tpu]==1.0",
-    ]
+    reports = boot(machine, order())
+    assert machine.installed() == ["--version", str(machine.home / "venv"), "tftpu[tpu]==1.0"]
     assert machine.arguments() == [
         "train",
         "--config=digits_resnet",
@@ -228,34 +196,53 @@ def test_the_machine_installs_trains_and_reports(machine):
 
 
 def test_no_value_of_the_user_is_executed(machine):
-    own = machine.folder / f"mine {HOSTILE[:6]} $(touch owned).py"
-    own.write_text(f"# {HOSTILE}\n# é\n")
+    folder = machine.folder / f"of {HOSTILE[:6]} $(touch owned)"
+    folder.mkdir()
+    own = folder / f"mine {HOSTILE[:6]} $(touch owned).py"
+    own.write_text("# é\n")
     hostile = order(
         config=str(own), overrides=(f"--config.data.name={HOSTILE}",), package=f"tftpu {HOSTILE}"
     )
-    machine.boot(hostile.startup_script("n"), "n")
+    machine.tftpu('pwd >"$ARGUMENTS.folder"; printf "%s\\0" "$@" >>"$ARGUMENTS"')
+    boot(machine, hostile)
     command, config, override, *_ = machine.arguments()
     assert (command, override) == ("train", f"--config.data.name={HOSTILE}")
-    assert Path(config.removeprefix("--config=")).read_text() == own.read_text()
-    assert f"tftpu {HOSTILE}" in (machine.folder / "installed").read_text()
+    there = Path((machine.folder / "arguments.folder").read_text().removesuffix("\n"))
+    assert there == machine.home / "code" / folder.name
+    assert (there / config.removeprefix("--config=")).read_text() == own.read_text()
+    assert f"tftpu {HOSTILE}" in "\n".join(machine.installed())
     assert not list(machine.folder.rglob("owned"))
 
 
 def test_a_wheel_in_a_bucket_is_fetched(machine):
-    wheel = machine.bucket / "b" / "tftpu-1-py3-none-any.whl"
-    wheel.parent.mkdir(parents=True)
-    wheel.touch()
-    machine.boot(order(package="gs://b/tftpu-1-py3-none-any.whl").startup_script("n"), "n")
+    machine.put("gs://b", {"tftpu-1-py3-none-any.whl": b""})
+    boot(machine, order(package="gs://b/tftpu-1-py3-none-any.whl"))
     fetched = machine.home / "tftpu-1-py3-none-any.whl"
     assert fetched.exists()
-    assert (machine.folder / "installed").read_text().splitlines()[-1] == (
-        f"tftpu[tpu] @ file://{fetched}"
-    )
+    name, _, place = machine.installed()[-1].partition(" @ ")
+    assert name.startswith("tftpu[tpu")
+    assert place == f"file://{fetched}"
+
+
+@pytest.mark.parametrize("changed", ["tftpu-1.whl", "constraints.txt", "code.tar.gz"])
+def test_nothing_runs_if_a_byte_of_a_file_changed_in_the_bucket(machine, changed):
+    config = machine.folder / "mine" / "mine.py"
+    config.parent.mkdir()
+    config.touch()
+    (machine.folder / "tftpu-1.whl").write_bytes(b"a wheel")
+    wanted = order(config=str(config), package=str(machine.folder / "tftpu-1.whl"))
+    address = wanted.shipment.address(wanted.workdir)
+    machine.put(address, wanted.shipment.files | {changed: b"another"})
+    reports = machine.boot(wanted.startup_script("n"), "n")
+    assert f"{changed}: FAILED" in (reports / "log.txt").read_text()
+    assert (reports / "exit_code").read_text() == "1\n"
+    assert not (machine.folder / "installed").exists()
+    assert not (machine.folder / "arguments").exists()
 
 
 def test_a_failed_installation_is_reported_and_nothing_is_trained(machine):
-    machine.tool("python3", "echo no such package; exit 3")
-    reports = machine.boot(order().startup_script("n"), "n")
+    machine.tool("python3", '[ "$3" != pip ] || { echo no such package; exit 3; }')
+    reports = boot(machine, order())
     assert (reports / "log.txt").read_text() == "no such package\n"
     assert (reports / "exit_code").read_text() == "3\n"
     assert not (machine.folder / "arguments").exists()
@@ -267,23 +254,21 @@ def test_the_log_is_written_during_the_run(machine):
         f"echo first; for i in {{1..200}}; do grep -qs first {log} && echo seen && exit; "
         "/bin/sleep 0.05; done"
     )
-    reports = machine.boot(order().startup_script("n"), "n")
+    reports = boot(machine, order())
     assert (reports / "log.txt").read_text() == "first\nseen\n"
 
 
 def test_a_boot_after_the_end_does_nothing(machine):
-    script = order().startup_script("n")
-    machine.boot(script, "n")
-    machine.boot(script, "n")
+    boot(machine, order())
+    boot(machine, order())
     assert len(machine.arguments()) == 5
 
 
 def test_a_boot_after_a_saved_stop_resumes(machine):
-    script = order().startup_script("n")
     machine.tftpu("exit 75")
-    assert (machine.boot(script, "n") / "exit_code").read_text() == "75\n"
+    assert (boot(machine, order()) / "exit_code").read_text() == "75\n"
     machine.tftpu("echo training")
-    assert (machine.boot(script, "n") / "exit_code").read_text() == "0\n"
+    assert (boot(machine, order()) / "exit_code").read_text() == "0\n"
 
 
 def test_shellcheck_finds_nothing(tmp_path):

@@ -9,9 +9,10 @@ import yaml
 from google.cloud import aiplatform_v1
 from google.protobuf import json_format
 
+from tests.support.rented_machine import RentedMachine
 from tftpu.errors import UserError
 from tftpu.launch import main
-from tftpu.launch.cloud import job, vertex
+from tftpu.launch.cloud import job, shipment, vertex
 
 
 def launch(capsys, *flags: str) -> str:
@@ -53,14 +54,13 @@ def test_the_printed_yaml_is_a_custom_job_spec(capsys):
     assert pool.machine_spec.accelerator_count == 0
     assert pool.replica_count == 1
     assert pool.container_spec.image_uri == "eu.gcr.io/p/i:1"
-    assert list(pool.container_spec.command) == ["tftpu"]
-    assert list(pool.container_spec.args) == [
-        "train",
-        "--config=digits_resnet",
-        "--config.train.steps=5",
-        "--workdir=gs://b/run",
-        "--tpu=local",
-    ]
+    assert not pool.container_spec.args
+    bash, _, script = pool.container_spec.command
+    assert bash == "bash"
+    assert (
+        "arguments=(train --config=digits_resnet --config.train.steps=5 --workdir=gs://b/run "
+        "--tpu=local)\n"
+    ) in script
     assert spec.scheduling.timeout.seconds == 5400
     assert spec.scheduling.restart_job_on_worker_restart
     assert spec.scheduling.strategy == aiplatform_v1.Scheduling.Strategy.SPOT
@@ -84,6 +84,7 @@ def test_every_slice_names_a_machine_that_the_service_knows(slice_name):
         region="r",
         workdir="gs://b/run",
         image="image",
+        shipment=shipment.of("digits_resnet", None),
     ).custom_job()
     machine = json_format.ParseDict(
         created, aiplatform_v1.CustomJob.pb(aiplatform_v1.CustomJob())
@@ -128,7 +129,7 @@ sys.exit(code)
         ("--labels=team=Vision", "lower-case"),
         ("--labels=slice=v3", "tftpu itself sets the label 'slice'"),
         ("--tensorboard=projects/p/locations/l/tensorboards/1", "needs --service_account="),
-        ("--config.data.global_batch_size=144", "each of 4 replicas"),
+        ("--config.data.global_batch_size=144", "4 replicas"),
         ("--sice=v3-8", "Did you mean 'slice'?"),
     ],
 )
@@ -144,38 +145,44 @@ def test_tensorboard_reads_the_folder_that_the_run_writes(capsys):
     assert spec["tensorboard"] == name
     base = spec["baseOutputDirectory"]["outputUriPrefix"]
     # AIP_TENSORBOARD_LOG_DIR, as the service defines it.
-    assert f"--workdir={base}/logs" in spec["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert f"--workdir={base}/logs" in spec["workerPoolSpecs"][0]["containerSpec"]["command"][2]
 
 
 HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \n"
 
 
-def test_a_users_own_config_file_is_sent_and_run(tmp_path):
-    own = tmp_path / "Mine & $(touch owned).py"
-    own.write_text(f"# {HOSTILE!r}\n# é\n")
-    container = job.container_command(str(own), [f"--config.data.name={HOSTILE}"])
-    # The container's command, with a `tftpu` that shows what it was given.
-    shown = tmp_path / "tftpu"
-    shown.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
-    shown.chmod(0o755)
-    done = subprocess.run(
-        [*container["command"], *container["args"]],
-        env={
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            **{pair["name"]: pair["value"] for pair in container["env"]},
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
+def test_a_users_own_config_is_received_and_trained(tmp_path):
+    machine = RentedMachine(tmp_path)
+    own = tmp_path / "of $(touch owned)" / "Mine & $(touch owned).py"
+    own.parent.mkdir()
+    own.write_text("# é\n")
+    sent = shipment.of(str(own), f"tftpu {HOSTILE}")
+    machine.put(sent.address("gs://b/run"), sent.files)
+    overrides = [f"--config.data.name={HOSTILE}"]
+    said = machine.run(
+        job.container_command(sent, "gs://b/run", overrides), TFTPU_GCS=str(machine.bucket)
     )
-    command, config, override, _ = done.stdout.split("\0")
-    assert (command, override) == ("train", f"--config.data.name={HOSTILE}")
-    written = config.removeprefix("--config=")
-    with open(written) as file:
-        assert file.read() == own.read_text()
-    os.remove(written)
-    assert not (tmp_path / "owned").exists()
+    assert (machine.code, said) == (0, "trained\n")
+    assert machine.arguments() == ["train", f"--config={own.name}", *overrides]
+    assert (machine.home / "code" / own.parent.name / own.name).read_text() == own.read_text()
+    assert f"tftpu {HOSTILE}" in "\n".join(machine.installed())
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_an_image_may_bring_the_environment_to_install_into(tmp_path):
+    machine = RentedMachine(tmp_path)
+    sent = shipment.of("digits_resnet", None)
+    machine.put(sent.address("gs://b/run"), sent.files)
+    machine.tool("python", "", tmp_path / "own" / "bin")
+    machine.tool("tftpu", "echo the image trains; exit 75", tmp_path / "own" / "bin")
+    said = machine.run(
+        job.container_command(sent, "gs://b/run", []),
+        TFTPU_GCS=str(machine.bucket),
+        TFTPU_VENV=str(tmp_path / "own"),
+    )
+    assert (machine.code, said) == (75, "the image trains\n")
+    assert machine.installed() == ["--version", machine.installed()[-1]]  # nothing but the wheel
+    assert "/tftpu-" in machine.installed()[-1]
 
 
 @pytest.mark.parametrize(

@@ -48,5 +48,5 @@ def test_a_model_of_pixels_trains_on_replicas_with_soft_labels():
             model = pixels.standardised(small())
             model.compile("sgd", SmoothedCrossentropy(0.1), metrics=[Accuracy()])
             trainer = make_trainer(model, steps_per_loop=2, log_every=2)
-        losses.append(trainer.fit(data, 4).history["loss"])
+        losses.append(trainer.fit(data, steps=4).history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

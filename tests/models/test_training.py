@@ -30,7 +30,7 @@ def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
     assert model.output.dtype == "float32"
     trainer = make_trainer(model, steps_per_loop=200, log_every=200)
     data = tf.data.Dataset.from_tensors(zoo.batch(family))
-    history = trainer.fit(data, 200, validation_data=data).history
+    history = trainer.fit(data, steps=200, validation_data=data).history
     chance = math.log(model.output.shape[-1])
     assert history["val_loss"][-1] < chance / 10
 

@@ -57,6 +57,7 @@ def without_weights(name: str) -> keras.Model:
 
 def test_every_name_has_a_published_count():
     assert sorted(PUBLISHED) == models.names()
+    assert {name: models.parameters(name) for name in models.names()} == PUBLISHED
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

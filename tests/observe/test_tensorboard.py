@@ -57,7 +57,7 @@ def workdir(tmp_path_factory):
         hyperparameters={"data.name": "digits"},
         sample=lambda trainer: "def sample(): pass",
     )
-    trainer.fit(batches, 100, validation_data=batches, eval_every=50)
+    trainer.fit(batches, steps=100, validation_data=batches, eval_every=50)
     return folder
 
 

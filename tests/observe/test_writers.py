@@ -28,7 +28,7 @@ from tftpu.runtime.goodput import Clock
 def test_tensorboard_gets_every_scalar_and_the_learning_rate_curve(tmp_path):
     rates = keras.optimizers.schedules.PolynomialDecay(0.1, 40, 0.02)
     trainer = make_trainer(compiled(optimizer=keras.optimizers.SGD(rates)), tmp_path, log_every=10)
-    trainer.fit(data(), 40, validation_data=data(), eval_every=20)
+    trainer.fit(data(), steps=40, validation_data=data(), eval_every=20)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     for split in ("train", "eval"):
         events = EventAccumulator(str(tmp_path / split), size_guidance={"tensors": 0}).Reload()
@@ -44,7 +44,7 @@ def test_a_profile_of_a_window_of_steps_is_written_and_readable(tmp_path):
     from xprof.convert import raw_to_tool_data
 
     trainer = make_trainer(compiled(), tmp_path, profile="10:14")
-    trainer.fit(data(), 30)
+    trainer.fit(data(), steps=30)
     (trace,) = tmp_path.rglob("*.xplane.pb")
     stats, _ = raw_to_tool_data.xspace_to_tool_data([str(trace)], "framework_op_stats", {})
     assert b"MatMul" in stats
@@ -92,7 +92,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
         with tftpu.connect(virtual_devices=replicas).scope():
             model = compiled()
         workdir = tmp_path / str(replicas)
-        make_trainer(model, workdir, log_every=6).fit(data(), 12)
+        make_trainer(model, workdir, log_every=6).fit(data(), steps=12)
         last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
         flat = np.concatenate([w.ravel() for w in model.get_weights()])
         assert last["weight_norm"] == pytest.approx(np.linalg.norm(flat), rel=1e-6)
@@ -102,7 +102,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
 
 def test_goodput_and_the_machine_have_curves_but_no_metric_lines(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
-    trainer.fit(data(), 30)
+    trainer.fit(data(), steps=30)
     tags = events(tmp_path / "train").Tags()["tensors"]
     assert {"goodput/step", "goodput/compiling", "goodput/restart"} <= set(tags)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
@@ -111,7 +111,7 @@ def test_goodput_and_the_machine_have_curves_but_no_metric_lines(tmp_path):
 
 def test_the_log_holds_the_lines_printed_without_a_terminal(tmp_path, capsys):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
-    trainer.fit(data(), 30, validation_data=data())
+    trainer.fit(data(), steps=30, validation_data=data())
     said = capsys.readouterr().out.splitlines()
     logged = (tmp_path / "train.log").read_text().splitlines()
     dated = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
@@ -138,7 +138,7 @@ def hyperparameters(folder) -> dict[str, Any]:
 def test_tensorboard_lists_no_run_but_those_of_the_splits(evaluated, tmp_path):
     config = {"data.name": "ones", "train.seed": 3}
     trainer = make_trainer(compiled(), tmp_path, log_every=10, hyperparameters=config)
-    trainer.fit(data(), 20, validation_data=data() if evaluated else None)
+    trainer.fit(data(), steps=20, validation_data=data() if evaluated else None)
     runs = {path.parent.relative_to(tmp_path).name for path in tmp_path.rglob("events*")}
     assert runs == ({"train", "eval"} if evaluated else {"train"})
     shown = hyperparameters(tmp_path / ("eval" if evaluated else "train"))
@@ -153,7 +153,7 @@ def test_images_of_the_evaluation_are_shown_with_label_and_prediction(tmp_path):
     x = np.random.default_rng(0).uniform(size=(40, 8, 8, 1)).astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((x, np.arange(40) % 4)).batch(10)
     trainer = make_trainer(model, tmp_path)
-    trainer.fit(batches, 8, validation_data=batches, eval_every=4)
+    trainer.fit(batches, steps=8, validation_data=batches, eval_every=4)
     found = events(tmp_path / "eval").Tensors("samples")
     assert [event.step for event in found] == [4, 8]
     width, height, *pictures = found[-1].tensor_proto.string_val
@@ -212,7 +212,7 @@ def test_a_users_own_writer_receives_everything(tmp_path):
         sample=lambda trainer: "what it can do",
         log_every=10,
     )
-    trainer.fit(data(), 10, validation_data=data())
+    trainer.fit(data(), steps=10, validation_data=data())
     expected = [("begin", "SGD", 3), ("model", 0), ("train", 10), ("host", 10), ("eval", 10)]
     assert own.calls == [*expected, ("sample", 10), "close"]
 
@@ -223,7 +223,7 @@ def test_a_missing_writer_fails_with_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)  # what an import of it then raises
     trainer = make_trainer(compiled(), tmp_path, writers=("mlflow",))
     with pytest.raises(UserError, match="pip install mlflow-skinny"):
-        trainer.fit(data(), 1)
+        trainer.fit(data(), steps=1)
 
 
 def test_a_writer_that_fails_with_a_declared_error_does_not_end_the_run(tmp_path, caplog):
@@ -234,7 +234,7 @@ def test_a_writer_that_fails_with_a_declared_error_does_not_end_the_run(tmp_path
             raise LookupError("the server is away")
 
     trainer = make_trainer(compiled(), tmp_path, writers=[Away()], log_every=5)
-    trainer.fit(data(), 10)
+    trainer.fit(data(), steps=10)
     assert caplog.text.count("Away cannot write (the server is away)") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -285,7 +285,7 @@ def fit_with(name: str, workdir, steps: int) -> None:
         hyperparameters={"data.name": "zeros"},
         log_every=5,
     )
-    trainer.fit(batches, steps, validation_data=batches)
+    trainer.fit(batches, steps=steps, validation_data=batches)
 
 
 @pytest.mark.slow

@@ -44,8 +44,15 @@ def test_weight_decay_excludes_biases_and_norms(name):
 
 
 def test_an_unknown_optimizer_fails_with_a_suggestion():
-    with pytest.raises(UserError, match="Did you mean 'adamw'"):
-        optimizers.build(Optimizer("adam"), 256, 100)
+    with pytest.raises(UserError, match="Did you mean 'adam'"):
+        optimizers.build(Optimizer("adm"), 256, 100)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("RMSprop", "RMSprop")])
+def test_a_name_alone_is_keras_optimizer_with_its_defaults(name, kind):
+    ours, theirs = optimizers.build(name, 256, 100), getattr(keras.optimizers, kind)()
+    assert type(ours) is type(theirs)
+    assert ours.get_config().items() - {("name", ours.name)} <= theirs.get_config().items()
 
 
 @pytest.mark.parametrize(
@@ -111,3 +118,9 @@ def test_bits_are_nats_over_the_logarithm_of_two():
     metric = BitsPerToken()
     metric.update_state(np.array([0, 1]), np.zeros((2, 8), np.float32))
     assert float(metric.result()) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("warmup", "steps", "warned"), [(50, 900, False), (50, 50, True)])
+def test_a_run_shorter_than_its_warmup_is_warned_of(warmup, steps, warned, caplog):
+    optimizers.build(Optimizer("sgd", warmup_steps=warmup), 128, steps)
+    assert ("before its warmup of 50" in caplog.text) is warned

@@ -1,22 +1,27 @@
 """The wheel holds one package, `tftpu`, and works outside the checkout."""
 
+import base64
+import csv
+import hashlib
+import io
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from tests.support import wheels
+from tftpu.launch.cloud import own_wheel
+from tftpu.version import __version__
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    subprocess.run([sys.executable, *build], check=True)
-    (found,) = folder.glob("*.whl")
-    return found
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
 
 
 def test_nothing_top_level_but_tftpu(wheel):
@@ -31,28 +36,79 @@ def test_nothing_top_level_but_tftpu(wheel):
         "tftpu/launch/configs/digits_resnet.py",
         "tftpu/launch/diagnosis/wheels.py",
         "tftpu/launch/cloud/startup.sh",
+        "tftpu/launch/cloud/machine.sh",
         "tftpu/launch/colab.ipynb",
+        "tftpu/launch/starter/model.py.txt",
     ):
         assert expected in names
 
 
-def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
-    scratch = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", scratch], check=True)
-    python = scratch / "bin" / "python"
-    install = [python, "-m", "pip", "install", "-q", "--no-deps", wheel]
-    subprocess.run(install, check=True)
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory) -> Path:
+    """Returns the interpreter of an environment that has the wheel and nothing else."""
+    return wheels.install(wheel, tmp_path_factory.mktemp("outside") / "venv")
+
+
+def test_the_wheel_works_outside_the_checkout(python, tmp_path):
     code = "import tftpu.models; print(tftpu.models.__file__, *tftpu.models.names())"
     done = subprocess.run(
         [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert str(scratch) in done.stdout
+    assert str(python.parent.parent) in done.stdout
     assert "resnet50" in done.stdout.split()
 
 
-def test_the_base_install_requires_no_tensorflow():
-    from importlib import metadata
+def code_in(wheel: zipfile.ZipFile) -> dict[str, bytes]:
+    return {name: wheel.read(name) for name in wheel.namelist() if name.startswith("tftpu/")}
 
+
+def test_the_wheel_that_launchers_send_is_the_one_that_pip_builds(wheel):
+    """From a checkout: the same files with the same bytes, and a RECORD that is true."""
+    sent = zipfile.ZipFile(io.BytesIO(own_wheel.build()))
+    built = zipfile.ZipFile(wheel)
+    assert wheel.name == own_wheel.NAME
+    assert code_in(sent) == code_in(built)
+    (info,) = {name.split("/")[0] for name in sent.namelist()} - {"tftpu"}
+    for name in ("entry_points.txt", "top_level.txt", "licenses/LICENSE"):
+        assert sent.read(f"{info}/{name}") == built.read(f"{info}/{name}")
+    rows = list(csv.reader(io.StringIO(sent.read(f"{info}/RECORD").decode())))
+    assert {row[0] for row in rows} == set(sent.namelist())
+    for name, digest, size in rows:
+        if digest:
+            data = hashlib.sha256(sent.read(name)).digest()
+            assert digest == "sha256=" + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+            assert int(size) == len(sent.read(name))
+
+
+def test_a_clone_that_is_newer_than_its_installation_sends_its_own_version(monkeypatch, tmp_path):
+    info = tmp_path / "tftpu-0.0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tftpu\nVersion: 0.0.9\n")
+    older = [metadata.Distribution.at(info)]
+    monkeypatch.setattr(own_wheel.metadata, "distributions", lambda name: older)
+    sent = zipfile.ZipFile(io.BytesIO(own_wheel.build()))
+    text = sent.read(f"tftpu-{__version__}.dist-info/METADATA").decode()
+    assert text == f"Metadata-Version: 2.1\nName: tftpu\nVersion: {__version__}\n"
+
+
+def test_the_wheel_that_launchers_send_needs_no_checkout(wheel, python, tmp_path):
+    """From an installed wheel, twice: the same bytes, with all the files of that wheel."""
+    code = (
+        "import sys; from tftpu.launch.cloud import own_wheel as w;"
+        "sys.stdout.buffer.write(w.build())"
+    )
+    first, again = (
+        subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == again
+    sent, built = zipfile.ZipFile(io.BytesIO(first)), zipfile.ZipFile(wheel)
+    assert code_in(sent) == code_in(built)
+    (notes,) = (name for name in built.namelist() if name.endswith("/METADATA"))
+    assert sent.read(notes) == built.read(notes)
+
+
+def test_the_base_install_requires_no_tensorflow():
     base = [r for r in metadata.requires("tftpu") if "extra ==" not in r]
     assert base
     wheels = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
@@ -74,5 +130,5 @@ def test_without_tensorflow_the_command_names_the_extras_to_install(wheel, tmp_p
         text=True,
     )
     assert done.returncode == 2
-    assert "pip install 'tftpu[cpu]'" in done.stderr
+    assert "pip install 'tensorflow" in done.stderr  # tensorflow-cpu, on most machines
     assert "Traceback" not in done.stderr

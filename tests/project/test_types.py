@@ -27,7 +27,7 @@ def main() -> float:
         model.compile("sgd", "mse")
     options = tftpu.TrainOptions(global_clipnorm=1.0, gradient_accumulation_steps=2)
     trainer = tftpu.Trainer(model, "runs/mine", options)
-    trainer.fit(dataset(), 10, validation_data=dataset(), eval_every=5)
+    trainer.fit(dataset(), steps=10, validation_data=dataset(), eval_every=5)
     results: dict[str, float] = trainer.evaluate(dataset())
     return results["loss"]
 """

@@ -1,13 +1,18 @@
 """In-process services on loopback that the real clients of Google Cloud talk to."""
 
+import base64
 import http.server
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
+from urllib.parse import parse_qs, urlparse
 
+import google_crc32c
 import grpc
+
+from tftpu.storage import buckets
 
 # Planted in place of secrets, and searched for in everything printed, sent and written.
 SECRET = "ya29.planted-secret"
@@ -85,12 +90,37 @@ def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> 
                 self._send(200, json.dumps({"permissions": granted}).encode())
                 return
             bucket, _, name = path.partition("/b/")[2].partition("/o/")
+            if path.endswith("/o"):
+                self._list(path.partition("/b/")[2].removesuffix("/o"))
+                return
             data = objects.get(f"{bucket}/{name}")
             start = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
             if data is None or start >= len(data):
                 self._send(404 if data is None else 416, b"")
             else:
                 self._send(206 if start else 200, data[start:])
+
+        def do_POST(self):
+            query = parse_qs(urlparse(self.path).query)
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            bucket = urlparse(self.path).path.partition("/b/")[2].removesuffix("/o")
+            if query["uploadType"] == ["media"]:
+                name, data = query["name"][0], body
+            else:  # the metadata, then the data
+                edge = self.headers["Content-Type"].partition("boundary=")[2].strip('"')
+                about, data = (
+                    part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+                    for part in body.split(f"--{edge}".encode())[1:3]
+                )
+                name = json.loads(about)["name"]
+            objects[f"{bucket}/{name}"] = data
+            self._send(200, json.dumps(_resource(name, data)).encode())
+
+        def _list(self, bucket: str) -> None:
+            prefix = parse_qs(urlparse(self.path).query).get("prefix", [""])[0]
+            found = {key.removeprefix(f"{bucket}/"): data for key, data in objects.items()}
+            items = [_resource(n, d) for n, d in found.items() if n.startswith(prefix)]
+            self._send(200, json.dumps({"items": items}).encode())
 
         def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -101,6 +131,8 @@ def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> 
         def log_message(self, *_):
             pass
 
+    # The client of uploads is kept, with the address that it had.
+    buckets._client.cache_clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
@@ -108,3 +140,9 @@ def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> 
     finally:
         server.shutdown()
         server.server_close()
+        buckets._client.cache_clear()
+
+
+def _resource(name: str, data: bytes) -> dict[str, str]:
+    crc32c = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+    return {"name": name, "size": str(len(data)), "crc32c": crc32c, "generation": "1"}

@@ -136,7 +136,7 @@ def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
             ours, _ = bring()
             ours(next(iter(batches))[0])
             ours.set_weights(start)
-        history = make_trainer(ours).fit(batches, steps).history
+        history = make_trainer(ours).fit(batches, steps=steps).history
         for a, e, s in zip(ours.get_weights(), theirs.get_weights(), start):
             # Weights that should not move at all (a bias before a norm) move only by rounding.
             assert relative(a, e) < 2e-5 or np.abs(a - s).max() < 1e-7
@@ -146,3 +146,15 @@ def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
         last = batches.unbatch().take(23).batch(16)
         trained = make_trainer(ours).evaluate(last)
         assert trained.keys() == theirs.evaluate(last, return_dict=True, verbose=0).keys()
+
+
+def test_one_batch_is_predicted_with_named_inputs_and_outputs_on_two_replicas():
+    """`predict_same` takes and returns what the model does."""
+    with tftpu.connect(virtual_devices=2).scope():
+        model, batches = several_inputs_and_outputs()
+    trainer = make_trainer(model)
+    trainer.evaluate(batches)
+    features = {name: values[:3] for name, values in next(iter(batches))[0].items()}
+    found = trainer.predict_same(features)
+    for name, expected in model(features).items():
+        np.testing.assert_allclose(found[name], expected.numpy(), rtol=1e-6)

@@ -84,7 +84,11 @@ def trainer(workdir, replicas: int, **options) -> tftpu.Trainer:
 def fit(trainer: tftpu.Trainer, callbacks=(), data=None):
     evaluation = tf.data.Dataset.from_tensor_slices(random_batches(1, 50, False)[0][:2]).batch(20)
     return trainer.fit(
-        data or pipeline(), STEPS, validation_data=evaluation, eval_every=10, callbacks=callbacks
+        data or pipeline(),
+        steps=STEPS,
+        validation_data=evaluation,
+        eval_every=10,
+        callbacks=callbacks,
     )
 
 
@@ -187,8 +191,8 @@ def test_values_that_callbacks_add_to_the_logs_are_saved_with_the_history(tmp_pa
 
 def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
     here = trainer(None, 1)
-    here.fit(pipeline(), 12)
-    here.fit(pipeline(), STEPS)
+    here.fit(pipeline(), steps=12)
+    here.fit(pipeline(), steps=STEPS)
     bits = [
         v.numpy().tobytes() for group in here.executor.variables.groups().values() for v in group
     ]

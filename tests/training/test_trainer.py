@@ -22,7 +22,7 @@ def test_fit_equals_keras_fit_on_one_device():
     """Keras's own trainer on the same batches in the same order is the reference."""
     ours, theirs = compiled(), compiled()
     batches = data().repeat(2)
-    history = make_trainer(ours).fit(batches, STEPS, validation_data=data(), eval_every=6)
+    history = make_trainer(ours).fit(batches, steps=STEPS, validation_data=data(), eval_every=6)
     theirs_history = theirs.fit(data(), epochs=2, validation_data=data(), verbose=0)
     for a, e in zip(ours.get_weights(), theirs.get_weights()):
         assert relative(a, e) < 1e-5
@@ -36,7 +36,7 @@ def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
     with tftpu.connect(virtual_devices=4).scope():
         ours = compiled(optimizer=optimizers.build(config, 16, STEPS))
     theirs = compiled(optimizer=optimizers.build(config, 16, STEPS))
-    make_trainer(ours).fit(data(), STEPS)
+    make_trainer(ours).fit(data(), steps=STEPS)
     theirs.fit(data().repeat(2), verbose=0)
     for a, e in zip(ours.get_weights(), theirs.get_weights()):
         assert relative(a, e) < 2e-5
@@ -50,7 +50,7 @@ def test_sample_weights_work_as_in_keras():
     for count in (1, 4):
         with tftpu.connect(virtual_devices=count).scope():
             model = compiled(weighted_metrics=["accuracy"])
-        make_trainer(model).fit(batches, 6)
+        make_trainer(model).fit(batches, steps=6)
         results.append(model.get_weights())
     theirs = compiled()
     theirs.fit(batches, verbose=0)
@@ -68,7 +68,7 @@ def test_class_weights_work_as_in_keras(one_hot):
         options["loss"] = keras.losses.CategoricalCrossentropy(from_logits=True)
     ours, theirs = compiled(**options), compiled(**options)
     weights = {0: 0.5, 1: 2.0, 3: 4.0}
-    make_trainer(ours).fit(batches, 6, class_weight=weights)
+    make_trainer(ours).fit(batches, steps=6, class_weight=weights)
     theirs.fit(batches, verbose=0, class_weight=weights)
     for a, e in zip(ours.get_weights(), theirs.get_weights()):
         assert relative(a, e) < 1e-5
@@ -86,11 +86,12 @@ def test_the_step_is_traced_once_over_a_fit_with_evaluation():
     model = compiled(keras.Sequential(layers))
     trainer = make_trainer(model, steps_per_loop=4)
     traces.clear()
-    trainer.fit(data(), 10, validation_data=data(batch=20), eval_every=5)
-    # Keras builds the model, the step inspects it; then one trace to train, one to evaluate.
-    assert traces == [False, True, True, False]
-    trainer.fit(data(), 20, validation_data=data(batch=20))
-    assert len(traces) == 4
+    trainer.fit(data(), steps=10, validation_data=data(batch=20), eval_every=5)
+    # Keras builds the model, the guard tries the layer of its own, the step inspects it; one trace
+    # to train; whether padding matters; one trace to evaluate.
+    assert traces == [False, True, True, True, False, False]
+    trainer.fit(data(), steps=20, validation_data=data(batch=20))
+    assert len(traces) == 6
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -110,7 +111,7 @@ def test_the_digits_give_the_same_accuracy_on_eight_replicas_as_keras_on_one_dev
     everything = tf.data.Dataset.from_tensor_slices((x, digits.target)).batch(64)
     with tftpu.connect(virtual_devices=8).scope():
         model = compiled(mlp(64, 10), optimizer=keras.optimizers.Adam(0.01))
-    make_trainer(model).fit(everything, 40)
+    make_trainer(model).fit(everything, steps=40)
     one = compiled(mlp(64, 10))
     one.set_weights(model.get_weights())
     expected = one.evaluate(everything, verbose=0, return_dict=True)
@@ -144,7 +145,7 @@ def test_a_ragged_last_batch_is_carried_over():
         def on_train_batch_end(self, batch, logs=None):
             seen.append(logs["loss"])
 
-    make_trainer(model, steps_per_loop=1).fit(numbered, 8, callbacks=[Record()])
+    make_trainer(model, steps_per_loop=1).fit(numbered, steps=8, callbacks=[Record()])
     stream = np.tile(np.arange(77), 3)[: 8 * 20].reshape(8, 20).sum(1)
     np.testing.assert_allclose(seen, stream)
 
@@ -152,7 +153,7 @@ def test_a_ragged_last_batch_is_carried_over():
 def test_evaluation_uses_the_ema():
     model = compiled()
     trainer = make_trainer(model, ema_momentum=0.8)
-    trainer.fit(data(), STEPS)
+    trainer.fit(data(), steps=STEPS)
     averaged = compiled()
     averaged.set_weights([v.numpy() for v in trainer.executor.variables.averages])
     expected = averaged.evaluate(data(), verbose=0, return_dict=True)
@@ -187,7 +188,7 @@ def test_callbacks_are_called_and_obeyed(tmp_path):
         keras.callbacks.TensorBoard(str(tmp_path / "board")),
     ]
     history = make_trainer(model).fit(
-        data(), 18, validation_data=data(), eval_every=6, callbacks=callbacks
+        data(), steps=18, validation_data=data(), eval_every=6, callbacks=callbacks
     )
     assert calls[0] == "begin" and calls[-1] == "end" and len(calls) == 5
     assert {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"} <= set(calls[1][1])
@@ -205,14 +206,14 @@ def test_early_stopping_and_reduce_on_plateau_act():
     stop = keras.callbacks.EarlyStopping("val_loss", patience=3)
     reduce = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=1e-3)
     history = make_trainer(model).fit(
-        data(), 100, validation_data=data(), eval_every=6, callbacks=[stop, reduce]
+        data(), steps=100, validation_data=data(), eval_every=6, callbacks=[stop, reduce]
     )
     assert len(history.epoch) == 4
 
 
 def test_a_run_that_a_callback_ends_logs_its_last_steps(tmp_path):
     stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=100)
-    make_trainer(compiled(), tmp_path).fit(data(), 24, eval_every=6, callbacks=[stop])
+    make_trainer(compiled(), tmp_path).fit(data(), steps=24, eval_every=6, callbacks=[stop])
     (line,) = map(json.loads, (tmp_path / "metrics.jsonl").open())
     assert (line["step"], line["split"]) == (12, "train")
 
@@ -223,7 +224,7 @@ def test_a_callback_that_fails_at_the_end_leaves_nothing_running(tmp_path):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        make_trainer(compiled(), tmp_path).fit(data(), 4, callbacks=[Failing()])
+        make_trainer(compiled(), tmp_path).fit(data(), steps=4, callbacks=[Failing()])
     assert "telemetry" not in {thread.name for thread in threading.enumerate()}
     assert json.loads((tmp_path / "goodput.json").read_text())["state"] == "finished"
 
@@ -244,17 +245,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
     with pytest.raises(
         UserError, match=r"between step 16 and step 20 \(last finite: loss .*step 10"
     ):
-        trainer.fit(poisoned(range(17, 18)), 40)
+        trainer.fit(poisoned(range(17, 18)), steps=40)
     assert trainer.checkpoints.steps() == [10]
     again = make_trainer(compiled(), tmp_path)
-    assert again.fit(poisoned(range(0)), 40).epoch == [0]
+    assert again.fit(poisoned(range(0)), steps=40).epoch == [0]
     assert all(np.isfinite(w).all() for w in again.model.get_weights())
 
 
 def test_rollback_skips_the_bad_batches(tmp_path):
     options = {"steps_per_loop": 5, "log_every": 10, "checkpoint_every": 10}
     trainer = make_trainer(compiled(), tmp_path, on_nan="rollback", **options)
-    trainer.fit(poisoned(range(17, 18), 100), 40)
+    trainer.fit(poisoned(range(17, 18), 100), steps=40)
     assert trainer.step == 40
     assert all(np.isfinite(w).all() for w in trainer.model.get_weights())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
@@ -273,12 +274,12 @@ def test_rollbacks_are_limited(tmp_path):
         max_rollbacks=2,
     )
     with pytest.raises(UserError, match="2 rollbacks did not help"):
-        trainer.fit(poisoned(range(12, 100), 100), 60)
+        trainer.fit(poisoned(range(12, 100), 100), steps=60)
 
 
 def test_metrics_jsonl_is_one_object_a_line(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=5)
-    trainer.fit(data(), 20, validation_data=data(), eval_every=10)
+    trainer.fit(data(), steps=20, validation_data=data(), eval_every=10)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(r["step"], r["split"]) for r in lines] == [
         (5, "train"),

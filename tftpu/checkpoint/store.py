@@ -26,7 +26,7 @@ from tftpu.checkpoint import manifest, matching
 from tftpu.checkpoint.host_copy import HostCopy
 from tftpu.engines.engine import Leaf
 from tftpu.errors import UserError
-from tftpu.storage import files, safetensors
+from tftpu.storage import files, safetensors, side_files
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Returns the step of the best checkpoint, or None if none is marked."""
-        path = files.join(self.folder, "best")
-        return json.loads(files.read(path))["step"] if files.exists(path) else None
+        record = side_files.read(files.join(self.folder, "best"), "step")
+        return record["step"] if record else None
 
     def save(
         self,
@@ -161,7 +161,10 @@ class Checkpoints:
                 differences), or none of the checkpoints is complete.
         """
         self.wait()
-        candidates = [step] if step is not None else manifest.steps(self.folder)[::-1]
+        complete = manifest.steps(self.folder)[::-1]
+        if step is not None and step not in complete:
+            raise self._none_complete([step], step)
+        candidates = [step] if step is not None else complete
         for candidate in candidates:
             folder = files.join(self.folder, str(candidate))
             try:

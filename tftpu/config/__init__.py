@@ -1,18 +1,19 @@
 """The dataclasses of an experiment: validation, JSON in and out."""
 
+from tftpu.config.data import Data, DataContext
 from tftpu.config.experiment import (
     DECAYS,
     OPTIMIZERS,
     SCALINGS,
     Cluster,
-    Data,
     Experiment,
-    Model,
     Optimizer,
 )
+from tftpu.config.model import Model
+from tftpu.config.objects import Function, KerasObject
 from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, Train, TrainOptions
 from tftpu.config.profile_plan import ProfilePlan, profile_plan
-from tftpu.config.serialization import from_json, to_json
+from tftpu.config.serialization import from_json, to_json, to_plain
 from tftpu.config.share import Share
 from tftpu.config.validation import check_types
 
@@ -25,7 +26,10 @@ __all__ = [
     "WRITERS",
     "Cluster",
     "Data",
+    "DataContext",
     "Experiment",
+    "Function",
+    "KerasObject",
     "Model",
     "Optimizer",
     "ProfilePlan",
@@ -36,4 +40,5 @@ __all__ = [
     "from_json",
     "profile_plan",
     "to_json",
+    "to_plain",
 ]

@@ -1,66 +1,35 @@
-"""The dataclasses of an experiment: model, data, optimizer, training and cluster.
+"""An experiment: model, data, optimizer, losses and metrics, training and cluster.
 
 A config file (`launch/configs/<name>.py`, or a user's own) has a function `get_config()` that
 returns an `Experiment`. Nothing here imports TensorFlow or Keras, so mistakes are found at once.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from tftpu.config.data import Data
+from tftpu.config.model import Model
 from tftpu.config.options import Train
+from tftpu.config.parts import refuse_data, refuse_model
 from tftpu.config.share import Share
 from tftpu.config.validation import at_least, check_types, fraction, one_of
 from tftpu.errors import UserError
 
-OPTIMIZERS = ("adafactor", "adamw", "lamb", "lars", "lion", "muon", "sgd")
+OPTIMIZERS = (
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "lamb", "lars", "lion"),
+    *("muon", "rmsprop", "sgd"),
+)
 DECAYS = ("constant", "cosine", "linear", "polynomial", "step")
 SCALINGS = ("none", "linear", "sqrt")
 
 
 @dataclasses.dataclass
-class Model:
-    """Hyper-parameters of a model; each family of the zoo adds its own fields.
-
-    Attributes:
-        name: name of the Keras model.
-        init_from: initial weights, as `tftpu.models.load_weights` accepts them.
-        freeze: globs over the paths of variables that are not trained, such as
-            "stem*,stage1_*".
-    """
-
-    name: str = ""
-    init_from: str = ""
-    freeze: str = ""
-
-    def validate(self, share: Share) -> None:
-        """Raises `UserError` for a value that the family does not allow.
-
-        Args:
-            share: the part of a global batch that one replica computes at a time.
-        """
-
-
-@dataclasses.dataclass
-class Data:
-    """A data set and its global batch; each kind of source adds its own fields.
-
-    Attributes:
-        name: name of the data set.
-        global_batch_size: examples per step, over all replicas and microbatches.
-        data_dir: folder of the prepared data; None is the cache folder.
-    """
-
-    name: str = ""
-    global_batch_size: int = 128
-    data_dir: str | None = None
-
-    def validate(self) -> None:
-        """Raises `UserError` for a value that the source does not allow."""
-        at_least("data.global_batch_size", self.global_batch_size, 1)
-
-
-@dataclasses.dataclass
 class Optimizer:
     """An optimizer by name, and its learning rate over the run.
+
+    A plain name, `Experiment(optimizer="adam")`, is Keras's optimizer with Keras's defaults and a
+    constant learning rate.
 
     Attributes:
         name: one of `OPTIMIZERS`.
@@ -73,10 +42,10 @@ class Optimizer:
         decay_power: exponent of the polynomial decay.
         decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
         decay_rate: factor of the step decay.
-        weight_decay: decoupled weight decay; biases and norms are left out.
+        weight_decay: biases and norms are left out; it is decoupled, except in lars.
         momentum: momentum of sgd and lars.
         nesterov: whether sgd uses Nesterov momentum.
-        beta_2: decay of the second moment of adamw, lamb and lion.
+        beta_2: decay of the second moment of adam, adamax, adamw, lamb and lion.
     """
 
     name: str = "adamw"
@@ -111,6 +80,16 @@ class Optimizer:
                 "optimizer.decay is 'step' but optimizer.decay_steps is empty: name the steps at "
                 "which the rate is multiplied by optimizer.decay_rate, such as (30000, 60000)."
             )
+        if self.decay_steps and self.decay != "step":
+            raise UserError(
+                f"optimizer.decay_steps is {self.decay_steps}, and optimizer.decay is "
+                f"{self.decay!r}: decay_steps=() is for all decays but 'step'."
+            )
+        if min(self.decay_steps, default=1) < 1 or sorted(self.decay_steps) != [*self.decay_steps]:
+            raise UserError(
+                f"optimizer.decay_steps is {self.decay_steps}: give steps of 1 or more in rising "
+                "order, such as (30000, 60000)."
+            )
 
 
 @dataclasses.dataclass
@@ -141,18 +120,34 @@ class Experiment:
     """A complete run, as `config.json` in the workdir stores it.
 
     Attributes:
-        model: hyper-parameters of the model.
+        model: hyper-parameters of the model, and how to build it.
         data: the data set and its global batch.
-        optimizer: the optimizer and its learning rate.
+        optimizer: `tftpu.Optimizer`, the name of one of Keras's, or a Keras optimizer.
+        loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a function of a
+            module, or a dict or list of them, one for each output. None is the cross-entropy of
+            class labels and logits, smoothed by `train.label_smoothing`, with accuracy as metric.
+        metrics: names ("AUC"), `keras.Metric` objects, functions, or a dict of them by output.
+        weighted_metrics: metrics that weights of examples apply to.
+        callbacks: Keras callbacks. An epoch of theirs ends with each evaluation.
         train: length and options of training.
         cluster: the devices.
+        config_file: the file that `--config` named, which the command line fills in.
     """
 
     model: Model
     data: Data
-    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    optimizer: Any = dataclasses.field(default_factory=Optimizer)
+    loss: Any = None
+    metrics: Sequence[Any] | Mapping[str, Any] = ()
+    weighted_metrics: Sequence[Any] | Mapping[str, Any] = ()
+    callbacks: Sequence[Any] = ()
     train: Train = dataclasses.field(default_factory=Train)
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    config_file: str = ""
+
+    def __post_init__(self) -> None:
+        refuse_model(self.model)
+        refuse_data(self.data)
 
     def validate(self, data_shares: int | None = None) -> None:
         """Checks every field, and that the global batch can be divided among the replicas.
@@ -164,12 +159,29 @@ class Experiment:
         Raises:
             UserError: the first mistake found.
         """
-        for group in dataclasses.fields(self):
-            check_types(group.name, getattr(self, group.name))
+        refuse_model(self.model)
+        refuse_data(self.data)
+        for group in ("model", "data", "train", "cluster"):
+            check_types(group, getattr(self, group))
+        self._check_optimizer()
         self.cluster.validate()
         self.data.validate()
-        self.optimizer.validate()
         self.train.validate()
+        if self.loss is not None and self.train.label_smoothing:
+            raise UserError(
+                f"train.label_smoothing={self.train.label_smoothing} is of the default loss, and "
+                "the experiment has one of its own: set it there, such as "
+                "keras.losses.CategoricalCrossentropy(label_smoothing=0.1)."
+            )
         shares = data_shares or self.cluster.virtual_devices or 1
         microbatches = self.train.gradient_accumulation_steps
-        self.model.validate(Share(self.data.global_batch_size, shares, microbatches))
+        norm_batch = getattr(self.model, "norm_batch", 1)
+        group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
+        self.model.validate(Share(self.data.global_batch_size, shares, microbatches, group))
+
+    def _check_optimizer(self) -> None:
+        if isinstance(self.optimizer, Optimizer):
+            check_types("optimizer", self.optimizer)
+            self.optimizer.validate()
+        elif isinstance(self.optimizer, str):
+            one_of("optimizer", self.optimizer.lower(), OPTIMIZERS)

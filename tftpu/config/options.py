@@ -7,8 +7,8 @@ The same object serves the API (`Trainer(model, workdir, TrainOptions(...))`), c
 import dataclasses
 
 from tftpu.config.profile_plan import profile_plan
-from tftpu.config.validation import above, at_least, fraction, one_of
-from tftpu.errors import UserError
+from tftpu.config.validation import above, at_least, check_types, fraction, one_of
+from tftpu.errors import UserError, did_you_mean
 
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
@@ -22,7 +22,8 @@ class TrainOptions:
     Attributes:
         steps_per_loop: steps that run on the devices before control returns to the host.
         log_every: steps between lines of metrics.
-        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        checkpoint_every: steps between checkpoints; 0 saves at the end, and whenever an evaluation
+            is the best so far.
         checkpoint_minutes: also save when this many minutes have passed since the last
             checkpoint; 0 disables it.
         keep: number of newest checkpoints to keep; the best one is kept as well.
@@ -70,10 +71,13 @@ class TrainOptions:
         Raises:
             UserError: a value is not allowed; the message names the field.
         """
+        check_types("train", self)
         for field in ("steps_per_loop", "log_every", "keep", "gradient_accumulation_steps"):
             at_least(f"train.{field}", getattr(self, field), 1)
         for field in ("checkpoint_every", "keep_every", "max_rollbacks"):
             at_least(f"train.{field}", getattr(self, field), 0)
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"train.seed is {self.seed}: it must be from 0 to {2**32 - 1}.")
         at_least("train.checkpoint_minutes", self.checkpoint_minutes, 0.0)
         at_least("train.grace_seconds", self.grace_seconds, 1.0)
         above("train.watchdog_seconds", self.watchdog_seconds, 0.0)
@@ -85,7 +89,11 @@ class TrainOptions:
         one_of("train.on_nan", self.on_nan, ON_NAN)
         profile_plan(self.profile)
         for name in self.writers:
-            one_of("train.writers", name, WRITERS)
+            if name not in WRITERS:
+                raise UserError(
+                    f"train.writers has {name!r}, which is not known.{did_you_mean(name, WRITERS)} "
+                    "Several are a tuple: ('mlflow', 'wandb')."
+                )
 
 
 @dataclasses.dataclass
@@ -93,21 +101,51 @@ class Train(TrainOptions):
     """Options of training in a config file: those of a `Trainer`, the length, and the precision.
 
     Attributes:
-        steps: total length of the run.
-        eval_every: steps between evaluations, which Keras calls an epoch; 0 evaluates only at
-            the end.
+        steps: total length of the run; 1,000 where neither steps nor epochs are given.
+        epochs: length of the run in passes over the training data, instead of `steps`.
+        eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
+            end of every epoch if the length is given in `epochs`, else only at the end.
         label_smoothing: share of the label that is spread over all classes.
-        precision: the dtype policy; "auto" is bfloat16 on a TPU and float32 elsewhere.
+        precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
+            GPU and float32 on a CPU.
     """
 
-    steps: int = 1000
+    steps: int | None = None
+    epochs: int | None = None
     eval_every: int = 0
     label_smoothing: float = 0.0
     precision: str = "auto"
 
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None:
+            self.steps = 1000
+
+    @property
+    def length(self) -> int:
+        """The number of steps.
+
+        Raises:
+            UserError: the length is given in epochs, which only the data can convert to steps.
+        """
+        if self.steps is None:
+            raise UserError(
+                f"The length of the run is train.epochs={self.epochs}, which depends on the data: "
+                "set train.steps."
+            )
+        return self.steps
+
     def validate(self) -> None:
         super().validate()
-        at_least("train.steps", self.steps, 1)
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(
+                f"train.steps={self.steps} and train.epochs={self.epochs} both give the length of "
+                "the run: set only one of them."
+            )
+        if self.steps is None and self.epochs is None:
+            raise UserError("train.steps and train.epochs are both none: set one of them.")
+        for field in ("steps", "epochs"):
+            if getattr(self, field) is not None:
+                at_least(f"train.{field}", getattr(self, field), 1)
         at_least("train.eval_every", self.eval_every, 0)
         fraction("train.label_smoothing", self.label_smoothing)
         one_of("train.precision", self.precision, PRECISIONS)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +13,8 @@ class Share:
         global_batch_size: examples per step.
         replicas: data shares that the global batch is cut into; one per core under TPUStrategy.
         gradient_accumulation_steps: microbatches that each share is cut into.
+        group: number that the examples of a microbatch should be a multiple of, for the advice in
+            the error; see `norm_batch` of the models.
         examples: examples of one microbatch.
 
     Raises:
@@ -22,17 +24,20 @@ class Share:
     global_batch_size: int
     replicas: int
     gradient_accumulation_steps: int = 1
+    group: int = 1
 
     def __post_init__(self) -> None:
         parts = self.replicas * self.gradient_accumulation_steps
         if self.global_batch_size % parts:
-            lower = self.global_batch_size // parts * parts
-            near = f"{lower} or {lower + parts}" if lower else f"{parts}"
+            unit = parts * self.group
+            lower = self.global_batch_size // unit * unit
+            near = f"{lower} or {lower + unit}" if lower else f"{unit}"
             microbatches = self.gradient_accumulation_steps
             times = f" x {microbatches} microbatches" if microbatches > 1 else ""
             raise UserError(
-                f"A global batch of {self.global_batch_size} cannot be shared by {self.replicas} "
-                f"replicas{times}: use a multiple of {parts}, such as {near}."
+                f"A global batch of {self.global_batch_size} cannot be shared by "
+                f"{counted(self.replicas, 'replica')}{times}: use a multiple of {unit}, such as "
+                f"{near}."
             )
 
     @property

@@ -41,7 +41,13 @@ def check_types(group: str, value: Any) -> None:
         group: the name of the config in the message, such as "train".
         value: a dataclass instance; nested dataclasses are checked too.
     """
-    declared = typing.get_type_hints(type(value))
+    try:
+        declared = typing.get_type_hints(type(value))
+    except NameError as error:
+        raise UserError(
+            f"The type of a field of {type(value).__name__} is not defined when it is loaded "
+            f"({error}): import it in that file, not under TYPE_CHECKING."
+        ) from error
     for field in dataclasses.fields(value):
         name, found = f"{group}.{field.name}", getattr(value, field.name)
         if dataclasses.is_dataclass(found):
@@ -54,11 +60,17 @@ def check_types(group: str, value: Any) -> None:
 
 def _is_instance(value: Any, kind: Any) -> bool:
     """Returns whether a value has a declared type. An int is also a float, a bool is neither."""
-    arguments = typing.get_args(kind)
-    if isinstance(kind, types.UnionType):
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
         return any(_is_instance(value, argument) for argument in arguments)
-    if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_instance(v, arguments[0]) for v in value)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple and arguments[-1] is not Ellipsis:  # one type for each element
+        same = isinstance(value, tuple) and len(value) == len(arguments)
+        return same and all(map(_is_instance, value, arguments))
+    if origin in (tuple, list):
+        return isinstance(value, origin) and all(_is_instance(v, arguments[0]) for v in value)
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    kind = origin or kind
     return not isinstance(kind, type) or isinstance(value, kind)

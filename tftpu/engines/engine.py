@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
     from tftpu.engines.sums import EvalSums, TrainSums
 
 Nest = Any  # as in tftpu.tensors, which loads Keras
-# A data set: a `tf.data.Dataset`, or a pipeline of `tftpu.input_pipelines`.
+# A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, or a pipeline of `tftpu.input_pipelines`.
 Dataset = Any
 
 
@@ -57,6 +57,21 @@ class LoopResult(NamedTuple):
 
     sums: np.ndarray
     input_wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """One pass over a data set.
+
+    Attributes:
+        steps: number of batches.
+        examples: number of examples of a batch.
+        last: number of examples of the last batch; None: as many as every other.
+    """
+
+    steps: int
+    examples: int
+    last: int | None = None
 
 
 class Hosts(Protocol):
@@ -139,6 +154,10 @@ class Executor(Protocol):
         """The learning rate at this step, of the first of several optimizers."""
         ...
 
+    def begin_at(self, step: int) -> None:
+        """Counts the steps before this one as done, although they were not trained."""
+        ...
+
     @property
     def weight_norm(self) -> float:
         """The global norm of the trainable weights."""
@@ -179,7 +198,7 @@ class Executor(Protocol):
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         ...
 
-    def predict_replicated(self, x: Nest) -> np.ndarray:
+    def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
         ...
 
@@ -200,9 +219,8 @@ class TrainLoop(Protocol):
         """The model FLOPs of a global batch, forward and backward."""
         ...
 
-    @property
-    def compiled(self) -> bool:
-        """True once the device loop is compiled, which the first `run` does."""
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the device loop of the next batch is compiled, which `run` does."""
         ...
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
@@ -221,11 +239,6 @@ class TrainLoop(Protocol):
 
 class Engine(Protocol):
     """Devices that run steps, and the division of a global batch among them."""
-
-    @property
-    def name(self) -> str:
-        """The name of the engine: "tensorflow"."""
-        ...
 
     @property
     def data_shares(self) -> int:
@@ -260,10 +273,21 @@ class Engine(Protocol):
         """Raises `UserError` for a model that cannot be trained as it is."""
         ...
 
+    def epoch(self, dataset: Dataset) -> Epoch:
+        """Returns the length of one pass over a data set; may have to read all of it.
+
+        Raises:
+            UserError: not a data set, or one that never ends.
+        """
+        ...
+
     def training_spec(
-        self, dataset: Dataset, microbatches: int, class_weight: dict[int, float] | None
+        self,
+        dataset: Dataset,
+        microbatches: int,
+        class_weight: dict[int, float] | None,
     ) -> Nest:
-        """Returns the spec of one share of the global batches that `batches` would give.
+        """Returns the spec of one share of the complete global batches that `batches` would give.
 
         Args:
             dataset, class_weight: as for `batches`.
@@ -274,8 +298,25 @@ class Engine(Protocol):
         """
         ...
 
+    def last_spec(self, spec: Nest, examples: int, microbatches: int) -> Nest:
+        """Returns the spec of one share of the smaller batch that an epoch ends with.
+
+        Args:
+            spec: of one share of a complete batch.
+            examples: number of examples of the smaller batch.
+            microbatches: number of microbatches that a share is cut into.
+
+        Raises:
+            UserError: the batch cannot be divided.
+        """
+        ...
+
     def batches(
-        self, dataset: Dataset, position: int, class_weight: dict[int, float] | None
+        self,
+        dataset: Dataset,
+        position: int,
+        class_weight: dict[int, float] | None,
+        epoch: Epoch | None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the devices.
 
@@ -283,6 +324,9 @@ class Engine(Protocol):
             dataset: batched by the global batch; repeated if it is finite.
             position: number of batches to skip.
             class_weight: weight of each label, which becomes the sample weight.
+            epoch: of the data set, whose last batch then is a smaller one if it is in the data: its
+                shares are padded, and a train loop of its spec leaves the padding out. None: one
+                epoch follows the other, and all batches are complete.
         """
         ...
 

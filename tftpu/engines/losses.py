@@ -49,7 +49,7 @@ class Elements(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the author of the loss already reduced the microbatch to one number."""
+        """True if the author of the loss reduced the microbatch to one number."""
         return len(self.values.shape) == 0
 
 

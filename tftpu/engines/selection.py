@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from tftpu.engines import backend
+
 if TYPE_CHECKING:
     import keras
 
@@ -12,11 +14,13 @@ def engine_of(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: the model is on a backend that no engine serves.
+        UserError: the model is on a backend that no engine serves, or of Keras 2, or was built
+            outside the scope of the connected engine.
     """
-    from tftpu.engines.tensorflow.engine import engine_of_strategy
+    backend.check_model(model)
+    from tftpu.engines.tensorflow import cluster
 
-    return engine_of_strategy(model)
+    return cluster.engine_of(model)
 
 
 def attached_platform() -> str:

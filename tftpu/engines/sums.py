@@ -14,9 +14,11 @@ from tftpu.engines.losses import Losses, Term
 from tftpu.engines.names import without_counters
 from tftpu.tensors import Tensor, ops
 
+_LEAST = 1e-30  # divisor of what has nothing to divide
+
 
 class PartSums(NamedTuple):
-    """What one objective adds to the sums of a training step, on one replica.
+    """The summands of one objective in the sums of a training step, on one replica.
 
     Attributes:
         taken: 1.0 if the objective changed its variables; 0.0 if it was not due, or overflowed.
@@ -70,6 +72,8 @@ class _Sums:
 class TrainSums(_Sums):
     """Steps, gradient norms, skipped steps; for each objective its steps, losses; metrics.
 
+    A step of a smaller batch counts as a part of a step.
+
     Args:
         losses: those of each objective.
     """
@@ -97,26 +101,35 @@ class TrainSums(_Sums):
         each = [value for part in parts for value in (part.taken / shares, *part.losses)]
         return self._flat([*shared, *each, *metrics])
 
-    def steps(self, sums: np.ndarray) -> int:
-        """Returns the number of steps summed up, skipped ones included."""
-        return round(float(sums[0]))
+    def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
+        """Returns the sums of steps that count for less, as their batches are smaller.
 
-    def skipped(self, sums: np.ndarray) -> int:
-        """Returns the number of steps that changed nothing, because a gradient overflowed."""
-        return round(float(sums[2]))
+        The states of metrics stay: they count the examples themselves.
+        """
+        means = self.size - sum(self._sizes)
+        return np.concatenate([sums[:means] * weight, sums[means:]])
+
+    def all_skipped(self, sums: np.ndarray) -> bool:
+        """Returns whether every step changed nothing, because a gradient overflowed."""
+        return bool(sums[2] == sums[0])
+
+    def finite(self, sums: np.ndarray) -> bool:
+        """Returns whether all losses and gradients were finite; metrics do not matter."""
+        losses = [loss for _, loss, _ in self._parts(sums)]
+        return bool(np.isfinite([sums[1], *losses]).all())
 
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
-        return sum(float(loss / max(taken, 1)) for taken, loss, _ in self._parts(sums))
+        return sum(float(loss / max(taken, _LEAST)) for taken, loss, _ in self._parts(sums))
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the means of the loss, its terms, the metrics and the gradient's norm."""
         steps, norm, skipped = sums[:3]
         results = {"loss": self.loss(sums)}
         for one, (taken, _, terms) in zip(self._losses, self._parts(sums)):
-            results.update(_logged(one.terms, terms, np.full(len(terms), max(taken, 1))))
+            results.update(_logged(one.terms, terms, np.full(len(terms), max(taken, _LEAST))))
         results.update(self._metrics(sums[len(sums) - sum(self._sizes) :]))
-        results["grad_norm"] = float(norm / max(steps - skipped, 1))
+        results["grad_norm"] = float(norm / max(steps - skipped, _LEAST))
         if skipped:
             results["skipped_steps"] = float(skipped)
         return results
@@ -165,7 +178,8 @@ class EvalSums(_Sums):
         count = len(self._terms)
         values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
         weights = np.array([term.weight for term in self._terms])
-        loss = float(weights @ (values / np.maximum(counts, 1e-30)))
+        means = np.where(weights != 0, values / np.maximum(counts, 1e-30), 0.0)
+        loss = float(weights @ means)
         results = {"loss": loss + float(added / max(examples, 1))}
         results.update(_logged(self._terms, values, counts))
         results.update(self._metrics(np.array(rest[2 * count :])))

@@ -20,8 +20,16 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
         path: local or `gs://`; ends in `.weights.h5` or `.safetensors`.
 
     Raises:
-        UserError: another ending.
+        UserError: another ending, or a place that cannot be written.
     """
+    try:
+        _write(model, averages, path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"{path} cannot be written ({reason}): choose another place.") from error
+
+
+def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
     if str(path).endswith(".safetensors"):
         arrays = {
             v.path: np.ascontiguousarray(averages.get(v.path, keras.ops.convert_to_numpy(v)))

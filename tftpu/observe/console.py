@@ -49,14 +49,15 @@ class Console(writers.Writer):
         steps: total steps of the run.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: no TPU, so the total is shown.
+        live: whether a terminal shows the live line; else it gets plain lines, too.
     """
 
-    def __init__(self, steps: int, start: int = 0, chips: int | None = None):
+    def __init__(self, steps: int, start: int = 0, chips: int | None = None, *, live: bool = True):
         self._console = RichConsole(file=sys.stdout, soft_wrap=True, highlight=False)
         self._steps = steps
         self._live: Live | None = None
         self._line = LiveLine(steps, start, chips)
-        if self._console.is_terminal:
+        if live and self._console.is_terminal:
             self._live = Live(self._line, console=self._console, refresh_per_second=2)
 
     def start(self) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import statistics
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -55,7 +56,8 @@ class Profiler:
             return
         due = [last for first, last in self._windows if first <= step < last]
         if self._asked:
-            _log.warning("Profiling the next %d steps: %s.", LENGTH, self._asked)
+            text = f"tftpu: profiling the next {LENGTH} steps: {self._asked}."
+            print(text, file=sys.stderr, flush=True)
             due.append(step + LENGTH)
         self._asked = ""
         if due:

@@ -127,7 +127,11 @@ def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str
     training = seconds["step"] + seconds["input_wait"]
     if training and seconds["input_wait"] > 0.2 * training:
         percent = 100 * seconds["input_wait"] / training
-        found["input"] = f"Input wait is {percent:.0f} % of the step: see tftpu data check."
+        found["input"] = (
+            f"Input wait is {percent:.0f} % of the step: the data are slower than the devices. "
+            "cache() what fits into memory, and map(…, num_parallel_calls=tf.data.AUTOTUNE); for a "
+            "config, `tftpu data check` measures its data."
+        )
     whole = sum(seconds.values())
     if whole and seconds["checkpoint_wait"] > 0.1 * whole:
         percent = 100 * seconds["checkpoint_wait"] / whole

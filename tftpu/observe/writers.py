@@ -337,7 +337,7 @@ def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...])
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
             f"The writer {module!r} cannot start: {first} Set {variable}, or remove it from "
-            "TrainOptions.writers."
+            "the option train.writers."
         ) from error
 
 
@@ -347,5 +347,5 @@ def _required(module: str, package: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"The writer {module!r} is not installed: run `pip install {package}`, or remove "
-            "it from TrainOptions.writers."
+            "it from the option train.writers."
         ) from error

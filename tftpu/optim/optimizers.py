@@ -1,5 +1,6 @@
 """Optimizers by name: Keras's own, and LARS, which Keras lacks."""
 
+import logging
 import re
 from typing import Any
 
@@ -10,32 +11,48 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.optim.schedules import schedule
 from tftpu.tensors import Tensor, ops
 
+_log = logging.getLogger(__name__)
+
 # Variables without weight decay, by the last part of their path: biases, and the scales and shifts
 # of norms. Keras searches for this pattern in the variable's name.
 NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
 
 
-def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimizers.Optimizer:
+def build(
+    config: Optimizer | str, global_batch_size: int, steps: int
+) -> keras.optimizers.Optimizer:
     """Returns the optimizer of an experiment.
 
     Args:
-        config: name and hyper-parameters of the optimizer.
+        config: name and hyper-parameters of the optimizer; a name alone is Keras's optimizer with
+            Keras's defaults.
         global_batch_size: examples per step, for the scaling of the learning rate.
         steps: total length of the run, for the decay.
 
     Raises:
         UserError: an unknown name.
     """
-    if config.name not in OPTIMIZERS:
-        raise UserError(
-            f"There is no optimizer {config.name!r}.{did_you_mean(config.name, OPTIMIZERS)}"
+    name = (config if isinstance(config, str) else config.name).lower()
+    if name not in OPTIMIZERS:
+        raise UserError(f"There is no optimizer {name!r}.{did_you_mean(name, OPTIMIZERS)}")
+    if isinstance(config, str):
+        return LARS() if name == "lars" else keras.optimizers.get(name)
+    if 0 < steps <= config.warmup_steps:
+        _log.warning(
+            "The run ends after %d steps, before its warmup of %d (optimizer.warmup_steps) does.",
+            steps,
+            config.warmup_steps,
         )
     # Keras annotates learning rates as float, and takes schedules.
     rate: Any = schedule(config, global_batch_size, steps)
     decay: Any = config.weight_decay or None
     kinds = keras.optimizers
     make = {
+        "adadelta": lambda: kinds.Adadelta(rate, weight_decay=decay),
         "adafactor": lambda: kinds.Adafactor(rate, weight_decay=decay),
+        "adagrad": lambda: kinds.Adagrad(rate, weight_decay=decay),
+        "adam": lambda: kinds.Adam(rate, weight_decay=decay, beta_2=config.beta_2),
+        "adamax": lambda: kinds.Adamax(rate, weight_decay=decay, beta_2=config.beta_2),
         "adamw": lambda: kinds.AdamW(rate, weight_decay=config.weight_decay, beta_2=config.beta_2),
         "lamb": lambda: kinds.Lamb(rate, weight_decay=decay, beta_2=config.beta_2),
         "lars": lambda: LARS(
@@ -43,11 +60,12 @@ def build(config: Optimizer, global_batch_size: int, steps: int) -> keras.optimi
         ),
         "lion": lambda: kinds.Lion(rate, weight_decay=decay, beta_2=config.beta_2),
         "muon": lambda: kinds.Muon(rate, weight_decay=config.weight_decay),
+        "rmsprop": lambda: kinds.RMSprop(rate, weight_decay=decay),
         "sgd": lambda: kinds.SGD(
             rate, momentum=config.momentum, nesterov=config.nesterov, weight_decay=decay
         ),
     }
-    optimizer = make[config.name]()
+    optimizer = make[name]()
     optimizer.exclude_from_weight_decay(var_names=[NO_DECAY])
     return optimizer
 

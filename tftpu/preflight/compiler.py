@@ -23,12 +23,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
 _TRIED = {"jax": "0.10.2", "libtpu": "0.0.51"}
-_INSTALL = "Run `pip install 'tftpu[preflight]'` in an environment without tensorflow-tpu."
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
 KERNEL_MEMORY = "memory space vmem"
@@ -111,7 +111,7 @@ def libtpu_version() -> str:
     try:
         return importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"libtpu, the TPU compiler, is not installed. {_INSTALL}") from None
+        raise UserError(f"libtpu, the TPU compiler, is not installed. {_install()}") from None
 
 
 class _Internals(NamedTuple):
@@ -146,11 +146,11 @@ def _jax_internals() -> _Internals:
             found = f"jax {importlib.metadata.version('jax')}"
         except importlib.metadata.PackageNotFoundError:
             raise UserError(
-                f"jax, which drives the TPU compiler, is not installed. {_INSTALL}"
+                f"jax, which drives the TPU compiler, is not installed. {_install()}"
             ) from None
         raise UserError(
             f"Preflight does not support {found} ({error}); it was tried with "
-            f"{' and '.join(f'{k} {v}' for k, v in _TRIED.items())}. {_INSTALL}"
+            f"{' and '.join(f'{k} {v}' for k, v in _TRIED.items())}. {_install()}"
         ) from error
     return _Internals(ir, stablehlo, mlir, _jax, topologies, xla_client)
 
@@ -227,7 +227,7 @@ def _run_compiler(job: Path, target: Slice, time_limit: float, verbose: bool) ->
         "TPU_ACCELERATOR_TYPE": target.name,
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
-    command = [sys.executable, "-m", "tftpu.preflight.compiler", str(job)]
+    command = [sys.executable, "-P", "-m", "tftpu.preflight.compiler", str(job)]
     with (job / "stderr.txt").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=None if verbose else log
@@ -338,3 +338,8 @@ def _compile(module: str, topology: str, replicas: int) -> Any:
 
 if __name__ == "__main__":
     _compile_job(Path(sys.argv[1]))
+
+
+def _install() -> str:
+    command = installation.command("preflight")
+    return f"Run `{command}` in an environment without tensorflow-tpu."

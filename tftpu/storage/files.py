@@ -160,8 +160,8 @@ def claim(workdir: StrPath) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise HeldError(
-                f"The workdir '{workdir}' is held by {holder}: wait for that run, or choose "
-                "another workdir."
+                f"The folder '{workdir}' is held by {holder}: wait for that process, or choose "
+                "another folder."
             ) from error
         except OSError as error:  # some network disks
             _log.warning("%s cannot be locked (%s): start only one run on it.", workdir, error)
@@ -187,7 +187,7 @@ def truncate_lines(path: StrPath, last_step: int) -> None:
     if not exists(path):
         return
     kept = []
-    for line in read(path).decode().splitlines():
+    for line in read(path).decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= last_step:
                 kept.append(line + "\n")
@@ -251,8 +251,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _cannot_write(workdir: StrPath, error: OSError) -> UserError:
     return UserError(
-        f"The workdir '{workdir}' cannot be written ({error.strerror or error}): choose another "
-        "workdir."
+        f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
     )
 
 

@@ -1,11 +1,12 @@
 """Keras callbacks in a run of device loops: batch methods are called once per loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
 
@@ -30,6 +31,7 @@ class Callbacks:
         timetable: Timetable,
     ):
         self._model: Any = model
+        self.stopped = False
         self._timetable = timetable
         self._list = keras_internals.callback_list(
             list(callbacks), model, timetable.epochs, timetable.epoch_steps
@@ -46,12 +48,16 @@ class Callbacks:
     def stopped(self, value: bool) -> None:
         self._model.stop_training = value
 
-    def begin(self, progress: RunProgress) -> None:
-        """Tells the callbacks that training begins, with the history of a resumed run."""
-        self.stopped = False
+    def begin(self, progress: RunProgress, over: bool) -> None:
+        """Tells the callbacks that training begins, with the history of a resumed run.
+
+        Args:
+            progress: of the run.
+            over: whether nothing is left to train.
+        """
         self._list.on_train_begin()  # which empties the history's epochs
         self.restore_history(progress)
-        if progress.step < self._timetable.steps:
+        if not over:
             self._list.on_epoch_begin(self._epoch(progress.step))
 
     def restore_history(self, progress: RunProgress) -> None:
@@ -84,11 +90,72 @@ class Callbacks:
         """Tells the callbacks that training ended."""
         self._list.on_train_end()
 
+    def evaluating(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Returns the results of an evaluation, and tells the callbacks before and after."""
+        return _evaluating(self._list, evaluate)
+
     def _epoch(self, step: int) -> int:
         return step // self._timetable.epoch_steps
 
     def _ended_epochs(self, step: int, over: bool) -> int:
         return -(-step // self._timetable.epoch_steps) if over else self._epoch(step)
+
+
+def evaluate_with(
+    callbacks: Sequence[keras.callbacks.Callback],
+    model: keras.Model,
+    evaluate: Callable[[], dict[str, float]],
+    prints: bool,
+) -> dict[str, float]:
+    """Returns the results of an evaluation, and tells callbacks before and after.
+
+    The evaluation is one device loop, so that its batch methods are called once.
+
+    Args:
+        callbacks: of Keras.
+        model: the model that they see.
+        evaluate: returns the results.
+        prints: whether to print them.
+    """
+    listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
+    results = _evaluating(listed, evaluate)
+    if prints:
+        print("  ".join(f"{name} {format_number(v)}" for name, v in results.items()), flush=True)
+    return results
+
+
+def predict_with(
+    callbacks: Sequence[keras.callbacks.Callback],
+    model: keras.Model,
+    predict: Callable[[], Any],
+    prints: bool,
+) -> Any:
+    """Returns the outputs of a prediction, and tells callbacks before and after.
+
+    Args:
+        callbacks: of Keras.
+        model: the model that they see.
+        predict: returns the outputs.
+        prints: whether to print their shapes.
+    """
+    listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
+    listed.on_predict_begin()
+    listed.on_predict_batch_begin(0)
+    outputs = predict()
+    listed.on_predict_batch_end(0, {"outputs": outputs})
+    listed.on_predict_end()
+    if prints:
+        print(f"outputs {keras.tree.map_structure(lambda a: a.shape, outputs)}", flush=True)
+    return outputs
+
+
+def _evaluating(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+    listed.on_test_begin()
+    listed.on_test_batch_begin(0)
+    results = evaluate()
+    listed.on_test_batch_end(0, dict(results))
+    listed.on_test_end(dict(results))
+    return results
 
 
 def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:

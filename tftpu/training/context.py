@@ -12,6 +12,7 @@ from tftpu.engines.engine import Engine, Executor
 from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.watchdog import Watchdog
+from tftpu.storage import files, side_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,3 +48,8 @@ class RunContext:
     evaluate: Callable[[Any], dict[str, float]]
     restore: Callable[[], Restored | None]
     config: dict[str, Any] | None
+
+
+def config_of(workdir: str | None) -> dict[str, Any] | None:
+    """Returns the experiment of a workdir as JSON; None if it has none."""
+    return side_files.read(files.join(workdir, "config.json")) if workdir else None

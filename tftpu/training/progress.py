@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tftpu.checkpoint.store import Best
+
 logger = logging.getLogger(__name__)
 
 
@@ -22,9 +24,10 @@ class RunProgress:
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
         epoch: sums since the last evaluation; None: there are none.
-        best: the best value of the best metric so far.
+        best: the best value so far, and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: numbers of the epochs.
+        ended: the length of the run that a callback ended early; None: none did.
     """
 
     step: int = 0
@@ -32,9 +35,10 @@ class RunProgress:
     rollbacks: int = 0
     window: np.ndarray | None = None
     epoch: np.ndarray | None = None
-    best: float | None = None
+    best: Best | None = None
     history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)
+    ended: int | None = None
 
     @property
     def position(self) -> int:
@@ -46,6 +50,27 @@ class RunProgress:
         self.step += steps
         self.window = sums if self.window is None else self.window + sums
         self.epoch = sums if self.epoch is None else self.epoch + sums
+
+    def opening(self, over: bool, restored: bool, workdir: str | None) -> str:
+        """Returns the message that a run begins with; "" for a new one.
+
+        Args:
+            over: whether nothing is left to train.
+            restored: whether a checkpoint was.
+            workdir: of the run.
+        """
+        if over:
+            run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
+            done = f"already has its {self.step} steps"
+            if self.ended is not None:
+                done = f"was ended by a callback at step {self.step} of {self.ended}"
+            return (
+                f"The {run} {done}: nothing is left to train. Another {other} trains from scratch; "
+                "more steps continue this run."
+            )
+        if restored:
+            return f"Resuming from the checkpoint of step {self.step}."
+        return f"Continuing from step {self.step}." if self.step else ""
 
     def to_json(self, names: list[str]) -> dict[str, Any]:
         """Returns the state as JSON.
@@ -60,9 +85,10 @@ class RunProgress:
             "totals": names,
             "window": [] if self.window is None else self.window.tolist(),
             "epoch": [] if self.epoch is None else self.epoch.tolist(),
-            "best": self.best,
+            "best": self.best and self.best._asdict(),
             "history": self.history,
             "epochs": self.epochs,
+            "ended": self.ended,
         }
 
     @classmethod
@@ -91,7 +117,8 @@ class RunProgress:
             rollbacks=state["rollbacks"],
             window=window,
             epoch=epoch,
-            best=state["best"],
+            best=Best(**state["best"]) if state["best"] else None,
             history=state["history"],
             epochs=state["epochs"],
+            ended=state["ended"],
         )

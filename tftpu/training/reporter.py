@@ -41,6 +41,7 @@ class RunOutput:
         samples: returns a text that shows what the model can do; None: nothing is shown.
         images: whether predictions of images are shown, which needs a single host.
         verbose: whether the console shows the run.
+        live: whether a terminal shows it as a live line.
     """
 
     model_name: str
@@ -57,6 +58,7 @@ class RunOutput:
     samples: Callable[[], str] | None
     images: bool
     verbose: bool
+    live: bool
 
 
 class Reporter:
@@ -74,7 +76,7 @@ class Reporter:
         self._steps = steps
         self._start = start
         chips = output.hardware.chips if output.hardware.is_tpu else None
-        self._console = Console(steps, start, chips) if output.verbose else None
+        self._console = Console(steps, start, chips, live=output.live) if output.verbose else None
         sinks = self._sinks()
         self._writers = writers.Writers(sinks)
         self._seen = bool(sinks)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from tftpu.training.context import RunContext
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import Reporter
 from tftpu.training.saver import Saver
-from tftpu.training.timetable import Timetable
+from tftpu.training.timetable import Timetable, refuse_late_profile
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,17 @@ class Session:
         self._callbacks = callbacks
         self._last_finite: np.ndarray | None = None
         self._repeats_until = context.account.reached  # steps before were done once already
-        if validation_data is not None:
-            self._refuse_best_metric()
+        self._refuse_best_metric()
+        refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
         self._progress = self._restored() or RunProgress(step=self._executor.step)
+        if self._progress.step < timetable.first_step:
+            self._executor.begin_at(timetable.first_step)
+            self._progress.step = timetable.first_step
+        # The same command does not train on what a callback ended; a longer run does.
+        if self._progress.ended is not None and self._progress.ended < timetable.steps:
+            self._progress.ended = None
         self._reporter = reporter(self._progress.step)
 
     @property
@@ -84,7 +91,8 @@ class Session:
     @property
     def over(self) -> bool:
         """True once the run has all its steps, or a callback ended it."""
-        return self._step >= self._timetable.steps or self._callbacks.stopped
+        ended = self._progress.ended is not None or self._callbacks.stopped
+        return ended or self._step >= self._timetable.steps
 
     def run(self) -> keras.callbacks.History:
         """Trains until the run is over.
@@ -105,12 +113,12 @@ class Session:
             ):
                 self._evaluate()  # a run that was asked to stop may have left it undone
                 while not self.over:
-                    sums = self._advance(batches, notice)
+                    sums, steps = self._advance(batches, notice)
                     if self._loop.diverged(sums):
-                        self._roll_back(sums)
+                        self._roll_back(steps)
                         batches = self._batches(self._progress.position)
                         continue
-                    self._count(sums)
+                    self._count(sums, steps)
                     asked = self._any_asks(notice)
                     self._log()
                     if not asked:  # an evaluation may take longer than the grace period
@@ -136,9 +144,9 @@ class Session:
 
     # One device loop
 
-    def _advance(self, batches: Iterator[Any], notice: PreemptionNotice) -> np.ndarray:
-        """Runs steps on the devices up to the next stop; returns their sums."""
-        profiler, first = self._context.profiler, not self._loop.compiled
+    def _advance(self, batches: Iterator[Any], notice: PreemptionNotice) -> tuple[np.ndarray, int]:
+        """Runs steps on the devices up to the next stop; returns their sums and their number."""
+        profiler, first = self._context.profiler, not self._loop.compiled(batches)
         stop = self._timetable.next_stop(self._step, profiler.boundaries(self._step))
         self._callbacks.batch_begin(self._step)
         count, start = stop - self._step, time.monotonic()
@@ -155,17 +163,17 @@ class Session:
         self._context.watchdog.beat(stop)
         if not first:
             notice.measured(count, seconds)
-        return result.sums
+        return result.sums, count
 
     @property
     def _part(self) -> str:
         """The part of the time that the next step counts as; repeated steps are not progress."""
         return "restart" if self._step < self._repeats_until else "step"
 
-    def _count(self, sums: np.ndarray) -> None:
+    def _count(self, sums: np.ndarray, steps: int) -> None:
         """Adds the sums of a device loop to the run's, and tells the user and the callbacks."""
         account, before = self._context.account, self._step
-        self._progress.add(sums, self._executor.train_sums.steps(sums))
+        self._progress.add(sums, steps)
         account.repeated_steps += max(0, min(self._step, self._repeats_until) - before)
         account.reached = max(self._step, account.reached)
         self._clock.turn_to(self._part)  # the host's work between two loops
@@ -215,7 +223,9 @@ class Session:
         results: dict[str, float] = {}
         if self._validation_data is not None:
             with self._reporter.doing("evaluating", "evaluation"):
-                results = self._context.evaluate(self._validation_data)
+                results = self._callbacks.evaluating(
+                    lambda: self._context.evaluate(self._validation_data)
+                )
                 self._reporter.evaluated(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
         logs["learning_rate"] = self._executor.learning_rate
@@ -228,11 +238,17 @@ class Session:
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
-        value = results[metric]
+        value, before = results[metric], self._progress.best
+        if not math.isfinite(value):
+            logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
+            return
         sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
-        if self._progress.best is None or sign * value > sign * self._progress.best:
-            self._progress.best = value
-            self._save(now=True, best=Best(metric, value))
+        # A value of another metric, which an earlier start of the run had, compares with nothing.
+        if before is not None and before.metric != metric:
+            before = None
+        if before is None or sign * value > sign * before.value:
+            self._progress.best = Best(metric, value)
+            self._save(now=True, best=self._progress.best)
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint, if one is due, or now."""
@@ -255,14 +271,17 @@ class Session:
         with self._reporter.doing("saving", "checkpoint_wait"):
             return self._saver.settle()
 
-    def _roll_back(self, sums: np.ndarray) -> None:
+    def _roll_back(self, steps: int) -> None:
         """Returns to the last checkpoint after a loss that was not finite, or ends the run.
+
+        Args:
+            steps: number of steps of the device loop.
 
         Raises:
             UserError: rollbacks are disabled or used up, or there is no checkpoint.
         """
         options, hosts = self._options, self._context.engine.hosts
-        last = self._step + self._executor.train_sums.steps(sums)
+        last = self._step + steps
         where = f"The loss is no longer finite between step {self._step + 1} and step {last}"
         if self._last_finite is not None:
             finite = self._executor.train_sums.read(self._last_finite)
@@ -290,21 +309,14 @@ class Session:
     def _begin(self) -> None:
         """Tells the user and the callbacks that training begins."""
         self._reporter.begin()
-        workdir, steps = self._context.workdir, self._timetable.steps
-        if self._step >= steps:
-            run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
-            self._reporter.say(
-                f"The {run} already has its {self._step} steps: nothing is left to train. Another "
-                f"{other} trains from scratch; more steps continue this run."
-            )
-        elif self._saver.saved_step is not None:
-            self._reporter.say(f"Resuming from the checkpoint of step {self._step}.")
-        elif self._step:
-            self._reporter.say(f"Continuing from step {self._step}.")
-        if self._step < steps:
+        saved, workdir = self._saver.saved_step, self._context.workdir
+        opening = self._progress.opening(self.over, saved is not None, workdir)
+        if opening:
+            self._reporter.say(opening)
+        if not self.over:
             self._saver.reserve()
-        self._callbacks.begin(self._progress)
-        if self._step < steps:
+        self._callbacks.begin(self._progress, self.over)
+        if not self.over:
             self._context.profiler.at(self._step)
 
     def _finish(self) -> None:
@@ -342,7 +354,8 @@ class Session:
         """Returns the host's part of the state, as JSON."""
         names = self._executor.train_sums.names
         own = {"config": self._context.config, "seed": self._options.seed}
-        return own | self._progress.to_json(names)
+        ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
+        return own | self._progress.to_json(names) | ended
 
     def _restored(self) -> RunProgress | None:
         """Loads the newest checkpoint; returns its progress, or None if there is none."""
@@ -362,7 +375,12 @@ class Session:
 
     def _refuse_best_metric(self) -> None:
         """Raises `UserError` for a metric that no evaluation will have."""
-        metric, known = self._options.best_metric, self._executor.eval_sums.result_names
+        metric = self._options.best_metric
+        if metric and self._validation_data is None:
+            raise UserError(
+                f"best_metric is {metric!r}, and nothing is evaluated: it needs validation_data."
+            )
+        known = self._executor.eval_sums.result_names
         if metric and metric not in known:
             raise UserError(
                 f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainOptions, profile_plan
 from tftpu.errors import UserError
 
 
@@ -15,23 +15,15 @@ class Timetable:
         options: how often things are due.
         steps: total length of the run.
         epoch_steps: steps between two evaluations.
-
-    Raises:
-        UserError: a length that is not a whole number above 0.
+        first_step: steps before this one count as done.
+        last_alone: whether the last step of an epoch is a device loop of its own.
     """
 
     options: TrainOptions
     steps: int
     epoch_steps: int
-
-    @classmethod
-    def of(cls, options: TrainOptions, steps: int, eval_every: int | None) -> "Timetable":
-        """Returns the timetable of a call of `fit`; `eval_every` None: only at the end."""
-        if steps < 1 or steps != int(steps):
-            raise UserError(f"steps is {steps}: it must be a whole number, 1 or more.")
-        if eval_every is not None and eval_every < 1:
-            raise UserError(f"eval_every is {eval_every}: it must be 1 or more, or None.")
-        return cls(options, int(steps), eval_every or int(steps))
+    first_step: int = 0
+    last_alone: bool = False
 
     @property
     def epochs(self) -> int:
@@ -54,6 +46,9 @@ class Timetable:
         )
         stops = [(step // n + 1) * n for n in every if n]
         stops += [boundary for boundary in boundaries if boundary > step]
+        before_last = (step // self.epoch_steps + 1) * self.epoch_steps - 1
+        if self.last_alone and before_last > step:
+            stops.append(before_last)
         return min(self.steps, *stops)
 
     def log_due(self, step: int) -> bool:
@@ -73,3 +68,12 @@ class Timetable:
         """
         every, minutes = self.options.checkpoint_every, self.options.checkpoint_minutes
         return bool(every and step % every == 0) or bool(minutes and seconds_since >= 60 * minutes)
+
+
+def refuse_late_profile(profile: str, steps: int) -> None:
+    """Raises `UserError` for steps to profile that a run of so many steps does not have."""
+    for first, last in profile_plan(profile).windows:
+        if first >= steps:
+            raise UserError(
+                f"profile={first}:{last} begins after the last of the run's {steps} steps."
+            )

@@ -1,13 +1,10 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
-import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
@@ -22,11 +19,14 @@ from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import files
-from tftpu.training.callbacks import Callbacks
-from tftpu.training.context import RunContext
+from tftpu.training import arguments, restoring
+from tftpu.training.arguments import CallbackArgument, Length
+from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
+from tftpu.training.context import RunContext, config_of
+from tftpu.training.epoch_loop import batches_from
+from tftpu.training.programs import Programs
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
 from tftpu.training.session import Session
-from tftpu.training.timetable import Timetable
 
 
 class Trainer:
@@ -67,7 +67,7 @@ class Trainer:
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainOptions(global_clipnorm=1.0))
-    history = trainer.fit(dataset, steps=600, validation_data=dataset)
+    history = trainer.fit(x, y, epochs=5, batch_size=100, validation_split=0.1)
     ```
     """
 
@@ -84,11 +84,10 @@ class Trainer:
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
     ):
-        self.options = TrainOptions() if options is None else dataclasses.replace(options)
-        self.options.validate()
+        self.options = arguments.options_of(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
-        self._objectives = objectives_of(model, loss_fn, objectives)
-        self.engine.refuse(model, self._objectives)
+        objectives = objectives_of(model, loss_fn, objectives)
+        self.engine.refuse(model, objectives)
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
@@ -103,8 +102,7 @@ class Trainer:
         keep, keep_every = self.options.keep, self.options.keep_every
         self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
-        self._prepared: Executor | None = None
-        self._loops: dict[Any, TrainLoop] = {}
+        self._programs = Programs(self.engine, self.model, self.options, objectives)
 
     @property
     def executor(self) -> Executor:
@@ -113,79 +111,107 @@ class Trainer:
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
-        if self._prepared is None:
-            raise UserError(
-                "The model is not on the devices yet: call fit, evaluate or "
-                "restore_for_evaluation first."
-            )
-        return self._prepared
+        return self._programs.executor
 
     @property
     def step(self) -> int:
         """The number of training steps done; 0 before `fit`."""
-        return self._prepared.step if self._prepared is not None else 0
+        return self._programs.step
 
     def fit(
         self,
-        dataset: Dataset,
-        steps: int,
-        *,
-        validation_data: Dataset = None,
-        eval_every: int | None = None,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        x: Any = None,
+        y: Nest = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: str | int = "auto",
+        callbacks: CallbackArgument = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
         class_weight: dict[int, float] | None = None,
-        verbose: bool = True,
+        sample_weight: Nest = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        eval_every: int | None = None,
     ) -> keras.callbacks.History:
-        """Trains up to a step, evaluating and saving on the way.
+        """Trains, evaluating and saving on the way; the arguments are those of Keras's `fit`.
+
+        Either `epochs` or `steps` says how long the run is. Both count from the beginning of the
+        run, not of the call: the same command resumes, and a larger number continues.
 
         Args:
-            dataset: batches of the global batch, `(x, y)` or `(x, y, sample_weight)`. A finite one
-                is repeated; one whose order is deterministic resumes where a stopped run left it.
-            steps: total length of the run; the steps of a checkpoint or an earlier call count.
-            validation_data: finite; every example counts once.
-            eval_every: steps between two evaluations, which Keras calls an epoch; None: at the
-                end only.
+            x: arrays (NumPy, pandas, tensors; nested as the model's inputs); or batches of the
+                global batch, `(x, y)` or `(x, y, sample_weight)`, as a `tf.data.Dataset`, a
+                `keras.utils.PyDataset` or a pipeline of `tftpu.input_pipelines`.
+            y: labels, where `x` are arrays.
+            batch_size: examples per step over all devices, where `x` are arrays; None: 32.
+            epochs: index of the epoch that the run ends before; None: 1, unless `steps` is given.
+                An epoch is one pass over the data and ends with a smaller batch if they do.
+            verbose: "auto" or 1: a live line on a terminal, and lines elsewhere; 2: lines; 0:
+                nothing.
             callbacks: Keras's own or yours. Batch methods are called once a device loop.
-            class_weight: weight of each label, as in Keras's `fit`.
-            verbose: whether to show a live line on a terminal, and lines elsewhere.
+            validation_split: share of the arrays, their last part, to validate on.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a finite data set, evaluated after
+                every epoch; every example counts once.
+            shuffle: whether arrays, and the batches of a `PyDataset`, have another order in each
+                epoch; it depends on the seed of the options, and a resumed run continues it.
+            class_weight: weight of each label.
+            sample_weight: weight of each example, where `x` are arrays.
+            initial_epoch: index of the epoch that a run begins with.
+            steps_per_epoch: steps of an epoch; the data are then one endless stream, in which a
+                smaller batch is filled up from the next pass. None: one pass.
+            validation_steps: number of batches to validate on; None: all.
+            validation_batch_size: for validation arrays; None: `batch_size`.
+            steps: total length of the run, instead of `epochs`; the data are an endless stream.
+            eval_every: steps between two evaluations, with `steps`, which callbacks see as an
+                epoch; None: at the end only.
 
         Returns:
             The history of the run, one entry per epoch, complete also for a resumed run.
 
         Raises:
-            UserError: the data or the model cannot be used, or the loss is no longer finite.
+            UserError: the arguments, the data or the model cannot be used, or the loss is no longer
+                finite.
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
-        timetable = Timetable.of(self.options, steps, eval_every)
+        arguments.refuse_misplaced(y, sample_weight, class_weight)
+        length = Length(
+            epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
+            initial_epoch=initial_epoch, eval_every=eval_every,
+        )  # fmt: skip
+        verbose, listed = arguments.verbosity(verbose), arguments.callback_list(callbacks)
+        dataset, validation_data = arguments.data_of_fit(
+            (x, y, sample_weight), batch_size, steps_per_epoch, shuffle, self.options.seed,
+            validation_data, validation_split, validation_steps, validation_batch_size,
+        )  # fmt: skip
         if validation_data is not None:
             self.engine.evaluation_spec(validation_data)  # mistakes are found before training
-        writes_to = self._writes_to
-        with files.claim(writes_to) if writes_to else contextlib.nullcontext():
-            self.account.clock.turn_to("starting")
-            microbatches = self.options.gradient_accumulation_steps
-            spec = self.engine.training_spec(dataset, microbatches, class_weight)
-            executor = self._executor_for(spec)
-            if not self._loops:
-                executor.warn_of_mixing(dataset, class_weight)
-            loop = self._loop_for(spec)
-            output = self._output(executor, loop, spec, verbose)
-            session = Session(
-                self._context(executor),
-                loop,
-                timetable,
-                lambda position: self.engine.batches(dataset, position, class_weight),
-                validation_data,
-                Callbacks(callbacks, self.model, timetable),
-                lambda start: Reporter(output, timetable.steps, start),
-            )
-            return session.run()
+        return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
-    def evaluate(self, dataset: Dataset) -> dict[str, float]:
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Nest = None,
+        batch_size: int | None = None,
+        verbose: str | int = 0,
+        sample_weight: Nest = None,
+        steps: int | None = None,
+        callbacks: CallbackArgument = None,
+    ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, counting every example once.
 
         Args:
-            dataset: finite, batched, `(x, y)` or `(x, y, sample_weight)`.
+            x, y, sample_weight: arrays, or as `x` a finite data set of batches, as for `fit`.
+            batch_size: for arrays; None: 32.
+            verbose: 0 prints nothing; Keras's other values print the results.
+            steps: number of batches; None: all.
+            callbacks: their `on_test_*` methods are called.
 
         Returns:
             Means over all examples, by name.
@@ -193,17 +219,29 @@ class Trainer:
         Raises:
             UserError: the data cannot be used.
         """
-        executor = self._executor_for_evaluation(dataset)
-        compiled, clock = executor.evaluation_compiled, self.account.clock
-        with contextlib.nullcontext() if compiled else self._watchdog.paused():
-            sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
-        return executor.eval_sums.read(sums)
+        dataset = arguments.evaluation_data(
+            x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
+        )
+        listed = arguments.callback_list(callbacks)
+        prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
+        return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
 
-    def predict(self, dataset: Dataset) -> Nest:
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: str | int = 0,
+        steps: int | None = None,
+        callbacks: CallbackArgument = None,
+    ) -> Nest:
         """Returns the model's outputs for a data set, in its order.
 
         Args:
-            dataset: finite, batched; labels and weights are ignored.
+            x: arrays, or a finite data set of batches, whose labels and weights are ignored.
+            batch_size: for arrays; None: 32.
+            verbose: 0 prints nothing; Keras's other values print the shapes of the outputs.
+            steps: number of batches; None: all.
+            callbacks: their `on_predict_*` methods are called.
 
         Returns:
             NumPy arrays of shape (examples, ...), nested as the model's output.
@@ -213,9 +251,12 @@ class Trainer:
         """
         if self.hosts.count > 1:
             raise UserError("predict works on one host: restore the checkpoint there.")
-        return self._executor_for_evaluation(dataset).predict(dataset)
+        dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
+        executor = self._programs.executor_for_evaluation(dataset)
+        listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
+        return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
 
-    def predict_same(self, x: Nest) -> np.ndarray:
+    def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
 
         For batches too small to be divided, such as the one text that a language model continues.
@@ -223,18 +264,22 @@ class Trainer:
         Args:
             x: the features, of one shape from call to call.
 
+        Returns:
+            NumPy arrays of shape (batch, ...), nested as the model's output.
+
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
         return self.executor.predict_replicated(x)
 
-    def restore(self, step: int | None = None) -> Restored | None:
+    def restore(self, step: int | None = None, *, optimizer: bool = True) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
 
         Several hosts load the checkpoint that the chief found to be complete.
 
         Args:
             step: of the checkpoint; None is the newest.
+            optimizer: whether to load the optimizer's state, which evaluation does not need.
 
         Raises:
             UserError: the checkpoint belongs to another model or is damaged, or nothing was
@@ -242,19 +287,9 @@ class Trainer:
         """
         if self.checkpoints is None:
             return None
-        leaves, found = self.executor.state(), None
-        if self.hosts.chief:
-            found = self.checkpoints.restore(leaves, step)
-        step = self.hosts.from_chief(found.step if found else None)
-        if step is None or found is not None:
-            return found
-        if not files.exists(self.checkpoints.folder):
-            raise UserError(
-                f"The chief resumes from step {step}, and this host has no checkpoints in "
-                f"{self.workdir!r}: all hosts have to see the same workdir, such as "
-                "gs://BUCKET/RUN."
-            )
-        return self.checkpoints.restore(leaves, step)
+        return restoring.restore(
+            self.checkpoints, self.executor, self.hosts, step, optimizer=optimizer
+        )
 
     def restore_for_evaluation(self, dataset: Dataset) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
@@ -262,8 +297,9 @@ class Trainer:
         Args:
             dataset: as for `evaluate`; a model that is not built yet is built for it.
         """
-        self._executor_for_evaluation(dataset)
-        return self.restore(self.checkpoints.best()) if self.checkpoints else None
+        self._programs.executor_for_evaluation(dataset)
+        best = self.checkpoints.best() if self.checkpoints else None
+        return self.restore(best, optimizer=False)
 
     def has_checkpoint(self) -> bool:
         """Returns whether the workdir has a complete checkpoint for `fit` to resume from."""
@@ -281,31 +317,49 @@ class Trainer:
         """
         export.write_weights(self.model, self.executor.averaged_weights(), path)
 
-    # Preparation
+    # One call of `fit`
 
-    def _executor_for(self, spec: Nest) -> Executor:
-        """Returns the executor; the first call creates it, for a batch of this spec."""
-        if self._prepared is None:
-            self._prepared = self.engine.prepare(self.model, self.options, spec, self._objectives)
-        return self._prepared
+    def _run(
+        self,
+        dataset: Dataset,
+        length: Length,
+        class_weight: dict[int, float] | None,
+        validation_data: Dataset,
+        callbacks: list[keras.callbacks.Callback],
+        verbose: int,
+    ) -> keras.callbacks.History:
+        writes_to = self._writes_to
+        with files.claim(writes_to) if writes_to else contextlib.nullcontext():
+            self.account.clock.turn_to("starting")
+            epoch = self.engine.epoch(dataset) if length.whole_epochs else None
+            timetable = length.timetable(self.options, epoch)
+            loop, spec = self._programs.training(dataset, class_weight, epoch)
 
-    def _executor_for_evaluation(self, dataset: Dataset) -> Executor:
-        if self._prepared is not None:
-            return self._prepared
-        return self._executor_for(self.engine.evaluation_spec(dataset))
+            output = self._output(loop, spec, verbose)
+            session = Session(
+                self._context(),
+                loop,
+                timetable,
+                batches_from(self.engine, dataset, class_weight, epoch),
+                validation_data,
+                Callbacks(callbacks, self.model, timetable),
+                lambda start: Reporter(output, timetable.steps, start),
+            )
+            return session.run()
 
-    def _loop_for(self, spec: Nest) -> TrainLoop:
-        """Returns the train loop for batches of a spec; it is kept with its compiled program."""
-        key = str(spec)
-        if key not in self._loops:
-            self._loops[key] = self._executor_for(spec).training(spec)
-        return self._loops[key]
+    def _evaluate(self, dataset: Dataset) -> dict[str, float]:
+        """Returns the results of an evaluation of a finite data set."""
+        executor = self._programs.executor_for_evaluation(dataset)
+        compiled, clock = executor.evaluation_compiled, self.account.clock
+        with contextlib.nullcontext() if compiled else self._watchdog.paused():
+            sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
+        return executor.eval_sums.read(sums)
 
-    def _context(self, executor: Executor) -> RunContext:
+    def _context(self) -> RunContext:
         return RunContext(
             model=self.model,
             engine=self.engine,
-            executor=executor,
+            executor=self.executor,
             options=self.options,
             workdir=self.workdir,
             writes=self._writes_to is not None,
@@ -313,12 +367,12 @@ class Trainer:
             account=self.account,
             profiler=self._profiler,
             watchdog=self._watchdog,
-            evaluate=self.evaluate,
+            evaluate=self._evaluate,
             restore=self.restore,
-            config=_config_of(self.workdir),
+            config=config_of(self.workdir),
         )
 
-    def _output(self, executor: Executor, loop: TrainLoop, spec: Nest, verbose: bool) -> RunOutput:
+    def _output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
         share = keras.tree.flatten(spec)[0].shape[0]
         sample = self._sample
         workdir, named = self._writes_to, ()
@@ -327,7 +381,7 @@ class Trainer:
         return RunOutput(
             model_name=self.model.name,
             summary=lambda: summary_of(self.model),
-            executor=executor,
+            executor=self.executor,
             account=self.account,
             hardware=self.engine.hardware,
             model_flops=lambda: loop.model_flops,
@@ -338,11 +392,6 @@ class Trainer:
             writers=(*self._writers, *named) if self.hosts.chief else (),
             samples=(lambda: sample(self)) if sample is not None else None,
             images=self.hosts.count == 1 and self.workdir is not None,
-            verbose=verbose and self.hosts.chief,
+            verbose=verbose > 0 and self.hosts.chief,
+            live=verbose != 2,
         )
-
-
-def _config_of(workdir: str | None) -> dict[str, Any] | None:
-    """Returns the experiment of a workdir as JSON; None if it has none."""
-    path = files.join(workdir or "", "config.json")
-    return json.loads(files.read(path)) if workdir and files.exists(path) else None

@@ -24,6 +24,10 @@ class ReadOptions:
         tokenizer, end_of_text, context: of text; see `packing`.
         field: the field of a JSON line that holds the text.
         snapshot: of BigQuery, the point in time to read, such as 2026-11-20T12:00:00Z.
+        classes: of images in folders, all classes in the order of their ids; (): those found.
+        validation_fraction: of images, the share of each class that is held out for validation.
+        held_out: of images, whether to read the share that is held out, or the rest.
+        skip_bad: of images, whether to leave out files that cannot be decoded.
     """
 
     split: str = "train"
@@ -34,6 +38,10 @@ class ReadOptions:
     context: int = 1024
     field: str = "text"
     snapshot: str | None = None
+    classes: tuple[str, ...] = ()
+    validation_fraction: float = 0.0
+    held_out: bool = False
+    skip_bad: bool = False
 
     @property
     def source_split(self) -> str:
@@ -44,6 +52,19 @@ class ReadOptions:
     def output_split(self) -> str:
         """The name of the split in the output."""
         return self.split.partition("=")[0].partition("[")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A file that a reader left out.
+
+    Attributes:
+        file: its name in the source.
+        why: the reason.
+    """
+
+    file: str
+    why: str
 
 
 class Reader(Protocol):
@@ -67,8 +88,10 @@ class Reader(Protocol):
         """True if the parts and their order are the same each time."""
         ...
 
-    def examples(self, part: Part) -> Iterator[Example]:
-        """Yields the examples of a part, in order.
+    def examples(self, part: Part) -> "Iterator[Example | Skipped]":
+        """Yields the examples of a part, in order, and in their places the files left out.
+
+        An example made of a file may hold its name as `manifest.SOURCE`, beside the features.
 
         Raises:
             UserError: an example that cannot be read; names the file and the record.

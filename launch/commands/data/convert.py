@@ -1,6 +1,7 @@
 """Converts any source of data to shuffled TFRecord shards of equal size, with a manifest.
 
-The same command resumes a conversion that was interrupted.
+The same command resumes a conversion that was interrupted. A folder of splits (train, val, test),
+each with a folder for each class, is converted with all its splits.
 
     tftpu data convert --source=images:photos --output=data/photos
 """
@@ -23,7 +24,16 @@ class Options:
         hint=lambda: "An example of a source is images:FOLDER.",
     )
     output: str = required("DIR", "folder of the data set, local or gs://")
-    split: str = flag("train", "name of the split; for tfds also NAME=SPLIT", metavar="NAME")
+    split: str = flag(
+        "",
+        "name of the split; for tfds also NAME=SPLIT",
+        metavar="NAME",
+        shown="train; of a folder of splits, all",
+    )
+    validation_fraction: float = flag(
+        0.0, "for images, index: share of each class for a split validation", metavar="SHARE"
+    )
+    skip_bad: bool = flag(False, "for images, index: leave out files that cannot be decoded")
     seed: int = flag(0, "seed of the shuffle", metavar="N")
     shard_mb: float = flag(150.0, "approximate size of a shard in MiB", metavar="MIB")
     min_shards: int = flag(1, "minimum number of shards; at least one per host", metavar="N")
@@ -58,7 +68,7 @@ def run(options: Options) -> None:
             "--beam_options needs --runner=NAME, such as DirectRunner or DataflowRunner."
         )
     import_tensorflow()
-    from tftpu.input_pipelines.convert import converter
+    from tftpu.input_pipelines.convert import converter, splits
     from tftpu.input_pipelines.convert.conversion import Conversion
     from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 
@@ -71,6 +81,7 @@ def run(options: Options) -> None:
         context=options.context,
         field=options.field,
         snapshot=options.snapshot,
+        skip_bad=options.skip_bad,
     )
     conversion = Conversion(
         options.source,
@@ -81,10 +92,10 @@ def run(options: Options) -> None:
         options.min_shards,
         options.compression,
     )
-    if options.runner:
-        from tftpu.input_pipelines.convert import beam
+    for one in splits.of(conversion, options.validation_fraction):
+        if options.runner:
+            from tftpu.input_pipelines.convert import beam
 
-        words = [f"--runner={options.runner}", *shlex.split(options.beam_options)]
-        beam.run(conversion, words)
-    else:
-        converter.run(conversion, options.workers, options.staging)
+            beam.run(one, [f"--runner={options.runner}", *shlex.split(options.beam_options)])
+        else:
+            converter.run(one, options.workers, options.staging)

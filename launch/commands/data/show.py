@@ -53,6 +53,8 @@ def run(options: Options) -> None:
     drawn = isinstance(data, sources.Images | sources.StreamedImages)
     if output and not drawn:
         raise UserError("--output is for images: text is printed.")
+    if output and not output.lower().endswith(".png"):
+        raise UserError(f"--output={output}: the file to write ends in .png.")
     import_tensorflow()
     batch = first(data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS))
     if drawn:
@@ -75,7 +77,8 @@ def first(data: Data, seed: int, step: int, count: int) -> Batch:
     # Read the share of the first of as many hosts as possible: nothing else is decoded.
     shares = [n for n in range(count, whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
-    batches = input_pipelines.training(data, seed).starting_at(step, 0, hosts)
+    pipeline = input_pipelines.training(data, seed)
+    batches = input_pipelines.starting_at(pipeline, step, 0, hosts)
     batch = next(batches.take(1).as_numpy_iterator())
     return tf.nest.map_structure(lambda array: array[:count], batch)
 

@@ -5,7 +5,7 @@ tftpu data verify data/flowers
 
 import dataclasses
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch.options import argument, flag
 from tftpu.launch.startup import import_tensorflow
 
@@ -37,6 +37,7 @@ def run(options: Options) -> None:
     for split, shards in manifest.splits.items():
         size = sum(shard.bytes for shard in shards)
         print(
-            f"{split}: {manifest.examples(split):,} examples in {len(shards)} shards, "
+            f"{split}: {counted(manifest.examples(split), 'example')} in "
+            f"{counted(len(shards), 'shard')}, "
             f"{size / 2**20:,.1f} MiB, all matching the manifest"
         )

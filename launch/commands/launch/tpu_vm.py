@@ -1,5 +1,6 @@
 """Rents a TPU slice, trains a config on it, and deletes the slice.
 
+The tftpu that is running here and the folder of your own config travel to the machine.
 A spot slice that is preempted is replaced by another one, on which the run resumes.
 
     tftpu launch tpu-vm --config=python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
@@ -9,10 +10,9 @@ import dataclasses
 import sys
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud import google_cloud, job, tpu_vm
+from tftpu.launch.cloud import google_cloud, job, shipment, tpu_vm
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
-from tftpu.version import __version__
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class Options(ConfigOptions):
     workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
     package: str | None = flag(
         None,
-        "requirement that pip installs there, or a wheel in a bucket",
+        "wheel, here or in a bucket, or requirement to install there",
         metavar="PACKAGE",
-        shown="this version of tftpu",
+        shown="the tftpu that is running",
     )
     project: str | None = flag(
         None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
@@ -60,7 +60,8 @@ def run(options: Options) -> None:
         print(tpu_vm.as_yaml(order), end="")
         return
     order.request(job.unique_name(order.config))  # a mistake in it is found before the question
-    print(tpu_vm.price(wanted, experiment.train.steps, options.preflight, options.spot))
+    print(order.shipment.description(order.workdir))
+    print(tpu_vm.price(wanted, experiment.train.steps or 1000, options.preflight, options.spot))
     if not options.yes:
         _ask()
     from tftpu.launch.cloud import tpu_vm_client
@@ -88,7 +89,7 @@ def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
         project=project,
         zone=zone,
         workdir=workdir.rstrip("/"),
-        package=options.package or f"tftpu[tpu]=={__version__}",
+        shipment=shipment.of(options.config, options.package),
         service_account=options.service_account,
         labels=options.labels,
         queue_timeout=options.queue_timeout,

@@ -1,12 +1,14 @@
 """Trains a config on Vertex AI, as a custom job.
 
-tftpu launch vertex --config=resnet50_imagenet --slice=v5e-4 --workdir=gs://BUCKET/resnet50
+The tftpu that is running here and the folder of your own config travel to the job.
+
+    tftpu launch vertex --config=resnet50_imagenet --slice=v5e-4 --workdir=gs://BUCKET/resnet50
 """
 
 import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud import google_cloud, job, vertex
+from tftpu.launch.cloud import google_cloud, job, shipment, vertex
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.version import __version__
 
@@ -22,6 +24,12 @@ class Options(ConfigOptions):
         "container image made from launch/Dockerfile",
         metavar="IMAGE",
         shown="tftpu in the project's registry",
+    )
+    package: str | None = flag(
+        None,
+        "wheel, here or in a bucket, or requirement to install there",
+        metavar="PACKAGE",
+        shown="the tftpu that is running",
     )
     project: str | None = flag(
         None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
@@ -79,6 +87,7 @@ def _order(options: Options) -> vertex.Order:
         region=options.region,
         workdir=workdir,
         image=image,
+        shipment=shipment.of(options.config, options.package),
         service_account=options.service_account,
         tensorboard=options.tensorboard,
         timeout=options.timeout,
@@ -90,6 +99,7 @@ def _order(options: Options) -> vertex.Order:
 def _launch(order: vertex.Order, created: vertex.CustomJob, detach: bool) -> None:
     from tftpu.launch.cloud import vertex_client
 
+    print(order.shipment.description(order.base_folder))
     client = vertex_client.job_client(order.region)
     name = vertex_client.submit(client, order, created)
     print(vertex_client.how_to_end(name))

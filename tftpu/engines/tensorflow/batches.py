@@ -1,15 +1,26 @@
 """Batches of a user's `tf.data.Dataset`: checked, of static shape, padded and weighted."""
 
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tftpu.engines.arrays import alone
+from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 
+logger = logging.getLogger(__name__)
 
-def training_dataset(dataset: Any) -> tf.data.Dataset:
+_LONG = 10.0  # seconds of reading that deserve an explanation
+
+
+def complete_batches(dataset: Any) -> tf.data.Dataset:
     """Returns an endless data set in batches of one static size: a ragged one would not compile.
 
     A ragged last batch is filled up from the next epoch, so no example is left out.
@@ -17,7 +28,7 @@ def training_dataset(dataset: Any) -> tf.data.Dataset:
     Raises:
         UserError: not a data set, or one that is empty or not batched.
     """
-    dataset = _checked(dataset)
+    dataset = checked(dataset)
     if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
         dataset = dataset.repeat()
     size = static_batch_size(dataset)
@@ -32,35 +43,141 @@ def finite_dataset(dataset: Any) -> tf.data.Dataset:
     Raises:
         UserError: not a data set, or one that never ends.
     """
-    dataset = _checked(dataset)
+    dataset = checked(dataset)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError(
-            "The evaluation data never end: remove .repeat(), or cut them with .take(batches)."
+            "The evaluation data never end: pass their number of batches (steps=, or "
+            "validation_steps= to fit), or cut them with .take(batches)."
         )
     return dataset
+
+
+def epoch_of(dataset: Any) -> Epoch:
+    """Returns the length of one pass over a data set; reads all of it where tf.data has to.
+
+    Raises:
+        UserError: not a data set, or one that never ends.
+    """
+    dataset = checked(dataset)
+    known = int(dataset.cardinality())
+    if known == tf.data.INFINITE_CARDINALITY:
+        raise UserError(
+            "The dataset never ends, so it has no epochs: pass steps_per_epoch= with epochs=, or "
+            "steps=, or remove .repeat()."
+        )
+    specs = keras.tree.flatten(dataset.element_spec)
+    if known > 0 and specs[0].shape[0] is not None:
+        return Epoch(known, specs[0].shape[0])
+    started = time.monotonic()
+    sizes = dataset.map(lambda *batch: tf.shape(keras.tree.flatten(batch)[0])[0])
+    zero = tf.constant(0)
+    # The number of batches, and the sizes of the first and the last.
+    steps, first, last = (
+        int(value)
+        for value in sizes.reduce(
+            (zero, zero, zero),
+            lambda seen, size: (seen[0] + 1, tf.where(seen[0] == 0, size, seen[1]), size),
+        )
+    )
+    if steps == 0:
+        raise UserError("The dataset is empty.")
+    if time.monotonic() - started > _LONG:
+        logger.warning(
+            "The dataset was read once, in %.0f s, to learn how its epochs end: "
+            ".batch(size, drop_remainder=True) and a known cardinality, or steps_per_epoch=, make "
+            "that unnecessary.",
+            time.monotonic() - started,
+        )
+    return Epoch(steps, first, last if last != first else None)
+
+
+def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the data set with every axis but the first known, as in its first batch.
+
+    Raises:
+        UserError: the data set is empty.
+    """
+    specs = [spec.shape for spec in keras.tree.flatten(dataset.element_spec)]
+    if all(shape.rank is not None and shape[1:].is_fully_defined() for shape in specs):
+        return dataset
+    shapes = [t.shape for batch in dataset.take(1) for t in keras.tree.flatten(batch)]
+    if not shapes:
+        raise UserError("The dataset is empty.")
+
+    def ensure(tensor, given, shape):
+        if shape.rank == 0:
+            return tf.ensure_shape(tensor, shape)
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor)[1:],
+            tf.constant(list(shape[1:]), tf.int32, (shape.rank - 1,)),
+            f"A batch has another shape than the first one, {tuple(shape)}: XLA compiles static "
+            "shapes only. Pad or crop to one size in the input pipeline.",
+        )
+        with tf.control_dependencies([same]):
+            tensor = tf.identity(tensor)
+        return tf.ensure_shape(tensor, (given[0] if given.rank else None, *shape[1:]))
+
+    def ensure_all(*batch):
+        flat = keras.tree.flatten(batch)
+        parts: Any = keras.tree.pack_sequence_as(batch, list(map(ensure, flat, specs, shapes)))
+        return alone(parts)
+
+    return dataset.map(ensure_all)
+
+
+def epoch_batches(
+    dataset: tf.data.Dataset, epoch: Epoch, start: int, shares: int
+) -> tf.data.Dataset:
+    """Returns batches of one static size, with the smaller last batch of an epoch padded.
+
+    The examples of the smaller one are divided like those of the others: the first of each share
+    are the data, and the rest is padding, which the step of that spec leaves out.
+
+    Args:
+        dataset: endless, from batch `start` on; only the last batch of an epoch may be smaller.
+        epoch: of the data set.
+        start: number of batches before.
+        shares: number of shares that a batch is cut into.
+
+    Raises:
+        UserError: the batches are not batched tensors.
+    """
+    specs = keras.tree.flatten(dataset.element_spec)
+    if epoch.last is None and all(spec.shape[0] == epoch.examples for spec in specs):
+        return dataset
+    padded_share = epoch.examples // shares
+
+    def pad_shares(index, batch):
+        last = epoch.last if epoch.last is not None else epoch.examples
+        expected = tf.where(index % epoch.steps == epoch.steps - 1, last, epoch.examples)
+        found = tf.shape(keras.tree.flatten(batch)[0])[0]
+        same = tf.debugging.assert_equal(
+            found,
+            expected,
+            f"An epoch has other batches than the first pass over the data, {epoch.steps} of which "
+            f"the last holds {last} examples and each other one {epoch.examples}. Use steps= or "
+            "steps_per_epoch=, which need no epochs of one size.",
+        )
+        with tf.control_dependencies([same]):
+            share = tf.identity(found) // shares
+
+        def pad_one(tensor):
+            cut = tf.reshape(tensor, (shares, share, *tensor.shape[1:]))
+            fill = [[0, 0], [0, padded_share - share], *[[0, 0]] * len(tensor.shape[1:])]
+            return tf.reshape(tf.pad(cut, fill), (epoch.examples, *tensor.shape[1:]))
+
+        return keras.tree.map_structure(pad_one, batch)
+
+    return dataset.enumerate(start).map(pad_shares)
 
 
 def static_batch_size(dataset: tf.data.Dataset) -> int:
     """Returns the number of examples in a batch; reads the first batch if the spec lacks it.
 
     Raises:
-        UserError: the data are not batched tensors, or empty.
+        UserError: the data set is empty.
     """
-    specs = keras.tree.flatten(dataset.element_spec)
-    for spec in specs:
-        if not isinstance(spec, tf.TensorSpec):
-            raise UserError(
-                f"The data has a {type(spec).__name__}, which cannot go to a device: make it dense "
-                "numbers in the input pipeline."
-            )
-        if spec.shape.rank == 0:
-            raise UserError("The dataset is not batched: add .batch(global_batch_size).")
-    sizes = {spec.shape[0] for spec in specs} - {None}
-    if len(sizes) > 1:
-        raise UserError(
-            f"The parts of a batch hold {', '.join(map(str, sorted(sizes)))} examples: they must "
-            "hold the same number. Is the dataset batched?"
-        )
+    sizes = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)} - {None}
     if sizes:
         return sizes.pop()
     for batch in dataset.take(1):
@@ -78,8 +195,8 @@ def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
     def cast_all(*batch):
-        parts: Any = keras.tree.map_structure(cast, batch)
-        return parts if len(parts) > 1 else parts[0]
+        parts: Any = keras.tree.map_structure(cast, alone(batch))
+        return parts
 
     return dataset.map(cast_all)
 
@@ -91,7 +208,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
         batch: a tuple, the parts of an element of a data set.
         size: number of examples after padding.
     """
-    given: Any = batch if len(batch) > 1 else batch[0]
+    given: Any = alone(batch)
     count = tf.shape(keras.tree.flatten(given)[0])[0]
     fits = tf.debugging.assert_less_equal(
         count,
@@ -133,10 +250,33 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
         table[label] = weight
     one_hot = y.shape.rank == 2 and y.shape[1] != 1
     labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
-    return x, y, tf.gather(tf.constant(table), labels)
+    known = (labels >= 0) & (labels < len(table))  # others weigh 1, as in Keras
+    found = tf.gather(tf.constant(table), tf.where(known, labels, tf.zeros_like(labels)))
+    return x, y, tf.where(known, found, tf.ones_like(found))
 
 
-def _checked(dataset: Any) -> tf.data.Dataset:
+@contextlib.contextmanager
+def data_errors() -> Iterator[None]:
+    """Turns a failed check of this module, which tf.data raises in a device loop, into an error.
+
+    Raises:
+        UserError: the data did not keep to the shape of their first batch.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"assertion failed: \[(An? (?:batch|epoch) .*?)\]", str(error), re.DOTALL)
+        if found is None:
+            raise
+        raise UserError(found[1]) from error
+
+
+def checked(dataset: Any) -> tf.data.Dataset:
+    """Returns a data set of batches of tensors, with every axis but the first known.
+
+    Raises:
+        UserError: not a data set, or one that is empty or not batched.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         raise UserError(
             f"The data is a {type(dataset).__name__}: pass a tf.data.Dataset, such as "
@@ -144,4 +284,20 @@ def _checked(dataset: Any) -> tf.data.Dataset:
         )
     if dataset.cardinality() == 0:
         raise UserError("The dataset is empty.")
+    for spec in keras.tree.flatten(dataset.element_spec):
+        if not isinstance(spec, tf.TensorSpec):
+            raise UserError(
+                f"The data has a {type(spec).__name__}, which cannot go to a device: make it dense "
+                "numbers in the input pipeline."
+            )
+    dataset = with_static_shapes(dataset)
+    specs = keras.tree.flatten(dataset.element_spec)
+    if any(spec.shape.rank == 0 for spec in specs):
+        raise UserError("The dataset is not batched: add .batch(global_batch_size).")
+    sizes = {spec.shape[0] for spec in specs} - {None}
+    if len(sizes) > 1:
+        raise UserError(
+            f"The parts of a batch hold {', '.join(map(str, sorted(sizes)))} examples: they must "
+            "hold the same number. Is the dataset batched?"
+        )
     return dataset

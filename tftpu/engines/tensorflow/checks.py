@@ -70,6 +70,11 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
             "The model was compiled with run_eagerly=True, and a TPU runs compiled programs only: "
             "leave it out."
         )
+    if model.steps_per_execution > 1:
+        raise UserError(
+            f"The model was compiled with steps_per_execution={model.steps_per_execution}: leave "
+            "it out, and pass TrainOptions(steps_per_loop=N) to the Trainer instead."
+        )
     _refuse_optimizer(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
 

@@ -1,4 +1,7 @@
-"""Selects an engine for the available hardware; no later code checks the hardware."""
+"""Selects an engine for the available hardware, and finds that of a model.
+
+No later code checks the hardware.
+"""
 
 import contextlib
 import glob
@@ -6,12 +9,18 @@ import importlib.util
 import os
 from pathlib import Path
 
+import keras
 import tensorflow as tf
 
+from tftpu.config import Cluster
+from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
-from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.engines.tensorflow.engine import TensorFlowEngine, outside_scope
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
+
+# The engine of the last `connect`. A model that was built outside its scope does not know of it.
+_connected: list[TensorFlowEngine] = []
 
 
 def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlowEngine:
@@ -28,11 +37,36 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlow
     Raises:
         UserError: a requested TPU is not available; the CPU never replaces it silently.
     """
-    return TensorFlowEngine(strategy_for(tpu, virtual_devices))
+    _connected[:] = [TensorFlowEngine(strategy_for(tpu, virtual_devices))]
+    return _connected[0]
+
+
+def engine_of(model: keras.Model) -> TensorFlowEngine:
+    """Returns the engine whose scope a model was built in.
+
+    Raises:
+        UserError: not a Keras model on TensorFlow, or one that was built outside the scope of the
+            connected engine, and would train on a single device.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise UserError(f"{type(model).__name__} is not a Keras model on the TensorFlow backend.")
+    engine = TensorFlowEngine(strategy)
+    if not engine.distributes and any(connected.distributes for connected in _connected):
+        raise UserError(outside_scope(f"The model {model.name!r}"))
+    return engine
+
+
+def forget_connected() -> None:
+    """Forgets the engine of the last `connect`, as in a new process."""
+    _connected.clear()
 
 
 def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
     """Returns the strategy for the available hardware; arguments as for `connect`."""
+    devices = Cluster(tpu, virtual_devices)
+    check_types("cluster", devices)
+    devices.validate()
     if virtual_devices is not None:
         if hosts.task().count > 1:
             raise UserError(
@@ -75,12 +109,17 @@ def has_tpu_kernels() -> bool:
     return any("TPU" in device for device in internals.kernel_devices("TPUExecute"))
 
 
-def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+def split_cpu(count: int) -> None:
+    """Splits the CPU into devices, unless TensorFlow is running already and keeps those it has."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
         wanted = [tf.config.LogicalDeviceConfiguration()] * count
-        with contextlib.suppress(RuntimeError):  # TensorFlow is already running: keep its devices
+        with contextlib.suppress(RuntimeError):
             tf.config.set_logical_device_configuration(cpu, wanted)
+
+
+def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+    split_cpu(count)
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
         raise UserError(

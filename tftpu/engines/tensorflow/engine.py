@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines.engine import Epoch
 from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import checks, feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
@@ -27,9 +28,9 @@ class TensorFlowEngine:
 
     Attributes:
         strategy: the strategy.
+        distributes: whether models have to be built in its scope.
     """
 
-    name = "tensorflow"
     # Raised by the collectives of the remaining hosts.
     lost_host_errors = (
         tf.errors.AbortedError,
@@ -45,6 +46,7 @@ class TensorFlowEngine:
         self.hosts = StrategyHosts(strategy)
         self.tracer = TensorFlowTracer()
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self.distributes: bool = on_tpu or self.data_shares > 1
         self._platform = "tpu" if on_tpu else None
         self.hardware = hardware.of_devices(self.data_shares, on_tpu)
 
@@ -57,6 +59,18 @@ class TensorFlowEngine:
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
         checks.refuse_model(model, objectives)
+        created = self.strategy.extended.variable_created_in_scope
+        owners: list[tuple[str, Any]] = [("model", model)]
+        for optimizer in [one.optimizer for one in objectives] or [model.optimizer]:
+            if not isinstance(optimizer, str):  # a name becomes an optimizer in the scope
+                owners.append(("optimizer", optimizer))
+        for what, owner in owners:
+            if not all(created(variable.value) for variable in owner.variables):
+                raise UserError(outside_scope(f"The {what} {owner.name!r}"))
+
+    def epoch(self, dataset: Any) -> Epoch:
+        """Returns the length of one pass over a data set; may have to read all of it."""
+        return feed.length_of(dataset)
 
     def training_spec(
         self,
@@ -68,11 +82,19 @@ class TensorFlowEngine:
         batches = feed.for_training(dataset, 0, class_weight)
         return feed.share_spec(batches, self.data_shares, microbatches)
 
+    def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
+        """Returns the spec of one share of the smaller batch that an epoch ends with."""
+        return feed.last_share_spec(spec, examples, self.data_shares, microbatches)
+
     def batches(
-        self, dataset: Any, position: int, class_weight: dict[int, float] | None = None
+        self,
+        dataset: Any,
+        position: int,
+        class_weight: dict[int, float] | None = None,
+        epoch: Epoch | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the replicas."""
-        return feed.training_iterator(dataset, position, self.strategy, class_weight)
+        return feed.training_iterator(dataset, position, self.strategy, class_weight, epoch)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
@@ -92,9 +114,10 @@ class TensorFlowEngine:
         )
 
 
-def engine_of_strategy(model: keras.Model) -> TensorFlowEngine:
-    """Returns the engine of the strategy that a model was built under."""
-    strategy = getattr(model, "distribute_strategy", None)
-    if not isinstance(strategy, tf.distribute.Strategy):
-        raise UserError(f"{type(model).__name__} is not a Keras model on the TensorFlow backend.")
-    return TensorFlowEngine(strategy)
+def outside_scope(what: str) -> str:
+    """Returns the message about something that was made outside the engine's scope."""
+    return (
+        f"{what} was made outside the scope of the engine that tftpu.connect() returned, so it is "
+        "not on the engine's devices. Build and compile the model inside: with engine.scope(): "
+        "model = ...; model.compile(...)"
+    )

@@ -12,7 +12,8 @@ from tftpu.config import TrainOptions
 from tftpu.engines.engine import Leaf, LoopResult
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
-from tftpu.engines.tensorflow import feed, mixing
+from tftpu.engines.tensorflow import feed, internals, mixing
+from tftpu.engines.tensorflow.batches import data_errors
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
@@ -63,7 +64,7 @@ class TensorFlowExecutor:
         def predict(batch, valid):
             return self._strategy.run(lambda x: (step(x), valid), args=(features_of(batch),))
 
-        self._predict = tf.function(predict, autograph=False)
+        self._predict = internals.graph_function(predict)
         self._predict_replicated = self._on_replicas(step)
         self._weight_norm = self._on_replicas(self._eval_step.weight_norm)
 
@@ -87,16 +88,23 @@ class TensorFlowExecutor:
         """The global norm of the trainable weights, which is the same on every replica."""
         return float(self._local(self._weight_norm()))
 
+    def begin_at(self, step: int) -> None:
+        """Counts the steps before this one as done, although they were not trained."""
+        self.variables.step.assign(step)
+
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if the examples of a batch depend on each other."""
         with target.compiling_for(self._platform), self._strategy.scope():
-            mixing.warn_of_mixing(self.variables, feed.for_training(dataset, 0, class_weight))
+            mixing.warn_of_mixing(
+                self.variables, lambda: feed.for_training(dataset, 0, class_weight)
+            )
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
         with target.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, share_spec)
-        return TensorFlowTrainLoop(self._strategy, self._platform, step)
+        examples = keras.tree.flatten(share_spec)[0].shape[0]
+        return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
     def evaluate(
         self,
@@ -116,12 +124,13 @@ class TensorFlowExecutor:
         accumulator.drain()
         with compiling():
             self._eval_loop.get_concrete_function(iterator, tf.constant(1))
-        if count is not None:
-            self._eval_loop(iterator, tf.constant(count))
-        else:
-            with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
-                while True:
-                    self._eval_loop(iterator, tf.constant(1))
+        with data_errors():
+            if count is not None:
+                self._eval_loop(iterator, tf.constant(count))
+            else:
+                with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
+                    while True:
+                        self._eval_loop(iterator, tf.constant(1))
         self.evaluation_compiled = True
         return accumulator.drain()
 
@@ -129,9 +138,11 @@ class TensorFlowExecutor:
         """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
         batches = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
         collected = []
-        for batch, valid in feed.distribute(batches, self._strategy):
-            outputs = self._predict(batch, valid)
-            collected.append(keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs))
+        with data_errors():
+            for batch, valid in feed.distribute(batches, self._strategy):
+                outputs = self._predict(batch, valid)
+                parts = keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs)
+                collected.append(parts)
         joined: Any = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
         outputs, valid = joined
         return keras.tree.map_structure(lambda t: t[valid > 0], outputs)
@@ -140,9 +151,10 @@ class TensorFlowExecutor:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         return self.predict(tf.data.Dataset.from_tensors(x))
 
-    def predict_replicated(self, x: Nest) -> np.ndarray:
+    def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
-        return self._local(self._predict_replicated(tf.convert_to_tensor(x))).numpy()
+        outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
+        return keras.tree.map_structure(lambda value: self._local(value).numpy(), outputs)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
@@ -164,7 +176,7 @@ class TensorFlowExecutor:
         return self._separable[key]
 
     def _on_replicas(self, function: Callable[..., Any]) -> Any:
-        return tf.function(lambda *args: self._strategy.run(function, args=args), autograph=False)
+        return internals.graph_function(lambda *args: self._strategy.run(function, args=args))
 
     def _local(self, value: Any) -> Any:
         """Returns the first replica's copy of a value."""
@@ -177,14 +189,32 @@ class TensorFlowExecutor:
 class TensorFlowTrainLoop:
     """See `tftpu.engines.engine.TrainLoop`.
 
+    Args:
+        strategy: runs the step.
+        platform: the platform of its devices, as `tftpu.tpu.target` names it.
+        step: the train step.
+        examples: number of examples of a share; what a batch holds beyond them is padding.
+
     Attributes:
         step: the train step that it runs.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, platform: str | None, step: TrainStep):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        platform: str | None,
+        step: TrainStep,
+        examples: int,
+    ):
         self.step = step
-        self.compiled = False
-        train = traced_for(platform, step.train)
+        self._compiled = False
+
+        def train(batch, due=None):
+            padded = keras.tree.flatten(batch)[0].shape[0] > examples
+            cut = keras.tree.map_structure(lambda t: t[:examples] if padded else t, batch)
+            step.train(cut, due)
+
+        train = traced_for(platform, train)
         self._loop = device_loop(strategy, train, step.synchronise, step.turns)
 
     @property
@@ -192,10 +222,15 @@ class TensorFlowTrainLoop:
         """The model FLOPs of a global batch, forward and backward."""
         return self.step.model_flops
 
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the device loop is compiled."""
+        return self._compiled
+
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices."""
-        waited = self._loop(batches, tf.constant(steps))
-        self.compiled = True
+        with data_errors():
+            waited = self._loop(batches, tf.constant(steps))
+        self._compiled = True
         return LoopResult(self.step.accumulator.drain(), float(waited))
 
     def diverged(self, sums: np.ndarray) -> bool:

@@ -7,16 +7,22 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import Share
+from tftpu.engines.arrays import alone
+from tftpu.engines.engine import Epoch
 from tftpu.engines.tensorflow import checks
 from tftpu.engines.tensorflow.batches import (
+    checked,
+    complete_batches,
+    epoch_batches,
+    epoch_of,
     finite_dataset,
     narrow,
     pad,
     static_batch_size,
-    training_dataset,
     weigh,
 )
 from tftpu.engines.tensorflow.hosts import input_hosts
+from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 
@@ -29,6 +35,38 @@ class Pipeline(Protocol):
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
         """Returns an endless data set of global batches, or of one host's part of each."""
         ...
+
+
+@runtime_checkable
+class Epochs(Protocol):
+    """Data that pass by in epochs and can start at any step, such as arrays in memory."""
+
+    def epoch(self) -> Epoch:
+        """Returns the length of an epoch."""
+        ...
+
+    def from_step(self, step: int) -> tf.data.Dataset:
+        """Returns an endless data set, in which the last batch of an epoch may be smaller."""
+        ...
+
+
+def length_of(dataset: Any) -> Epoch:
+    """Returns the length of one pass over a data set.
+
+    Raises:
+        UserError: not a data set, or one whose length nothing tells.
+    """
+    if isinstance(dataset, Epochs):
+        return dataset.epoch()
+    if isinstance(dataset, Pipeline):
+        count, size = getattr(dataset, "count", None), dataset.global_batch_size
+        if count is None:
+            raise UserError(
+                f"{type(dataset).__name__} does not say how many examples an epoch has: pass "
+                "steps_per_epoch= with epochs=, or steps=."
+            )
+        return Epoch(-(-count // size), size)  # the last batch is filled up from the next epoch
+    return epoch_of(dataset)
 
 
 def for_training(
@@ -54,11 +92,33 @@ def for_training(
     """
     if isinstance(dataset, Pipeline):
         batches = dataset.starting_at(start, host, hosts)
+    elif isinstance(dataset, Epochs):
+        batches = complete_batches(dataset.from_step(0)).skip(start)
     else:
-        batches = training_dataset(dataset).skip(start)
-    if class_weight:
-        batches = batches.map(lambda *batch: weigh(batch, class_weight))
-    return narrow(batches)
+        batches = complete_batches(dataset).skip(start)
+    return narrow(_weighed(batches, class_weight))
+
+
+def for_epochs(
+    dataset: Any,
+    start: int,
+    epoch: Epoch,
+    shares: int,
+    class_weight: dict[int, float] | None = None,
+) -> tf.data.Dataset:
+    """Returns an endless data set from step `start`, in which each epoch has its own last batch.
+
+    Args:
+        dataset, start, class_weight: as for `for_training`.
+        epoch: of the data set; its smaller last batch is padded as `epoch_batches` does.
+        shares: number of shares that a batch is cut into.
+    """
+    if isinstance(dataset, Epochs):
+        batches = dataset.from_step(start)
+    else:
+        batches = checked(dataset).repeat().skip(start)
+    batches = _weighed(batches, class_weight)
+    return narrow(epoch_batches(batches, epoch, start, shares))
 
 
 def training_iterator(
@@ -66,11 +126,17 @@ def training_iterator(
     start: int,
     strategy: tf.distribute.Strategy,
     class_weight: dict[int, float] | None = None,
+    epoch: Epoch | None = None,
 ) -> Iterator[Any]:
     """Returns an iterator over the shares of the global batches from step `start`.
 
     Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
+    With an epoch, its batches are those of `for_epochs`.
     """
+    if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
+        shares = strategy.num_replicas_in_sync
+        batches = for_epochs(dataset, start, epoch, shares, class_weight)
+        return iter(distribute(batches, strategy))
     if not isinstance(dataset, Pipeline):
         return iter(distribute(for_training(dataset, start, class_weight), strategy))
 
@@ -149,6 +215,31 @@ def with_examples(spec: Nest, examples: int) -> Nest:
     )
 
 
+def last_share_spec(spec: Nest, examples: int, replicas: int, microbatches: int = 1) -> Nest:
+    """Returns the spec of one replica's share of the smaller batch that an epoch ends with.
+
+    Args:
+        spec: of one share of a complete batch.
+        examples: number of examples of the smaller batch.
+        replicas: number of replicas that share a batch.
+        microbatches: number of microbatches that each share is cut into.
+
+    Raises:
+        UserError: the replicas and microbatches do not divide it.
+    """
+    parts = replicas * microbatches
+    if examples % parts:
+        size = keras.tree.flatten(spec)[0].shape[0] * replicas
+        raise UserError(
+            f"Each epoch ends with a batch of {examples} examples, which {parts} equal parts "
+            f"({replicas} replicas x {microbatches} microbatches) cannot share. Pass "
+            "steps_per_epoch=, which fills every batch up from the next epoch; or another batch "
+            f"size than {size}; or leave {examples % parts} examples out."
+        )
+    share = examples // replicas
+    return keras.tree.map_structure(lambda s: tf.TensorSpec((share, *s.shape[1:]), s.dtype), spec)
+
+
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Returns the data set with each global batch cut into consecutive shares, one per replica."""
     if input_hosts(strategy) > 1:
@@ -174,12 +265,18 @@ def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext)
     first = context.input_pipeline_id * held
 
     def part(*batch):
-        cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], batch)
-        return cut if len(cut) > 1 else cut[0]
+        cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], alone(batch))
+        return cut
 
     return _endless(dataset.map(part).rebatch(share, drop_remainder=True)).prefetch(
         tf.data.AUTOTUNE
     )
+
+
+def _weighed(batches: tf.data.Dataset, class_weight: dict[int, float] | None) -> tf.data.Dataset:
+    if not class_weight:
+        return batches
+    return batches.map(lambda *batch: weigh(batch, class_weight))
 
 
 def _endless(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -129,7 +129,9 @@ class ShareGradients:
             tf.math.divide_no_nan(weighted_sum(elements), divisor)
             for elements, divisor in zip(result.computed.elements, divisors)
         ]
-        weighted = [value * term.weight for value, term in zip(terms, self._terms)]
+        # A value that is only logged may be infinite: 0 times it is not 0.
+        pairs = [(value, term.weight) for value, term in zip(terms, self._terms) if term.weight]
+        weighted = [value * weight for value, weight in pairs]
         added = result.computed.added / self._division.parts
         return tf.add_n([added, *weighted]), terms
 

@@ -5,6 +5,7 @@ Tried with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when 
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,16 @@ def kernel_devices(op_type: str) -> set[str]:
     """Returns the kinds of device that the loaded TensorFlow has a kernel of the op for."""
     found = kernels.get_registered_kernels_for_op(op_type).kernel
     return {kernel.device_type for kernel in found}
+
+
+def graph_function(function: Callable[..., Any]) -> Any:
+    """Returns a `tf.function`, of which many are made without a warning of frequent tracing.
+
+    Each trainer has its own; TensorFlow counts those of all trainers as one that is traced anew.
+    """
+    made: Any = tf.function(function, autograph=False)
+    made._omit_frequent_tracing_warning = True
+    return made
 
 
 def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tftpu.engines.tensorflow import internals
 from tftpu.tpu import target
 
 
@@ -80,7 +81,7 @@ def device_loop(
         return waited
 
     # AutoGraph would convert all that is called, which takes longer than to trace it.
-    return tf.function(loop, autograph=False)
+    return internals.graph_function(loop)
 
 
 def _run(

@@ -4,6 +4,7 @@ Such a model gives other numbers on another number of devices, because each sees
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +17,7 @@ from tftpu.engines.losses import examples_of
 from tftpu.engines.tensorflow.collectives import Division, gathering
 from tftpu.engines.tensorflow.forward import ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.tensors import Nest
+from tftpu.tensors import Nest, Tensor
 
 # More than rounding: the same examples in another place of a batch may be summed in another order.
 _TOLERANCE = 1e-4
@@ -24,7 +25,7 @@ _TOLERANCE = 1e-4
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
 
-def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
+def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
     """Warns if the loss of an example depends on the other examples of its batch.
 
     What consists of Keras's own layers and losses is known not to, except for batch
@@ -33,7 +34,7 @@ def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
 
     Args:
         state: the variables.
-        batches: global batches; the first is used.
+        batches: returns global batches, of which the first is used; called only for a trial.
     """
     normalised = [
         layer.name
@@ -51,7 +52,7 @@ def warn_of_mixing(state: ModelState, batches: tf.data.Dataset) -> None:
             stacklevel=2,
         )
     elif _has_unknown_code(state):
-        names = _mixed(state, _first_examples(state, batches))
+        names = _mixed(state, _first_examples(state, batches()))
         if names:
             warnings.warn(
                 f"The loss {names[0]!r} of an example depends on the other examples of its batch "
@@ -93,11 +94,14 @@ def _mixed(state: ModelState, batch: Nest) -> list[str]:
         return []
     alike = keras.tree.map_structure(lambda t: tf.concat([t[:half], t[:half]], 0), batch)
     names: list[str] = []
+    compute = tf.function(lambda given: _values(state, given), autograph=False)
     with gathering() as gathered:
-        together, beside_itself = _values(state, batch), _values(state, alike)
+        together, beside_itself = compute(batch), compute(alike)
     if gathered:  # which is exact on any number of devices
         return []
-    for (name, one), (_, other) in zip(together, beside_itself):
+    terms = [term.name for losses in state.losses for term in losses.terms]
+    for name, *values in zip(terms, together, beside_itself):
+        one, other = (value.numpy() for value in values)
         if one.ndim == 0 or one.shape[0] != 2 * half:
             continue
         scale = np.abs(one[:half]).max() + 1e-6
@@ -106,19 +110,13 @@ def _mixed(state: ModelState, batch: Nest) -> list[str]:
     return names
 
 
-def _values(state: ModelState, batch: Nest) -> list[tuple[str, np.ndarray]]:
+def _values(state: ModelState, batch: Nest) -> list[Tensor]:
     """Returns the values of every term for each example, with the same random draws every time."""
-
-    def compute(given: Nest) -> list[Any]:
-        values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
-        return [
-            element.values
-            for losses in state.losses
-            for element in ForwardPass(state, losses, [])
-            .run(given, values, training=True, division=Division())
-            .computed.elements
-        ]
-
-    found = tf.function(compute, autograph=False)(batch)
-    names = [term.name for losses in state.losses for term in losses.terms]
-    return [(name, value.numpy()) for name, value in zip(names, found)]
+    values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
+    return [
+        element.values
+        for losses in state.losses
+        for element in ForwardPass(state, losses, [])
+        .run(batch, values, training=True, division=Division())
+        .computed.elements
+    ]

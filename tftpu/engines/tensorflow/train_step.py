@@ -147,8 +147,8 @@ class TrainStep:
             if part.scaler is not None
         ]
         if not scales:
-            return not np.isfinite(sums).all()
-        return self.sums.skipped(sums) == self.sums.steps(sums) and min(scales) <= 1.0
+            return not self.sums.finite(sums)
+        return self.sums.all_skipped(sums) and min(scales) <= 1.0
 
 
 def _refuse_counters(changed: list[keras.Variable]) -> None:

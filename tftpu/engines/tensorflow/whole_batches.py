@@ -34,7 +34,10 @@ class WholeBatches:
     def run(self, dataset: Any) -> None:
         """Runs over a finite data set once; the step's accumulator adds up."""
         replicas = self._strategy.num_replicas_in_sync
-        for batch in narrow(finite_dataset(dataset)):
+        iterator = iter(narrow(finite_dataset(dataset)))
+        # A plain `for` loop makes TensorFlow write about the end of the data to stderr.
+        while bool((item := iterator.get_next_as_optional()).has_value()):
+            batch = item.get_value()
             if examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:

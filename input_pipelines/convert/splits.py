@@ -1,0 +1,71 @@
+"""The conversions of one source: a folder of splits has several, and a share may be held out."""
+
+import dataclasses
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.reading import image_files
+
+_OF_IMAGES = ("images", "index")
+HELD_OUT = "validation"  # the split that `validation_fraction` makes
+
+
+def of(conversion: Conversion, validation_fraction: float = 0.0) -> list[Conversion]:
+    """Returns the conversions of a source, one for each split of the output.
+
+    Args:
+        conversion: of the whole source. Its split may be "": those of a folder of splits, else
+            "train".
+        validation_fraction: share of each class to hold out as the split `HELD_OUT`; 0: none.
+
+    Raises:
+        UserError: an option that does not apply to the source.
+    """
+    options = conversion.options
+    kind, _, what = conversion.source.partition(":")
+    if kind not in _OF_IMAGES and (validation_fraction or options.skip_bad):
+        raise UserError(
+            "validation_fraction and skip_bad are for images and index. For tfds, "
+            "--split=validation=train[90%:] holds a share out."
+        )
+    if not 0 <= validation_fraction < 1:
+        raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
+    found = image_files.splits_in(what) if kind == "images" else {}
+    if not found:
+        plain = _changed(conversion, split=options.split or "train")
+        return _held_out(plain, validation_fraction)
+    if options.split:
+        raise UserError(
+            f"The folders of {what} are the splits {', '.join(found)}: leave out --split to "
+            f"convert all of them, or convert one, as --source=images:{what}/{next(iter(found))}."
+        )
+    classes = tuple(sorted({name for names in found.values() for name in names}))
+    conversions = [
+        dataclasses.replace(
+            _changed(conversion, split=name, classes=classes), source=f"images:{what}/{name}"
+        )
+        for name in found
+    ]
+    if not validation_fraction:
+        return conversions
+    validation = [name for name in found if name.lower() in image_files.VALIDATION_NAMES]
+    training = [c for c in conversions if c.split.lower() in image_files.TRAINING_NAMES]
+    if validation or len(training) != 1:
+        raise UserError(
+            f"The folders of {what} are the splits {', '.join(found)}: validation_fraction is for "
+            "a source with one training split and no validation split."
+        )
+    others = [c for c in conversions if c is not training[0]]
+    return [*_held_out(training[0], validation_fraction), *others]
+
+
+def _held_out(conversion: Conversion, fraction: float) -> list[Conversion]:
+    if not fraction:
+        return [conversion]
+    rest = _changed(conversion, validation_fraction=fraction)
+    return [rest, _changed(rest, split=HELD_OUT, held_out=True)]
+
+
+def _changed(conversion: Conversion, **options: object) -> Conversion:
+    changed = dataclasses.replace(conversion.options, **options)  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(conversion, options=changed)

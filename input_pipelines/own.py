@@ -1,0 +1,110 @@
+"""A user's own data: a `tf.data.Dataset` where the built-in sources have a pipeline."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.config import Data
+from tftpu.errors import UserError
+from tftpu.input_pipelines.tensors import Spec
+
+
+def checked_training(data: Data, found: Any) -> Any:
+    """Returns the training split that a data set gave, if it is one.
+
+    Raises:
+        UserError: it is none, or its batches are not of `data.global_batch_size`.
+    """
+    where = f"{type(data).__name__}.training()"
+    if hasattr(found, "starting_at"):
+        size = found.global_batch_size
+    elif isinstance(found, tf.data.Dataset):
+        size = _first(found, where)[0].shape[0]
+    else:
+        raise UserError(
+            f"{where} returns {_described(found)}: return a tf.data.Dataset, such as "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(context.global_batch_size)."
+        )
+    if size != data.global_batch_size:
+        raise UserError(
+            f"{where} returns batches of {size} examples, and data.global_batch_size is "
+            f"{data.global_batch_size}: end it with .batch(context.global_batch_size)."
+        )
+    return found
+
+
+def checked_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
+    """Returns the evaluation split that a data set gave, if it is one, or None.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if found is None or isinstance(found, tf.data.Dataset):
+        return found
+    raise UserError(
+        f"{type(data).__name__}.evaluation() returns {_described(found)}: return a finite, batched "
+        "tf.data.Dataset, or None."
+    )
+
+
+def spec_of(pipeline: Any, examples: int) -> Spec:
+    """Returns the spec of a batch of a training split, with another number of examples.
+
+    Args:
+        pipeline: the training split.
+        examples: in the batch.
+    """
+    batches = starting_at(pipeline, 0)
+    spec = batches.element_spec
+    if any(None in part.shape[1:] for part in tf.nest.flatten(spec)):
+        shapes = [part.shape for part in _first(batches, "training()")]
+        spec = tf.nest.pack_sequence_as(
+            spec, [tf.TensorSpec(s, p.dtype) for s, p in zip(shapes, tf.nest.flatten(spec))]
+        )
+
+    def resized(part: Any) -> tf.TensorSpec:
+        dtype = tf.float32 if part.dtype == tf.float64 else part.dtype
+        return tf.TensorSpec((examples, *part.shape[1:]), dtype)
+
+    return tf.nest.map_structure(resized, spec)
+
+
+def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+    """Returns the endless batches from a step on; see `tftpu.input_pipelines.starting_at`."""
+    if hasattr(pipeline, "starting_at"):
+        return pipeline.starting_at(step, host, hosts)
+    endless = pipeline.cardinality() == tf.data.INFINITE_CARDINALITY
+    return (pipeline if endless else pipeline.repeat()).skip(step)
+
+
+def steps_per_epoch(data: Data, pipeline: Any) -> int:
+    """Returns the batches of an epoch; see `tftpu.input_pipelines.steps_per_epoch`."""
+    if hasattr(pipeline, "count"):
+        return math.ceil(pipeline.count / pipeline.global_batch_size)
+    batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -2
+    if batches < 0:
+        length = "never ends" if batches == tf.data.INFINITE_CARDINALITY else "has no known length"
+        raise UserError(
+            f"train.epochs needs the number of examples of an epoch, and what "
+            f"{type(data).__name__}.training() returns {length}: set train.steps instead, remove "
+            ".repeat(), or state its length with "
+            ".apply(tf.data.experimental.assert_cardinality(BATCHES))."
+        )
+    return batches
+
+
+def _first(dataset: tf.data.Dataset, where: str) -> list[Any]:
+    """Returns the parts of the first batch: their specs, where those are complete."""
+    parts = tf.nest.flatten(dataset.element_spec)
+    if any(part.shape.rank == 0 for part in parts):
+        raise UserError(f"{where} returns single examples: end it with .batch(…).")
+    if all(part.shape.is_fully_defined() for part in parts):
+        return parts
+    for batch in dataset.take(1):
+        return tf.nest.flatten(batch)
+    raise UserError(f"{where} returns an empty data set.")
+
+
+def _described(found: Any) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"

@@ -1,0 +1,85 @@
+"""A wheel of the tftpu that is running, for machines that have to run the same code.
+
+It is made of the package's files where they are, so a clone, an editable install, an installed
+wheel and a Git URL all give it, without a build tool and without a network. Equal files give equal
+bytes.
+"""
+
+import base64
+import hashlib
+import importlib
+import io
+import re
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from tftpu.errors import UserError
+from tftpu.version import __version__
+
+NAME = f"tftpu-{__version__}-py3-none-any.whl"
+# In a clone these are four folders, as `setup.py` maps them; installed, one folder and three in it.
+_PARTS = ("tftpu", "tftpu.models", "tftpu.input_pipelines", "tftpu.launch")
+_SUFFIXES = (".py", ".typed", ".ipynb", ".sh", ".txt")  # code, and the package data of `setup.py`
+_INFO = f"tftpu-{__version__}.dist-info"
+_COPIED = ("METADATA", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
+_WHEEL = f"""\
+Wheel-Version: 1.0
+Generator: tftpu {__version__}
+Root-Is-Purelib: true
+Tag: py3-none-any
+"""
+
+
+def build() -> bytes:
+    """Returns the content of the wheel; its file name is `NAME`.
+
+    Raises:
+        UserError: tftpu is not installed.
+    """
+    files = {**_code(), **_info()}
+    record = [f"{name},{_digest(data)},{len(data)}" for name, data in files.items()]
+    record.append(f"{_INFO}/RECORD,,")
+    files[f"{_INFO}/RECORD"] = ("\n".join(record) + "\n").encode()
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # no time: equal bytes each time
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            wheel.writestr(entry, data)
+    return target.getvalue()
+
+
+def _code() -> dict[str, bytes]:
+    """Returns the files of the package, by their names in a wheel."""
+    found = {}
+    for part in _PARTS:
+        folder = Path(importlib.import_module(part).__path__[0])
+        for path in folder.rglob("*"):
+            if path.suffix in _SUFFIXES and "__pycache__" not in path.parts and path.is_file():
+                name = "/".join((*part.split("."), *path.relative_to(folder).parts))
+                found[name] = path.read_bytes()
+    return dict(sorted(found.items()))
+
+
+def _info() -> dict[str, bytes]:
+    """Returns the metadata of the installed tftpu, which name its requirements."""
+    # A build leaves tftpu.egg-info in a clone, which has no METADATA.
+    found = [d for d in metadata.distributions(name="tftpu") if d.read_text("METADATA")]
+    if not found:
+        raise UserError(
+            "tftpu is not installed in this environment, so its requirements are not known: run "
+            "`pip install -e .` in the clone."
+        )
+    texts = {name: found[0].read_text(name) or "" for name in _COPIED}
+    # In a clone, the code may be newer than what was noted when it was installed.
+    version = f"Version: {__version__}"
+    texts["METADATA"] = re.sub("^Version: .*$", version, texts["METADATA"], count=1, flags=re.M)
+    files = {f"{_INFO}/{name}": text.encode() for name, text in texts.items() if text}
+    return {**files, f"{_INFO}/WHEEL": _WHEEL.encode()}
+
+
+def _digest(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"sha256={digest}"

@@ -1,0 +1,67 @@
+"""Shows every field of a config with its value, after the overrides of the command line.
+
+Each line is a flag of `tftpu train`, without its dashes.
+
+    tftpu config show digits_resnet --config.train.steps=500
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tftpu.config import Function, KerasObject
+from tftpu.launch import config_flags
+from tftpu.launch.options import Overrides, argument
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Overrides):
+    """The config to show."""
+
+    name: str = argument("NAME", "name of a config (`tftpu configs`), or path of your own")
+
+
+def run(options: Options) -> None:
+    """Prints the fields, one a line.
+
+    Raises:
+        UserError: there is no such config, or a value in it is wrong.
+    """
+    experiment = config_flags.load(options.name, list(options.overrides))
+    experiment.validate()
+    rows = list(lines("config", experiment))
+    width = max(len(path) for path, _ in rows)
+    print("\n".join(f"{path:{width}}  {text}" for path, text in rows))
+
+
+def lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yields the path and the text of a value, and of each field of a dataclass.
+
+    Args:
+        path: of the value, such as "config.model".
+        value: a part of an experiment.
+    """
+    if isinstance(value, KerasObject | Function) or not dataclasses.is_dataclass(value):
+        yield path, text_of(value)
+        return
+    if path != "config":
+        yield path, f"{type(value).__module__}.{type(value).__qualname__}"
+    for field in dataclasses.fields(value):
+        yield from lines(f"{path}.{field.name}", getattr(value, field.name))
+
+
+def text_of(value: Any) -> str:
+    """Returns a value as the command line takes it, where it takes it."""
+    if isinstance(value, KerasObject):
+        known = value.description["config"].items()
+        settings = ", ".join(f"{k}={v!r}" for k, v in known if v is not None and v is not False)
+        return f"{value.name}({settings})"
+    if isinstance(value, Function):
+        return value.name
+    if isinstance(value, list | tuple):
+        return f"({','.join(map(text_of, value))})"
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, int | float | str | dict):
+        return str(value) if value != "" else "''"
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,44 @@
+"""Writes a project of your own: a config, a model, data that are drawn by code, and tests.
+
+It trains at once, and every file says what to change.
+
+    tftpu init flowers
+"""
+
+import dataclasses
+from pathlib import Path
+
+from tftpu.errors import UserError
+from tftpu.launch import starter
+from tftpu.launch.options import argument
+from tftpu.launch.own_code import refuse_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The project to write."""
+
+    name: str = argument("NAME", "name of the project: of a new folder, and of the config in it")
+
+
+def run(options: Options) -> None:
+    """Writes the files, and says what to do next.
+
+    Raises:
+        UserError: a name that Python cannot import, or a folder that has files already.
+    """
+    folder = Path(options.name)
+    name = folder.name
+    if not name.isidentifier() or name in starter.MODULES:
+        raise UserError(
+            f"A project cannot be named {name!r}: its config is imported under that name, so use "
+            f"letters, digits and _, and none of {', '.join(starter.MODULES)}."
+        )
+    refuse_name(name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already: give another name, or remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in starter.files(name).items():
+        (folder / file).write_text(text)
+        print(folder / file)
+    print(f"\nTry:  cd {folder}; tftpu train --config={name}.py")

@@ -1,0 +1,34 @@
+"""The checks of `tftpu doctor` that are quick enough to run before every training."""
+
+import sys
+
+from tftpu.errors import UserError
+from tftpu.launch.diagnosis import tpu, wheels
+from tftpu.launch.diagnosis.machine import Machine, Problem
+
+# Problems with which no step would be trained. The others are printed: they may not matter here.
+_FATAL = frozenset(
+    {
+        *("damaged-wheel", "keras-version", "libtpu-version", "no-libtpu", "no-tensorboard"),
+        *("no-tpu-wheel", "python-version", "setuptools-version"),
+    }
+)
+
+
+def check(machine: Machine) -> None:
+    """Prints the problems of a machine to stderr; imports no TensorFlow.
+
+    Raises:
+        UserError: with one of them, training is not possible.
+    """
+    found = wheels.problems(machine, has_tpu=bool(tpu.devices(machine))) + tpu.problems(machine)
+    fatal = [problem for problem in found if problem.name in _FATAL]
+    for problem in found:
+        if problem not in fatal:
+            print(f"tftpu: {_text(problem)}", file=sys.stderr)
+    if fatal:
+        raise UserError(" ".join([*map(_text, fatal), "`tftpu doctor` reports everything."]))
+
+
+def _text(problem: Problem) -> str:
+    return f"{problem.what} {problem.why} Fix it with: {problem.command}"

@@ -1,0 +1,194 @@
+"""Keras objects of a config: described as plain data when it is loaded, made when a model is built.
+
+A Keras optimizer or metric creates variables when it is made. Each model gets objects of its own,
+made in the scope of its devices, however many models are built from one config.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tftpu.config import Experiment, Function, KerasObject, Optimizer
+from tftpu.errors import UserError, did_you_mean
+
+# Names that `keras.Model.compile` alone understands.
+_COMPILE_ONLY = ("accuracy", "acc", "ce", "crossentropy")
+
+
+def described(experiment: Experiment) -> Experiment:
+    """Returns the experiment with descriptions in place of Keras objects and functions.
+
+    Raises:
+        UserError: an object that cannot be described.
+    """
+    changed = {name: _described(getattr(experiment, name), name) for name in ("optimizer", "loss")}
+    for name in ("metrics", "weighted_metrics"):
+        changed[name] = _described(_several(getattr(experiment, name)), name)
+    callbacks = tuple(_several(experiment.callbacks))
+    for callback in callbacks:
+        if not hasattr(callback, "on_epoch_end"):
+            raise UserError(
+                f"callbacks holds a {type(callback).__name__}: give objects such as "
+                "keras.callbacks.EarlyStopping(patience=3)."
+            )
+    return dataclasses.replace(experiment, callbacks=callbacks, **changed)
+
+
+def _several(value: Any) -> Any:
+    """Returns a list or dict as it is, and a single thing as a tuple of one."""
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple | dict) else (value,)
+
+
+def recorded(experiment: Experiment) -> Experiment:
+    """Returns the experiment for `config.json`: of callbacks it holds the class and the settings.
+
+    A callback is not made from that again: a run that resumes has those of its config file.
+    """
+    return dataclasses.replace(experiment, callbacks=tuple(map(_recorded, experiment.callbacks)))
+
+
+def optimizer_of(experiment: Experiment, build: Callable[..., Any]) -> Any:
+    """Returns the Keras optimizer of an experiment.
+
+    Args:
+        experiment: with a length in steps.
+        build: as `tftpu.optim.optimizers.build`.
+    """
+    optimizer = experiment.optimizer
+    if isinstance(optimizer, Optimizer | str):
+        steps = experiment.train.length
+        return build(optimizer, experiment.data.global_batch_size, steps)
+    return made(optimizer, "optimizer")
+
+
+def losses_of(experiment: Experiment) -> Any:
+    """Returns the losses of an experiment for `keras.Model.compile`."""
+    import keras
+
+    return made(experiment.loss, "loss", keras.losses)
+
+
+def metrics_of(value: Any, name: str = "metrics") -> Any:
+    """Returns metrics for `keras.Model.compile`.
+
+    Args:
+        value: the experiment's `metrics` or `weighted_metrics`.
+        name: which of them, for errors.
+    """
+    import keras
+
+    return made(value, name, keras.metrics)
+
+
+def made(value: Any, name: str, known: types.ModuleType | None = None) -> Any:
+    """Returns the Keras objects that a value of a config describes.
+
+    Args:
+        value: names, descriptions, functions, or lists and dicts of them.
+        name: of the field, for errors.
+        known: module of Keras whose names are allowed.
+
+    Raises:
+        UserError: Keras has no object of a name, or a class or function is missing.
+    """
+    if isinstance(value, dict):
+        return {key: made(part, f"{name}[{key!r}]", known) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [made(part, name, known) for part in value]
+    if isinstance(value, str) and known is not None:
+        return _named(value, name, known)
+    if isinstance(value, Function):
+        return _looked_up(value.name, name)
+    if isinstance(value, KerasObject):
+        return _from_description(value, name)
+    return value if value is None or isinstance(value, str) else made(_described(value, name), name)
+
+
+def _described(value: Any, name: str) -> Any:
+    if value is None or isinstance(value, str | Optimizer | KerasObject | Function):
+        return value
+    if isinstance(value, dict):
+        return {key: _described(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_described(part, f"{name}[{index}]") for index, part in enumerate(value))
+    if isinstance(value, types.FunctionType):
+        if not value.__qualname__.isidentifier():
+            raise UserError(
+                f"{name} is the function {value.__qualname__!r}, which another process cannot "
+                "find: define it with `def` at the top of a file beside the config."
+            )
+        return Function(f"{value.__module__}.{value.__name__}")
+    if isinstance(value, type):
+        raise UserError(f"{name} is the class {value.__name__}: write {value.__name__}().")
+    if not hasattr(value, "get_config"):
+        raise UserError(
+            f"{name} is a {type(value).__name__}: give one of Keras's names, a Keras object, or a "
+            "function."
+        )
+    import keras
+
+    description: Any = keras.saving.serialize_keras_object(value)
+    return KerasObject(description)
+
+
+def _recorded(callback: Any) -> Any:
+    if isinstance(callback, KerasObject):
+        return callback
+    cls = type(callback)
+    settings = {
+        key: getattr(callback, key)
+        for key in inspect.signature(cls).parameters
+        if isinstance(getattr(callback, key, None), bool | int | float | str)
+    }
+    return KerasObject({"module": cls.__module__, "class_name": cls.__name__, "config": settings})
+
+
+def _named(value: str, name: str, known: types.ModuleType) -> str:
+    """Returns a name as it is, if Keras knows it."""
+    if value in _COMPILE_ONLY:
+        return value
+    try:
+        known.get(value)
+    except ValueError as error:
+        names = [n for n in dir(known) if not n.startswith("_")]
+        raise UserError(
+            f"{name} is {value!r}, and keras.{known.__name__.rpartition('.')[2]} has nothing of "
+            f"that name.{did_you_mean(value, names)}"
+        ) from error
+    return value
+
+
+def _looked_up(path: str, name: str) -> Any:
+    module, _, attribute = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{name} needs {path}, which cannot be imported: {error}.") from error
+
+
+def _from_description(value: KerasObject, name: str) -> Any:
+    import keras
+
+    own = {
+        part["class_name"]: _looked_up(f"{part['module']}.{part['class_name']}", name)
+        for part in _parts(value.description)
+        if part["module"].partition(".")[0] not in ("keras", "builtins", "tftpu")
+    }
+    return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
+
+
+def _parts(value: Any) -> Iterator[dict[str, Any]]:
+    """Yields the descriptions of objects within a description, itself included."""
+    if isinstance(value, dict):
+        if isinstance(value.get("module"), str) and "class_name" in value:
+            yield value
+        for part in value.values():
+            yield from _parts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _parts(part)

@@ -1,0 +1,61 @@
+"""Standard output and error that outlive their reader, as in `tftpu train ... | head`."""
+
+import io
+import os
+import sys
+from typing import TextIO
+
+
+def outlive_readers() -> None:
+    """Lets the command continue when its output can no longer be written.
+
+    Hours of training must not end because a pager was closed. What is printed afterwards is lost,
+    which standard error says once; metrics and checkpoints are in the workdir as ever.
+    """
+    if sys.stdout is not None:
+        sys.stdout = _outliving(sys.stdout, os.dup(2) if sys.stderr is not None else None)
+    if sys.stderr is not None:
+        sys.stderr = _outliving(sys.stderr, None)
+
+
+def _outliving(stream: TextIO, notices: int | None) -> TextIO:
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Descriptor(stream.fileno(), notices)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=getattr(stream, "line_buffering", False),
+        write_through=getattr(stream, "write_through", False),
+    )
+
+
+class _Descriptor(io.FileIO):
+    """A file descriptor that becomes the null device when a write to it fails.
+
+    Args:
+        descriptor: to write to.
+        notices: descriptor that the failure is reported to; None: it is not.
+    """
+
+    def __init__(self, descriptor: int, notices: int | None):
+        super().__init__(descriptor, "w", closefd=False)
+        self._notices = notices
+
+    def write(self, data) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            self._report(error)
+            return len(data)
+
+    def _report(self, error: OSError) -> None:
+        if self._notices is None:
+            return
+        text = f"tftpu: the output cannot be written ({error.strerror}): continuing without it.\n"
+        try:
+            os.write(self._notices, text.encode())
+        except OSError:  # its reader is gone as well
+            return

@@ -1,0 +1,157 @@
+"""A user's own code: the folder of a config file, and the name that the file is imported under.
+
+The folder of `--config=path/to/flowers.py` is put first on `sys.path`, and the file is imported as
+`flowers`, so that it imports its neighbours as plain modules: `import model`. A machine that has
+the same folder, anywhere, imports it under the same names.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tftpu.errors import UserError
+
+# Modules that everything here imports: a file of this name beside a config would replace them.
+# `tftpu` is loaded already, and stays what it is in a config that lies in a clone of tftpu.
+_TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnCode:
+    """The code of a config file.
+
+    Attributes:
+        folder: of the config file, absolute: what another machine needs to import it.
+        module: name that the config file is imported under, its stem.
+    """
+
+    folder: Path
+    module: str
+
+    @property
+    def file(self) -> Path:
+        """The config file."""
+        return self.folder / f"{self.module}.py"
+
+
+def own_code(config: str) -> OwnCode | None:
+    """Returns the code of `--config=path/to/file.py`; None for the name of a config of tftpu.
+
+    Raises:
+        UserError: there is no such file, or its name is that of an installed module.
+    """
+    if not config.endswith(".py"):
+        return None
+    path = Path(os.path.abspath(config))
+    if not path.is_file():
+        raise UserError(f"There is no config file {config!r}.")
+    code = OwnCode(path.parent, path.stem)
+    if "." in code.module:
+        raise UserError(
+            f"The config file {path.name!r} cannot be imported, because of the dot in its name: "
+            f"rename it, for example to {path.stem.replace('.', '_')}.py."
+        )
+    refuse_name(code.module)
+    for other in sorted(_modules_in(code.folder) & _TAKEN):
+        raise UserError(
+            f"{code.folder} holds a module {other!r}, which would replace the installed {other!r} "
+            "for everything that the config imports: rename it."
+        )
+    return code
+
+
+def refuse_name(module: str) -> None:
+    """Raises `UserError` if an installed module has this name."""
+    found = _origin(module)
+    if module in {*_TAKEN, "tftpu"} or (found and _installed(found)):
+        raise UserError(
+            f"{module}.py has the name of an installed module ({found or module}), which it would "
+            "replace: rename the file."
+        )
+
+
+def prepare(code: OwnCode) -> None:
+    """Puts the folder first on `sys.path`, and forgets modules of the same names from elsewhere."""
+    folder = str(code.folder)
+    sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
+    importlib.invalidate_caches()
+    own = _modules_in(code.folder) - {"tftpu"}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in own and file:
+            if _installed(Path(file)):
+                raise UserError(
+                    f"{code.folder} holds a module {name!r}, and so do the installed packages "
+                    f"({file}), which loaded theirs already: rename yours."
+                )
+            if not Path(file).is_relative_to(code.folder):
+                del sys.modules[name]
+
+
+def import_config(code: OwnCode) -> types.ModuleType:
+    """Imports a config file, anew where it was imported before; see `prepare`."""
+    prepare(code)
+    sys.modules.pop(code.module, None)
+    return importlib.import_module(code.module)
+
+
+@contextlib.contextmanager
+def failures_of(what: str, folder: Path) -> Iterator[None]:
+    """Turns exceptions of a user's code into `UserError`, with file and line.
+
+    Args:
+        what: names the code, such as "The config 'flowers.py'".
+        folder: of the code; an exception that never passed through it is not the user's.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).parent == folder]
+        if not own and not isinstance(error, SyntaxError | ImportError):
+            raise
+        where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
+        raise UserError(f"{what} fails{where} with {type(error).__name__}: {error}") from error
+
+
+def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
+    """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu."""
+    cls = type(value)
+    if cls.__module__.partition(".")[0] == "tftpu":
+        return contextlib.nullcontext()
+    return failures_of(f"{cls.__name__}.{method}()", Path(inspect.getfile(cls)).parent)
+
+
+def _modules_in(folder: Path) -> set[str]:
+    """Returns the names of the modules and packages in a folder."""
+    files = {path.stem for path in folder.glob("*.py")}
+    return files | {path.parent.name for path in folder.glob("*/__init__.py")}
+
+
+def _origin(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
+
+
+def _installed(path: Path) -> bool:
+    """Returns whether a file belongs to Python or to an installed package."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {
+        path for path in map(str, sys.path) if path.endswith(("site-packages", "dist-packages"))
+    }
+    return any(path.is_relative_to(folder) for folder in folders)

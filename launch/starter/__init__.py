@@ -1,0 +1,23 @@
+"""The files of `tftpu init`: texts beside this one, in which NAME is the project's name."""
+
+from pathlib import Path
+
+MODULES = ("data", "model")  # which a project holds beside its config
+
+
+def files(name: str) -> dict[str, str]:
+    """Returns the text of each file of a project, by its path in it.
+
+    Args:
+        name: of the project.
+    """
+    paths = {
+        f"{name}.py": "config.py.txt",
+        "model.py": "model.py.txt",
+        "data.py": "data.py.txt",
+        f"test_{name}.py": "test.py.txt",
+        "README.md": "README.md.txt",
+        ".gitignore": "gitignore.txt",
+    }
+    folder = Path(__file__).parent
+    return {path: (folder / text).read_text().replace("NAME", name) for path, text in paths.items()}

@@ -1,0 +1,107 @@
+"""Models whose examples depend on each other are warned of; padding is never counted."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import tftpu
+from tests.support.strategies import relative
+from tests.support.training import make_trainer
+
+STEPS, BATCH, EXAMPLES, FEATURES = 6, 16, 56, 6
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(EXAMPLES, FEATURES)).astype(np.float32)
+Y = RNG.normal(size=(EXAMPLES, 3)).astype(np.float32)
+
+
+def batches(count: int = EXAMPLES) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X[:count], Y[:count])).batch(BATCH)
+
+
+def values(model) -> np.ndarray:
+    return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
+
+
+def engines(replicas: int):
+    return tftpu.connect("none", virtual_devices=replicas)
+
+
+class OwnNormalization(keras.layers.Layer):
+    """Subtracts the mean of the batch."""
+
+    def call(self, x):
+        return x - ops.mean(x, axis=0)
+
+
+def sequential(*layers, loss="mse") -> keras.Model:
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3), *layers])
+    model.compile("sgd", loss)
+    return model
+
+
+def pairs(model, batch, training):
+    outputs = model(batch[0], training=training)
+    return ops.mean(outputs @ ops.transpose(tftpu.all_gather(outputs)), axis=-1)
+
+
+def test_a_model_that_mixes_its_examples_is_warned_of():
+    for layer, sentence in (
+        (OwnNormalization(), "depends on the other examples"),
+        (keras.layers.BatchNormalization(name="norm"), "'norm'.* normalises over the examples"),
+    ):
+        with pytest.warns(UserWarning, match=sentence):
+            make_trainer(sequential(layer)).fit(batches(), steps=1, verbose=False)
+
+
+def test_a_model_that_does_not_mix_its_examples_is_not(recwarn):
+    dropout = keras.layers.Lambda(lambda x: ops.tanh(x)), keras.layers.Dropout(0.5)
+    make_trainer(sequential(*dropout)).fit(batches(), steps=1, verbose=False)
+    engine = engines(2)
+    with engine.scope():
+        gathering = tftpu.Trainer(sequential(loss=None), loss_fn=pairs)
+    gathering.fit(batches(), steps=1, verbose=False)  # mixes, in a way that all devices share
+    assert not [w for w in recwarn if "other numbers" in str(w.message)]
+
+
+def test_activity_regularizers_are_exact_on_four_replicas_and_do_not_see_padding():
+    def make():
+        keras.utils.set_random_seed(6)
+        layer = keras.layers.Dense(3, activity_regularizer=keras.regularizers.L2(0.1))
+        return sequential(layer)
+
+    expected = make()
+    data = batches()
+    expected.fit(
+        data.repeat().rebatch(BATCH, drop_remainder=True), steps_per_epoch=STEPS, verbose=0
+    )
+    engine = engines(4)
+    with engine.scope():
+        trainer = make_trainer(make())
+    trainer.fit(data, steps=STEPS, verbose=False)
+    assert relative(values(trainer.model), values(expected)) < 2e-6
+    assert trainer.evaluate(data)["loss"] == pytest.approx(
+        expected.evaluate(data, verbose=0), rel=1e-5
+    )
+
+
+def test_a_metric_that_ignores_weights_does_not_see_padding():
+    class Count(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="count")
+            self.seen = self.add_weight(shape=(), initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.seen.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+
+        def result(self):
+            return self.seen
+
+    engine = engines(4)
+    with engine.scope():
+        model = sequential()
+        model.compile("sgd", "mse", metrics=[Count()])
+        trainer = make_trainer(model)
+    assert trainer.evaluate(batches(41))["count"] == 41

@@ -1,0 +1,107 @@
+"""A user's own data: plain `tf.data.Dataset`s, checked."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tftpu import input_pipelines
+from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Synthetic
+
+X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
+
+
+def slices() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+@dataclasses.dataclass
+class Own(tftpu.Data):
+    make: Callable[[tftpu.DataContext], Any] = lambda context: slices().batch(4)
+    made: Callable[[tftpu.DataContext], Any] = lambda context: None
+    global_batch_size: int = 4
+
+    def training(self, context: tftpu.DataContext) -> Any:
+        return self.make(context)
+
+    def evaluation(self, context: tftpu.DataContext) -> Any:
+        return self.made(context)
+
+
+def test_the_context_holds_seed_and_batch_size():
+    seen = []
+
+    def make(context):
+        seen.append(context)
+        return slices().batch(context.global_batch_size)
+
+    input_pipelines.training(Own(make=make), seed=7)
+    assert seen == [tftpu.DataContext(7, 4)]
+
+
+def test_the_spec_of_a_batch_is_taken_from_the_data():
+    spec = input_pipelines.batch_spec(Own(), 32)
+    assert spec == (tf.TensorSpec((32, 2), tf.float32), tf.TensorSpec((32,), tf.int64))
+
+
+def test_the_spec_of_shapes_that_only_a_batch_tells():
+    def generated(context):
+        spec = tf.TensorSpec((None,), tf.float32)
+        data = tf.data.Dataset.from_generator(lambda: iter(X), output_signature=spec)
+        return data.batch(context.global_batch_size)
+
+    assert input_pipelines.batch_spec(Own(make=generated), 8) == tf.TensorSpec((8, 2), tf.float32)
+
+
+def test_own_specs_and_pipelines_are_used_as_they_are():
+    pipeline = input_pipelines.from_arrays(X, Y, global_batch_size=4)
+    assert input_pipelines.training(Own(make=lambda context: pipeline)) is pipeline
+    assert input_pipelines.steps_per_epoch(Own(), pipeline) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda context: None, "training() returns nothing: return a tf.data.Dataset"),
+        (lambda context: (X, Y), "training() returns a tuple"),
+        (lambda context: slices(), "end it with .batch(…)"),
+        (lambda context: slices().batch(5), "returns batches of 5 examples, and data.global_batch"),
+        (lambda context: slices().take(0).batch(4), "returns an empty data set"),
+        (lambda context: input_pipelines.from_arrays(X, global_batch_size=2), "batches of 2"),
+    ],
+)
+def test_wrong_training_data_say_what_to_return(make, message):
+    with pytest.raises(UserError) as error:
+        input_pipelines.training(Own(make=make))
+    assert message in str(error.value)
+
+
+def test_evaluation_is_a_data_set_or_none():
+    assert input_pipelines.evaluation(Own()) is None
+    with pytest.raises(UserError, match=r"Own\.evaluation\(\) returns a tuple"):
+        input_pipelines.evaluation(Own(made=lambda context: (X, Y)))
+
+
+def test_the_batches_of_an_epoch_are_counted():
+    def steps(dataset: tf.data.Dataset) -> int:
+        return input_pipelines.steps_per_epoch(Own(), dataset)
+
+    assert steps(slices().batch(4)) == 3  # 4, 4 and 2 examples
+    assert steps(slices().batch(4, drop_remainder=True)) == 2
+    data = Synthetic(examples=70, global_batch_size=32, spec=("x: float32[2]", "y: float32"))
+    assert input_pipelines.steps_per_epoch(data, input_pipelines.training(data)) == 3
+    with pytest.raises(UserError, match=r"never ends: set train\.steps instead"):
+        steps(slices().batch(4).repeat())
+    with pytest.raises(UserError, match="has no known length"):
+        steps(slices().filter(lambda x, y: y > 1).batch(4))
+
+
+def test_reading_starts_at_any_step_and_repeats():
+    batches = input_pipelines.starting_at(slices().batch(5), 3)
+    first = next(batches.as_numpy_iterator())
+    np.testing.assert_array_equal(first[1], Y[5:])

@@ -1,0 +1,52 @@
+"""A command whose output nobody reads any more does its work to the end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Prints as a run does: plainly, by Rich, and by a warning.
+CODE = """
+import logging, sys
+from rich.console import Console
+from tftpu.launch import main
+
+def print_and_work(arguments):
+    for _ in range(2000):
+        print("a line of 24 characters", flush=True)
+        Console(file=sys.stdout).print("another")
+        logging.getLogger("tftpu").warning("and one on stderr")
+    open(sys.argv[1], "w").write("done")
+    return 0
+
+main.main = print_and_work
+main.run()
+"""
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_closed_pipe_does_not_end_the_work(both, tmp_path):
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE, str(tmp_path / "work")],
+        stdout=writing,
+        stderr=writing if both else subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(writing)
+        assert os.read(reading, 10)
+        os.close(reading)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (tmp_path / "work").read_text() == "done"
+    if not both:
+        assert said.count("the output cannot be written (Broken pipe)") == 1
+        assert said.count("and one on stderr") == 2000
+        assert "Traceback" not in said
+
+
+def test_a_command_into_a_closed_pipe_prints_no_traceback():
+    command = f"{sys.executable} -m tftpu.launch.main configs | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr

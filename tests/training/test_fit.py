@@ -1,0 +1,241 @@
+"""`Trainer.fit` with Keras's arguments, against Keras's own `fit`; arrays, epochs, callbacks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support.py_batches import Batches
+from tests.support.strategies import mlp, relative
+from tests.support.training import compiled, data, examples, make_trainer
+
+ATOL = 1e-6
+
+
+def assert_same_run(ours, history, theirs, expected):
+    """Compares weights and the history of every epoch."""
+    for a, e in zip(ours.get_weights(), theirs.get_weights()):
+        np.testing.assert_allclose(a, e, atol=ATOL)
+    assert history.epoch == expected.epoch
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, atol=ATOL, err_msg=name)
+
+
+def on_devices(count: int, **options) -> keras.Model:
+    with tftpu.connect(virtual_devices=count).scope():
+        return compiled(**options)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_fit_on_arrays_equals_keras_fit_with_a_smaller_last_batch(count):
+    x, y = examples()
+    arguments = {
+        "batch_size": 28, "epochs": 2, "validation_split": 0.25, "shuffle": False, "verbose": 0
+    }  # fmt: skip
+    ours, theirs = on_devices(count), compiled()
+    # 72 examples are left to train on, 2 x 28 + 16.
+    history = make_trainer(ours).fit(x, y, **arguments)
+    assert_same_run(ours, history, theirs, theirs.fit(x, y, **arguments))
+
+
+def frames():
+    import pandas
+
+    x, y = examples(40)
+    return pandas.DataFrame(x), pandas.Series(y)
+
+
+def structures():
+    x, y = examples(40)
+    return {"left": x, "right": x[::-1].copy()}, y
+
+
+def two_inputs() -> keras.Model:
+    left, right = keras.Input((6,), name="left"), keras.Input((6,), name="right")
+    keras.utils.set_random_seed(0)
+    both = keras.layers.Concatenate()([left, right])
+    return keras.Model({"left": left, "right": right}, keras.layers.Dense(4)(both))
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "arguments"),
+    [
+        (mlp, lambda: examples(40), {"batch_size": 12}),
+        (mlp, lambda: examples(40), {"batch_size": 12, "class_weight": {0: 0.5, 2: 3.0}}),
+        (mlp, lambda: examples(40), {"batch_size": 12, "sample_weight": np.linspace(0, 2, 40)}),
+        (mlp, lambda: examples(40), {"steps_per_epoch": 5}),
+        (mlp, frames, {"batch_size": 12}),
+        (two_inputs, structures, {"batch_size": 12}),
+        (mlp, lambda: (data(12, 40), None), {}),
+        (mlp, lambda: (Batches(40, 12), None), {}),
+        (mlp, lambda: (Batches(40, 12, workers=3), None), {}),
+        (mlp, lambda: (data(12, 40).repeat(), None), {"steps_per_epoch": 4, "drop": True}),
+    ],
+    ids=[
+        *("arrays", "class_weight", "sample_weight", "steps_per_epoch", "pandas", "dict"),
+        *("tf.data", "PyDataset", "workers", "endless"),
+    ],
+)
+def test_every_kind_of_data_trains_as_in_keras(make, given, arguments):
+    arguments = dict(arguments)
+    x, y = given()
+    if arguments.pop("drop", False):  # an endless stream fills its batches up
+        x = data(12, 36).repeat()
+    arguments |= {"epochs": 2, "shuffle": False, "verbose": 0}
+    ours, theirs = compiled(make()), compiled(make())
+    history = make_trainer(ours).fit(x, y, **arguments)
+    assert_same_run(ours, history, theirs, theirs.fit(*given_again(given, x), **arguments))
+
+
+def given_again(given, x):
+    return given() if not isinstance(x, tf.data.Dataset) else (x, None)
+
+
+def test_validation_data_callbacks_and_initial_epoch_work_as_in_keras():
+    x, y = examples(48)
+    weights = np.linspace(0.5, 2, 20)
+    calls: dict[str, list] = {"ours": [], "theirs": []}
+
+    class Record(keras.callbacks.Callback):
+        def __init__(self, into):
+            super().__init__()
+            self.into = into
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.into.append(("begin", epoch))
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.into.append(("end", epoch))
+
+        def on_test_begin(self, logs=None):
+            self.into.append("test")
+
+        def on_test_end(self, logs=None):
+            self.into.append(sorted(logs))
+
+    ours, theirs = compiled(), compiled()
+    arguments = {
+        "batch_size": 16, "epochs": 4, "initial_epoch": 2, "shuffle": False, "verbose": 0,
+        "validation_data": (x[:20], y[:20], weights), "validation_batch_size": 6,
+    }  # fmt: skip
+    expected = theirs.fit(x, y, callbacks=Record(calls["theirs"]), **arguments)
+    history = make_trainer(ours).fit(x, y, callbacks=Record(calls["ours"]), **arguments)
+    assert_same_run(ours, history, theirs, expected)
+    assert calls["ours"] == calls["theirs"] and ("begin", 2) in calls["ours"]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_evaluate_and_predict_take_arrays(count):
+    x, y = examples(77)
+    weights = np.linspace(0.1, 2, 77).astype(np.float32)
+    calls = []
+
+    class Record(keras.callbacks.Callback):
+        def on_test_end(self, logs=None):
+            calls.append(logs)
+
+        def on_predict_batch_end(self, batch, logs=None):
+            calls.append(logs["outputs"])
+
+        def on_predict_end(self, logs=None):
+            calls.append("end")
+
+    trainer = make_trainer(on_devices(count))
+    results = trainer.evaluate(x, y, batch_size=20, sample_weight=weights, callbacks=Record())
+    outputs = trainer.predict(x, batch_size=20, callbacks=[Record()])
+    theirs = compiled()
+    expected = theirs.evaluate(x, y, 77, 0, sample_weight=weights, return_dict=True)
+    assert results == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(outputs, theirs.predict(x, verbose=0), atol=1e-6)
+    assert calls[0] == results and calls[1] is outputs and calls[2] == "end"
+    assert trainer.evaluate(x, y, batch_size=11, steps=7) == trainer.evaluate(x, y, batch_size=7)
+
+
+# Order and resuming
+
+
+def shuffled_run(workdir, epochs: int, callbacks=(), count: int = 1, given=None):
+    trainer = make_trainer(on_devices(count), workdir, steps_per_loop=2, checkpoint_every=2)
+    x, y = given or examples(88)
+    history = trainer.fit(
+        x, y, batch_size=None if given else 20, epochs=epochs, callbacks=callbacks, verbose=0
+    )
+    return trainer, history
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Interrupts the run, or ends it as early stopping does."""
+
+    def __init__(self, step: int, interrupt: bool):
+        super().__init__()
+        self.step, self.interrupt = step, interrupt
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() >= self.step:
+            if self.interrupt:
+                raise KeyboardInterrupt
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("given", [None, "PyDataset"])
+def test_a_shuffled_run_resumes_to_the_bit(tmp_path, given):
+    make = (lambda: (Batches(88, 20), None)) if given else (lambda: None)
+    whole, expected = shuffled_run(tmp_path / "whole", 4, given=make())
+    with pytest.raises(KeyboardInterrupt):
+        shuffled_run(tmp_path / "cut", 4, [StopAfter(11, True)], given=make())
+    again, history = shuffled_run(tmp_path / "cut", 4, given=make())
+    for a, e in zip(again.model.get_weights(), whole.model.get_weights()):
+        np.testing.assert_array_equal(a, e)
+    assert history.history == expected.history and history.epoch == [0, 1, 2, 3]
+
+
+def test_a_shuffled_run_is_the_same_on_four_devices(tmp_path):
+    one, expected = shuffled_run(None, 2)
+    four, history = shuffled_run(None, 2, count=4)
+    for a, e in zip(four.model.get_weights(), one.model.get_weights()):
+        assert relative(a, e) < 1e-6
+    np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-6)
+
+
+def test_a_run_that_a_callback_ended_stays_ended_until_it_gets_longer(tmp_path, capsys):
+    shuffled_run(tmp_path, 4, [StopAfter(10, False)])
+    again, history = shuffled_run(tmp_path, 4)
+    assert again.step == 10 and history.epoch == [0, 1]
+    trainer = make_trainer(compiled(), tmp_path)
+    x, y = examples(88)
+    trainer.fit(x, y, batch_size=20, epochs=4)
+    assert "was ended by a callback at step 10 of 20" in capsys.readouterr().out
+    longer, history = shuffled_run(tmp_path, 5)
+    assert longer.step == 25 and history.epoch == [0, 1, 2, 3, 4]
+
+
+def test_epochs_count_from_the_beginning_of_the_run():
+    x, y = examples()
+    ours, theirs = compiled(), compiled()
+    trainer = make_trainer(ours)
+    for epochs in (2, 2, 3):
+        history = trainer.fit(x, y, 16, epochs, shuffle=False, verbose=0)
+    assert history.epoch == [2] and trainer.step == 18
+    theirs.fit(x, y, 16, 3, shuffle=False, verbose=0)
+    for a, e in zip(ours.get_weights(), theirs.get_weights()):
+        np.testing.assert_allclose(a, e, atol=ATOL)
+
+
+def test_verbose_2_prints_lines_and_0_nothing(capsys):
+    x, y = examples()
+    make_trainer(compiled(), log_every=3).fit(x, y, epochs=1, verbose=2)
+    assert "loss" in capsys.readouterr().out
+    make_trainer(compiled(), log_every=3).fit(x, y, epochs=1, verbose=0)
+    assert capsys.readouterr().out == ""
+
+
+def test_evaluate_and_predict_print_if_they_are_asked_to(capsys):
+    x, y = examples(32)
+    trainer = make_trainer(compiled())
+    results = trainer.evaluate(x, y, 16, 0)
+    trainer.predict(x, verbose=0)
+    assert capsys.readouterr().out == ""
+    trainer.evaluate(x, y, verbose=1)
+    trainer.predict(x, verbose="auto")
+    assert f"accuracy {results['accuracy']:.4g}"[:12] in capsys.readouterr().out

@@ -1,0 +1,58 @@
+"""The tasks of a session between its device loops."""
+
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.training import compiled, data, examples, make_trainer
+from tftpu.errors import UserError
+
+
+def best_after(workdir, steps: int, metric: str, feature: float = 1.0) -> dict | None:
+    """Trains up to a step with a learning rate of 0: every evaluation is as good as the first.
+
+    Args:
+        workdir: of the run.
+        steps: total length; an evaluation follows every second one.
+        metric: that is to be the best.
+        feature: value of a feature of the evaluated data.
+    """
+    model = compiled(optimizer=keras.optimizers.SGD(0.0))
+    x, y = examples(16)
+    evaluated = tf.data.Dataset.from_tensor_slices((np.full_like(x, feature), y)).batch(16)
+    make_trainer(model, workdir, best_metric=metric, steps_per_loop=2).fit(
+        data(), steps=steps, validation_data=evaluated, eval_every=2
+    )
+    path = workdir / "checkpoints" / "best"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_the_best_checkpoint_is_of_its_metric_also_when_a_restart_changes_it(tmp_path):
+    best = best_after(tmp_path, 2, "loss")
+    assert (best["step"], best["metric"]) == (2, "loss")
+    assert best_after(tmp_path, 4, "loss") == best
+    changed = best_after(tmp_path, 6, "accuracy")
+    assert (changed["step"], changed["metric"]) == (6, "accuracy")
+    assert changed["value"] < best["value"]  # which is no reason to keep the other
+
+
+def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path, caplog):
+    assert best_after(tmp_path, 2, "", math.nan) is None
+    assert "The evaluation's loss is nan at step 2" in caplog.text
+    assert best_after(tmp_path, 4, "")["step"] == 4
+
+
+def test_a_best_metric_without_validation_data_fails():
+    trainer = make_trainer(compiled(), best_metric="accuracy")
+    with pytest.raises(UserError, match=r"best_metric is 'accuracy'.*needs validation_data"):
+        trainer.fit(data(), steps=4)
+
+
+def test_a_profile_after_the_last_step_fails():
+    trainer = make_trainer(compiled(), profile="1:2,5000:5010")
+    with pytest.raises(UserError, match="profile=5000:5010 begins after the last of the run's 4"):
+        trainer.fit(data(), steps=4)

@@ -1,0 +1,104 @@
+"""The base class of data sets in a config: the built-in sources, and a user's own."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tftpu.config.validation import at_least
+from tftpu.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class DataContext:
+    """The run that data are read for.
+
+    Attributes:
+        seed: of the order and the augmentation.
+        global_batch_size: examples per step, over all replicas and microbatches.
+    """
+
+    seed: int
+    global_batch_size: int
+
+
+@dataclasses.dataclass
+class Data:
+    """A data set, and how to read it.
+
+    Derive a dataclass: its fields become `--config.data.FIELD` on the command line. The built-in
+    sources are such classes.
+
+    Attributes:
+        name: name of the data set.
+        global_batch_size: examples per step, over all replicas and microbatches.
+        data_dir: folder of the prepared data; None is the cache folder.
+        per_token: whether labels are tokens rather than one class for each example, which decides
+            the metrics of an experiment that names no loss. Not a field.
+
+    Example:
+
+    ```python
+    @dataclasses.dataclass
+    class Squares(tftpu.Data):
+        examples: int = 1000
+
+        def training(self, context):
+            x = tf.random.stateless_normal((self.examples, 4), (context.seed, 0))
+            data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2))
+            data = data.shuffle(self.examples, seed=context.seed)
+            return data.batch(context.global_batch_size)
+    ```
+    """
+
+    name: str = ""
+    global_batch_size: int = 128
+    data_dir: str | None = None
+    per_token: ClassVar[bool] = False
+
+    @property
+    def weighted(self) -> bool:
+        """True if batches hold a weight for each example, by which metrics are weighted, too."""
+        return False
+
+    def training(self, context: DataContext) -> "tf.data.Dataset | Any":
+        """Returns the training split.
+
+        Args:
+            context: of the run.
+
+        Returns:
+            A `tf.data.Dataset` in batches of `context.global_batch_size`, `(x, y)` or `(x, y,
+            sample_weight)`, which is repeated if it ends and should be in the same order at every
+            call; or a pipeline that can start at any step, such as that of
+            `tftpu.input_pipelines.from_arrays`.
+        """
+        raise UserError(
+            f"{type(self).__name__} has no method training(self, context): add one that returns a "
+            "tf.data.Dataset in batches of context.global_batch_size."
+        )
+
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset | None":
+        """Returns the evaluation split, finite and batched; None if there is none.
+
+        Args:
+            context: of the run.
+        """
+        return None
+
+    def batch_spec(self, examples: int) -> Any:
+        """Returns the `tf.TensorSpec`s of a batch; None takes them from the training split.
+
+        Args:
+            examples: in the batch.
+        """
+        return None
+
+    def class_names(self) -> list[str] | None:
+        """Returns the names of the classes by class id, or None if there are none."""
+        return None
+
+    def validate(self) -> None:
+        """Raises `UserError` for a value that the data set does not allow."""
+        at_least("data.global_batch_size", self.global_batch_size, 1)

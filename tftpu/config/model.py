@@ -1,0 +1,71 @@
+"""The base class of models in a config: the zoo's families, and a user's own."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tftpu.config.share import Share
+from tftpu.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+    from tftpu.engines.objective import Objective
+
+
+@dataclasses.dataclass
+class Model:
+    """Hyper-parameters of a model, and how to build it.
+
+    Derive a dataclass: its fields become `--config.model.FIELD` on the command line. The families
+    of the zoo are such classes.
+
+    Attributes:
+        name: name of the Keras model.
+        init_from: initial weights, as `tftpu.models.load_weights` accepts them.
+        freeze: globs over the paths of variables that are not trained, such as
+            "stem*,stage1_*".
+
+    Example:
+
+    ```python
+    @dataclasses.dataclass
+    class Perceptron(tftpu.Model):
+        width: int = 64
+
+        def build(self):
+            layers = [keras.layers.Dense(self.width, "relu"), keras.layers.Dense(10)]
+            return keras.Sequential([keras.Input((784,)), *layers])
+    ```
+    """
+
+    name: str = ""
+    init_from: str = ""
+    freeze: str = ""
+
+    def build(self) -> "keras.Model":
+        """Returns the Keras model, not compiled; called in the scope of the devices.
+
+        It may be called several times, for example by `tftpu preflight`.
+        """
+        raise UserError(
+            f"{type(self).__name__} has no method build(self): add one that returns a Keras model."
+        )
+
+    def objectives(self, model: "keras.Model") -> "Sequence[Objective]":
+        """Returns loss functions of your own, each with its variables and its optimizer.
+
+        They replace the loss, the metrics and the optimizer of the experiment; see
+        `tftpu.Objective`. An empty sequence keeps those.
+
+        Args:
+            model: as `build` returned it.
+        """
+        return ()
+
+    def validate(self, share: Share) -> None:
+        """Raises `UserError` for a value that the model does not allow.
+
+        Args:
+            share: the part of a global batch that one replica computes at a time.
+        """

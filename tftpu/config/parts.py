@@ -1,0 +1,56 @@
+"""Checks that the model and the data of an experiment are what it takes, with what to write."""
+
+from typing import Any
+
+from tftpu.config.data import Data
+from tftpu.config.model import Model
+from tftpu.errors import UserError
+
+_OWN_MODEL = (
+    "A config describes how to build a model, because it is built on the devices of the run. Write "
+    "@dataclasses.dataclass class MyModel(tftpu.Model) with `def build(self)` that returns the "
+    "Keras model, and give model=MyModel()."
+)
+_OWN_DATA = (
+    "A config describes how to read data, because they are read on the machine of the run. Write "
+    "@dataclasses.dataclass class MyData(tftpu.Data) with `def training(self, context)` that "
+    "returns the tf.data.Dataset, and give data=MyData()."
+)
+
+
+def refuse_model(model: Any) -> None:
+    """Raises `UserError` for anything but a dataclass derived from `Model`."""
+    if isinstance(model, str):
+        raise UserError(
+            f"Experiment(model={model!r}) is a name: write tftpu.models.config({model!r})."
+        )
+    if not isinstance(model, Model):
+        raise UserError(f"Experiment(model=…) is {_described(model)}. {_OWN_MODEL}")
+    _refuse_plain_class(model, Model)
+
+
+def refuse_data(data: Any) -> None:
+    """Raises `UserError` for anything but a dataclass derived from `Data`."""
+    if not isinstance(data, Data):
+        raise UserError(f"Experiment(data=…) is {_described(data)}. {_OWN_DATA}")
+    _refuse_plain_class(data, Data)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object: write {value.__name__}()"
+    modules = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    if {"keras", "tf_keras"} & modules:
+        return f"a Keras object ({type(value).__name__})"
+    return f"a {type(value).__name__}"
+
+
+def _refuse_plain_class(value: Model | Data, base: type) -> None:
+    """Raises `UserError` for a class whose own fields no decorator turned into flags."""
+    cls = type(value)
+    if "__annotations__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
+        raise UserError(
+            f"The class {cls.__name__} is not a dataclass, so that its fields "
+            f"({', '.join(vars(cls)['__annotations__'])}) are no fields of the config: write "
+            f"@dataclasses.dataclass above `class {cls.__name__}(tftpu.{base.__name__})`."
+        )

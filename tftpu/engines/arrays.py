@@ -1,0 +1,188 @@
+"""Arrays in memory as batches: shuffled by a seed, and able to start at any step."""
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines.engine import Epoch
+from tftpu.errors import UserError
+from tftpu.tensors import Nest, Tensor
+
+_ROUNDS = 8  # of the Feistel network that permutes an epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+    """Batches of arrays whose first dimension counts the examples.
+
+    An epoch is a permutation of the examples that depends on the seed and the number of the epoch
+    only, so that a resumed run sees the batches that it would have seen.
+
+    Attributes:
+        parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of nested NumPy arrays.
+        global_batch_size: examples per step.
+        shuffle: whether each epoch has another order; else it is that of the arrays.
+        seed: of the order.
+    """
+
+    parts: tuple[Nest, ...]
+    global_batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of examples of an epoch."""
+        return len(keras.tree.flatten(self.parts)[0])
+
+    @property
+    def labels(self) -> Nest:
+        """The labels of all examples; None if there are none."""
+        return self.parts[1] if len(self.parts) > 1 else None
+
+    def epoch(self) -> Epoch:
+        """Returns the length of an epoch."""
+        size = self.global_batch_size
+        return Epoch(math.ceil(self.count / size), size, self.count % size or None)
+
+    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+        """Returns an endless data set of complete batches from a step on.
+
+        One epoch follows the other: a batch may hold examples of two.
+
+        Args:
+            step: the first batch.
+            host, hosts: index of this host, and number of hosts, which get consecutive parts of
+                each batch.
+
+        Raises:
+            UserError: the number of hosts does not divide the batch.
+        """
+        if self.global_batch_size % hosts:
+            raise UserError(
+                f"A global batch of {self.global_batch_size} cannot be shared by {hosts} hosts."
+            )
+        share = self.global_batch_size // hosts
+        places = tf.range(share, dtype=tf.int64) + host * share
+        examples = self._tensors()
+        return _steps(step).map(
+            lambda step: self._gather(examples, step * self.global_batch_size + places),
+            num_parallel_calls=2,
+            deterministic=True,
+        )
+
+    def from_step(self, step: int) -> tf.data.Dataset:
+        """Returns an endless data set from a step on, in which each epoch ends with its rest."""
+        count, size, epoch = self.count, self.global_batch_size, self.epoch()
+        examples = self._tensors()
+
+        def batch(step):
+            first = step % epoch.steps * size
+            places = tf.range(first, tf.minimum(first + size, count))
+            if epoch.last is None:
+                places = tf.ensure_shape(places, (size,))
+            return self._gather(examples, step // epoch.steps * count + places)
+
+        return _steps(step).map(batch, num_parallel_calls=2, deterministic=True)
+
+    def once(self) -> tf.data.Dataset:
+        """Returns every example once, in the order of the arrays; the last batch may be smaller."""
+        plain = dataclasses.replace(self, shuffle=False)
+        return plain.from_step(0).take(self.epoch().steps)
+
+    def _tensors(self) -> Nest:
+        with tf.device("CPU"):
+            return keras.tree.map_structure(tf.constant, self.parts)
+
+    def _gather(self, examples: Nest, positions: Tensor) -> Nest:
+        """Returns the examples at positions of the endless stream, (n,) int64."""
+        places = positions % self.count
+        if self.shuffle:
+            epochs = positions // self.count
+            seed = tf.fill(tf.shape(positions), tf.constant(self.seed, tf.int64))
+            # The network has a seed for each index: a batch may hold examples of two epochs.
+            places = tf.raw_ops.RandomIndexShuffle(
+                index=places,
+                seed=tf.cast(tf.stack([seed, epochs, epochs], axis=1), tf.int32),
+                max_index=tf.constant(self.count - 1, tf.int64),
+                rounds=_ROUNDS,
+            )
+        batch: Any = keras.tree.map_structure(lambda array: tf.gather(array, places), examples)
+        return alone(batch)
+
+
+def as_arrays(
+    x: Nest, y: Nest = None, sample_weight: Nest = None, *,
+    batch_size: int, shuffle: bool = False, seed: int = 0,
+) -> Arrays:  # fmt: skip
+    """Returns arrays in memory as batches.
+
+    Args:
+        x, y, sample_weight: as for Keras's `fit`: arrays, tensors or pandas frames, or nests of
+            them; None where there is none.
+        batch_size: examples per step; more than there are means all.
+        shuffle: whether each epoch has another order.
+        seed: of the order.
+
+    Raises:
+        UserError: not arrays of numbers, or arrays of different lengths.
+    """
+    named = {"x": x, "y": y, "sample_weight": sample_weight}
+    given = {name: _numbers(name, part) for name, part in named.items() if part is not None}
+    if "sample_weight" in given and "y" not in given:
+        raise UserError("sample_weight needs y: without labels there is no loss to weigh.")
+    lengths = {
+        name: sorted({len(array) for array in keras.tree.flatten(part)})
+        for name, part in given.items()
+    }
+    found = {length for several in lengths.values() for length in several}
+    if len(found) != 1:
+        held = ", ".join(f"{name} {' and '.join(map(str, n))}" for name, n in lengths.items())
+        raise UserError(
+            f"The arrays hold different numbers of examples ({held}): their first dimensions must "
+            "be equal."
+        )
+    count = found.pop()
+    if not count:
+        raise UserError("The arrays hold no examples.")
+    return Arrays(tuple(given.values()), min(batch_size, count), shuffle, seed)
+
+
+def alone(batch: tuple[Nest, ...]) -> Nest:
+    """Returns the features themselves where a batch has nothing else, unless they are a tuple."""
+    return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
+
+
+def _steps(first: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(first, tf.int64.max)
+
+
+def _numbers(name: str, part: Nest) -> Nest:
+    """Returns an argument as nested NumPy arrays; lists become tuples, as tf.data wants them."""
+    if isinstance(part, list | tuple):
+        return tuple(_numbers(name, item) for item in part)
+    if isinstance(part, dict):
+        return {key: _numbers(f"{name}[{key!r}]", item) for key, item in part.items()}
+    kind = type(part).__name__
+    if not hasattr(part, "shape") or not hasattr(part, "__array__"):
+        raise UserError(
+            f"{name} holds a {kind}: pass NumPy arrays, pandas frames, a tf.data.Dataset or a "
+            "keras.utils.PyDataset. Lists of numbers become an array by np.array(...)."
+        )
+    try:
+        array = np.asarray(part)
+        if hasattr(part, "to_frame"):  # a pandas series is a column, as in Keras
+            array = array[:, None]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"{name} holds a {kind}, which is not an array: {error}") from error
+    if array.dtype.kind not in "biufV":  # V: bfloat16
+        raise UserError(
+            f"{name} is an array of {array.dtype}, which cannot go to a device: make it numbers."
+        )
+    if array.ndim == 0:
+        raise UserError(f"{name} is a single number: its first dimension must count the examples.")
+    return array
