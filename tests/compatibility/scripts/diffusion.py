@@ -16,7 +16,7 @@ def denoiser():
     x = layers.Conv2D(8, 3, padding="same")(images)
     x = x + layers.Reshape((1, 1, 8))(layers.Dense(8)(waves))
     x = layers.GroupNormalization(4)(layers.Conv2D(8, 3, padding="same", activation="silu")(x))
-    return keras.Model([images, time], layers.Conv2D(1, 3, padding="same")(x))
+    return keras.Model([images, time], layers.Conv2D(1, 3, padding="same", dtype="float32")(x))
 
 
 def loss(model, batch, training):

@@ -11,7 +11,11 @@ class Triplets(keras.Model):
     def __init__(self):
         super().__init__()
         self.tower = keras.Sequential(
-            [layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(6)]
+            [
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.Flatten(),
+                layers.Dense(6, use_bias=False),
+            ]
         )
 
     def call(self, triplet):
