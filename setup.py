@@ -90,6 +90,7 @@ EXTRAS["dev"] = [
     *EXTRAS["plot"],
     "mlflow-skinny>=2.10",
     "nbclient",
+    "pandas",
     "pytest-xdist",
     "pytest>=8",
     "pytest-timeout",
