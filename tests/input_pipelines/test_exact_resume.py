@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 
+pytestmark = pytest.mark.slow
+
 # Uneven shards, with an empty one and one longer than the index's stride; and a small data set.
 LAYOUTS = ((5, 7, 0, 3, 19, 11, 600), (9, 2))
 # Covers every number of hosts from 1 to 8, also hosts that have to share a track.

@@ -43,6 +43,7 @@ def write(folder, bad=()):
     data_sets.shards(folder, FEATURES, {"train": data_sets.split(examples, 11, 13, 9, 7)})
 
 
+@pytest.mark.slow
 def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, machines):
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path), seed=2)

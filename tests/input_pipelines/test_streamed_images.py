@@ -159,6 +159,7 @@ def test_a_corrupt_record_is_named(tmp_path):
             seen(batches, 5)
 
 
+@pytest.mark.slow
 def test_skipped_records_have_weight_0_and_shift_no_others(tmp_path, folder, caplog):
     bad = {f"n{n}": BAD[kind][0] for n, kind in zip((2, 14, 15, 30), BAD)}
     data = settings(bad_folder(tmp_path, **bad), on_bad_record="skip")

@@ -13,6 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = Path(__file__).parent.parent.parent / "launch" / "colab.ipynb"
 
 

@@ -148,6 +148,7 @@ def test_the_memory_of_the_host():
     assert "[1000000,10000000]" in text
 
 
+@pytest.mark.slow
 def test_tensorboard_is_missing():
     program = (
         "import sys\nsys.modules['tensorboard'] = None\nimport tensorflow as tf\n"

@@ -9,6 +9,8 @@ from safetensors.numpy import load_file
 import tftpu
 from tftpu.launch.commands import train
 
+pytestmark = pytest.mark.slow
+
 
 def run(workdir, steps: int, *overrides: str) -> None:
     flags = [

@@ -84,6 +84,7 @@ def test_every_calibration_row_has_a_slice_and_a_source():
         assert row.step_ms > 0 and row.source
 
 
+@pytest.mark.slow
 def test_train_shows_the_prediction_next_to_the_measured_step(tmp_path, capsys):
     items = [
         {"slice": "v5e-1", "step_ms": 12.34, "replicas": 1},

@@ -17,7 +17,14 @@ from tftpu.models.layers.token_model import FactoredTokenModel
 
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsum", "Erf", "Rsqrt")
 # The tied head of Llama makes another class of model than the untied one.
-CASES = [*((family, {}) for family in zoo.TINY), ("llama", {"tied": True})]
+QUICK = ("gpt", "resnet")
+CASES = [
+    *(
+        pytest.param(family, {}, marks=[] if family in QUICK else pytest.mark.slow)
+        for family in zoo.TINY
+    ),
+    pytest.param("llama", {"tied": True}, marks=pytest.mark.slow),
+]
 
 
 def original(family: str, remat: str, fields: dict) -> keras.Model:

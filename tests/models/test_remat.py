@@ -39,8 +39,11 @@ def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[st
 
 
 def cases() -> list:
-    float32 = [(family, "float32") for family in zoo.TINY if family not in zoo.VARIANTS]
-    return [*float32, ("gpt", "mixed_bfloat16"), ("resnet", "mixed_bfloat16")]
+    families = [family for family in zoo.TINY if family not in zoo.VARIANTS]
+    slow = {family: [pytest.mark.slow] for family in ("efficientnetv2", "convnext")}
+    float32 = [pytest.param(f, "float32", marks=slow.get(f, [])) for f in families]
+    resnet = pytest.param("resnet", "mixed_bfloat16", marks=pytest.mark.slow)
+    return [*float32, ("gpt", "mixed_bfloat16"), resnet]
 
 
 @pytest.mark.parametrize(("family", "policy"), cases())

@@ -13,11 +13,17 @@ from tests.support.training import make_trainer
 __all__ = ["slice_of_eight"]  # a fixture
 
 
+def long(family: str, policy: str):
+    """Returns a case, marked slow for the family that takes ten times as long as others."""
+    marks = [pytest.mark.slow] if family == "efficientnetv2" else []
+    return pytest.param(family, policy, marks=marks)
+
+
 def cases() -> list:
     slow = pytest.mark.slow  # float16 is not a format of TPUs
     return [
-        *((family, "float32") for family in zoo.TINY),
-        *((family, "mixed_bfloat16") for family in zoo.TINY if family not in zoo.VARIANTS),
+        *(long(family, "float32") for family in zoo.TINY),
+        *(long(family, "mixed_bfloat16") for family in zoo.TINY if family not in zoo.VARIANTS),
         *(pytest.param(family, "mixed_float16", marks=slow) for family in zoo.TINY),
     ]
 

@@ -114,7 +114,7 @@ def test_minutes_make_checkpoints_too(tmp_path):
     assert len(run.checkpoints.steps()) > 10
 
 
-@pytest.mark.parametrize("step", [20, STEPS])
+@pytest.mark.parametrize("step", [20, pytest.param(STEPS, marks=pytest.mark.slow)])
 def test_an_evaluation_skipped_by_a_notice_is_made_up_when_the_run_resumes(
     step, whole, tmp_path, monkeypatch
 ):

@@ -103,6 +103,7 @@ def test_evaluation_counts_every_example_once(count):
     assert make_trainer(model).evaluate(odd) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_digits_give_the_same_accuracy_on_eight_replicas_as_keras_on_one_device():
     from sklearn.datasets import load_digits
 
