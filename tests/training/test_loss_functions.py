@@ -375,3 +375,15 @@ def test_a_value_that_is_not_finite_ends_no_run():
     _, history = trained(1, Autoencoder, steps=2, loss_fn=with_nan)
     assert np.isnan(history["undefined"]).all()
     assert np.isfinite(history["loss"]).all()
+
+
+def test_a_batch_of_any_parts_goes_to_a_loss_function(tmp_path):
+    def loss_fn(model, batch, training):
+        x, noise, more, images = batch
+        return ops.sum(model(x)[:, :3] * noise * more, axis=-1) + ops.mean(images, axis=(1, 2, 3))
+
+    model = compiled_encoder()
+    images = np.ones((EXAMPLES, 4, 4, 1), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((X, NOISE, NOISE, images)).batch(BATCH)
+    trainer = tftpu.Trainer(model, str(tmp_path), loss_fn=loss_fn)
+    assert trainer.fit(data, steps=2, validation_data=data, verbose=0).history["val_loss"]

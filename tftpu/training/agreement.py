@@ -86,8 +86,9 @@ def explained(spec: Nest) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        parts = zip(("x", "y", "sample_weight"), keras.utils.unpack_x_y_sample_weight(spec))
-        data = ", ".join(f"{name} {_described(p)}" for name, p in parts if p is not None)
+        given = spec if isinstance(spec, tuple) else (spec,)
+        names = ("x", "y", "sample_weight") if len(given) <= 3 else range(1, len(given) + 1)
+        data = ", ".join(f"{name} {_described(part)}" for name, part in zip(names, given))
         raise UserError(
             f"The model cannot be trained on these data ({data} a batch): {str(error).strip()}"
         ) from error

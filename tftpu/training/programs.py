@@ -64,7 +64,8 @@ class Programs:
             UserError: the model cannot be trained, or not on such batches.
         """
         if self._executor is None:
-            refuse_other_features(self._model, spec)
+            if not self._objectives:  # a loss function takes what it likes
+                refuse_other_features(self._model, spec)
             with explained(spec):
                 self._executor = self._engine.prepare(
                     self._model, self._options, spec, self._objectives
@@ -107,7 +108,8 @@ class Programs:
         """Returns the train loop for batches of a spec; it is kept with its compiled program."""
         key = str(spec)
         if key not in self._loops:
-            refuse_other_features(self._model, spec)
+            if not self._objectives:  # a loss function takes what it likes
+                refuse_other_features(self._model, spec)
             with explained(spec):
                 self._loops[key] = self.executor.training(spec)
         return self._loops[key]

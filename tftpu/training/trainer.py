@@ -103,6 +103,8 @@ class Trainer:
         self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._programs = Programs(self.engine, self.model, self.options, objectives)
+        # A loss function's batch and the model's outputs may be anything.
+        self._shows_images = self.hosts.count == 1 and workdir is not None and not objectives
 
     @property
     def executor(self) -> Executor:
@@ -391,7 +393,7 @@ class Trainer:
             workdir=workdir,
             writers=(*self._writers, *named) if self.hosts.chief else (),
             samples=(lambda: sample(self)) if sample is not None else None,
-            images=self.hosts.count == 1 and self.workdir is not None,
+            images=self._shows_images,
             verbose=verbose > 0 and self.hosts.chief,
             live=verbose != 2,
         )
