@@ -57,7 +57,7 @@ def test_verify_names_the_file_and_the_record(pictures, tmp_path, capsys, what, 
 
 
 def test_verify_names_the_file_that_a_broken_record_was_made_of(pictures, tmp_path, capsys):
-    """As of a data set that another program, or an older tftpu, made of a damaged file."""
+    """Another program, or an older tftpu, may have made a record of a damaged file."""
     output = str(tmp_path)
     converter.run(Conversion(f"images:{pictures}", output), 1, say=silent)
     (path,) = tmp_path.glob("*.tfrecord")

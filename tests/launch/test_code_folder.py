@@ -36,23 +36,23 @@ def test_caches_hidden_folders_environments_and_runs_stay(tmp_path):
 def test_gitignore_is_read_as_git_reads_it(tmp_path):
     """Compared with what git itself would add, in a repository above the folder."""
     root = tmp_path / "repository"
-    write(root, ".gitignore", text="*.log\n/work/data/\n!keep.log\n")
-    write(root / "work", ".gitignore", text="local_*\n\\#odd\nsub/*.bin\n**/deep/\n")
+    write(root, ".gitignore", text="*.log\n/project/data/\n!keep.log\n")
+    write(root / "project", ".gitignore", text="local_*\n\\#odd\nsub/*.bin\n**/deep/\n")
     names = ["config.py", "a.log", "keep.log", "data/x.npy", "local_1.py", "#odd", "é ü.py"]
     names += ["sub/w.bin", "sub/deeper/w.bin", "m/deep/x.py", "m/x.py", "sub/data/y.npy"]
-    write(root / "work", *names)
+    write(root / "project", *names)
     subprocess.run(["git", "init", "--quiet", root], check=True)
     listed = ["git", "ls-files", "--others", "--exclude-standard", "-z"]
-    done = subprocess.run(listed, cwd=root / "work", capture_output=True, text=True, check=True)
+    done = subprocess.run(listed, cwd=root / "project", capture_output=True, text=True, check=True)
     expected = sorted(name for name in done.stdout.split("\0") if name)
     assert len(expected) == 7
-    assert list(code_folder.contents(root / "work")) == expected
+    assert list(code_folder.contents(root / "project")) == expected
 
 
 def test_the_gitignore_of_the_repository_counts_in_a_folder_that_has_none(tmp_path):
     write(tmp_path, ".gitignore", text="data\n")
-    write(tmp_path, ".git/HEAD", "work/config.py", "work/data/x")
-    assert list(code_folder.contents(tmp_path / "work")) == ["config.py"]
+    write(tmp_path, ".git/HEAD", "project/config.py", "project/data/x")
+    assert list(code_folder.contents(tmp_path / "project")) == ["config.py"]
 
 
 def test_gitignore_counts_without_a_repository_too(tmp_path):
@@ -62,7 +62,7 @@ def test_gitignore_counts_without_a_repository_too(tmp_path):
 
 
 def test_a_repository_of_another_user_is_read(tmp_path, monkeypatch):
-    """As in a container with a mounted folder, where git itself refuses to list the files."""
+    """Git itself refuses to list its files, for example of a folder mounted in a container."""
     write(tmp_path, "config.py", "a.log")
     write(tmp_path, ".gitignore", text="*.log\n")
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)

@@ -49,7 +49,7 @@ def test_two_projects_with_the_same_names_in_one_process_keep_apart(tmp_path):
 
 
 def test_the_same_folder_elsewhere_gives_the_same_names(tmp_path):
-    """As on another machine: another path, another process."""
+    """Another path and another process stand for another machine."""
     projects.write(tmp_path / "sent", "loss='mse'")
     code = (
         "from tftpu.launch import config_flags\n"

@@ -18,7 +18,7 @@ def check_keras() -> None:
     if version.startswith("2."):
         raise UserError(
             f"Keras {version} is installed, and tftpu trains models of Keras 3: run "
-            "`pip install 'keras>=3.13,<3.16'` and `import keras` rather than tf.keras."
+            "`pip install 'keras>=3.14,<3.16'` and `import keras` rather than tf.keras."
         )
     backend = keras.config.backend() if hasattr(keras, "config") else os.environ["KERAS_BACKEND"]
     if backend != "tensorflow":

@@ -71,7 +71,7 @@ class Timetable:
 
 
 def refuse_late_profile(profile: str, steps: int) -> None:
-    """Raises `UserError` for steps to profile that a run of so many steps does not have."""
+    """Raises `UserError` if the steps to profile begin after the last step of a run."""
     for first, last in profile_plan(profile).windows:
         if first >= steps:
             raise UserError(
