@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 
 from tftpu.engines import keras_internals
-from tftpu.engines.losses import Computed, Elements, Term, product, sum_of_own
+from tftpu.engines.losses import Computed, Elements, Term, examples_of, product, sum_of_own
 from tftpu.errors import UserError
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.tensors import Nest, Tensor, ops
@@ -129,7 +129,7 @@ class CompiledLosses:
             output: `keras.KerasTensor`s of the shapes and dtypes of one example's outputs.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        size = keras.tree.flatten(x)[0].shape[0]
+        size = examples_of(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
         return self._elements(Outputs(y_pred, None), y, weight, None)
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Leaf, LoopResult
+from tftpu.engines.losses import examples_of
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, internals, mixing
@@ -103,7 +104,7 @@ class TensorFlowExecutor:
         """Returns the train loop for batches whose shares have this spec."""
         with target.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, share_spec)
-        examples = keras.tree.flatten(share_spec)[0].shape[0]
+        examples = examples_of(share_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
     def evaluate(
@@ -210,7 +211,7 @@ class TensorFlowTrainLoop:
         self._compiled = False
 
         def train(batch, due=None):
-            padded = keras.tree.flatten(batch)[0].shape[0] > examples
+            padded = examples_of(batch) > examples
             cut = keras.tree.map_structure(lambda t: t[:examples] if padded else t, batch)
             step.train(cut, due)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tftpu.config import Share
 from tftpu.engines.arrays import alone
 from tftpu.engines.engine import Epoch
+from tftpu.engines.losses import examples_of
 from tftpu.engines.tensorflow import checks
 from tftpu.engines.tensorflow.batches import (
     checked,
@@ -192,7 +193,7 @@ def share_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -
         UserError: the replicas and microbatches do not divide the global batch.
     """
     spec = batches.element_spec
-    size = keras.tree.flatten(spec)[0].shape[0]
+    size = examples_of(spec)
     share = Share(size, replicas, microbatches).examples * microbatches
     keras.tree.map_structure(checks.refuse_spec, spec)
     return with_examples(spec, share)
@@ -205,7 +206,7 @@ def cut_spec(spec: Nest, replicas: int) -> Nest:
         spec: of a batch whose size `replicas` divides.
         replicas: number of shares.
     """
-    return with_examples(spec, keras.tree.flatten(spec)[0].shape[0] // replicas)
+    return with_examples(spec, examples_of(spec) // replicas)
 
 
 def with_examples(spec: Nest, examples: int) -> Nest:
@@ -229,7 +230,7 @@ def last_share_spec(spec: Nest, examples: int, replicas: int, microbatches: int 
     """
     parts = replicas * microbatches
     if examples % parts:
-        size = keras.tree.flatten(spec)[0].shape[0] * replicas
+        size = examples_of(spec) * replicas
         raise UserError(
             f"Each epoch ends with a batch of {examples} examples, which {parts} equal parts "
             f"({replicas} replicas x {microbatches} microbatches) cannot share. Pass "
@@ -259,7 +260,7 @@ def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext)
     Every host reads the full data set, which is endless: otherwise the order would not be that of
     one host.
     """
-    size = keras.tree.flatten(dataset.element_spec)[0].shape[0]
+    size = examples_of(dataset.element_spec)
     share = context.get_per_replica_batch_size(size)
     held = size // context.num_input_pipelines
     first = context.input_pipeline_id * held
