@@ -29,6 +29,28 @@ def test_the_losses_of_a_model():
     assert keras_internals.loss_terms(model) == [term]
 
 
+def test_the_names_that_a_model_was_compiled_with():
+    assert keras_internals.compiled_names(built()) == {
+        "loss": [],
+        "metric": ["accuracy", "accuracy"],
+    }
+    model = mlp()
+    model.compile("sgd", {"out": "mse"}, metrics=[["mae"]])
+    assert keras_internals.compiled_names(model) == {"loss": ["mse"], "metric": ["mae"]}
+
+
+def test_the_setup_of_a_model_changes_with_compile_and_with_what_is_trainable():
+    model = built()
+    before = keras_internals.training_setup(model)
+    assert keras_internals.training_setup(model) == before
+    model.layers[0].trainable = False
+    assert keras_internals.training_setup(model) != before
+    model.layers[0].trainable = True
+    assert keras_internals.training_setup(model) == before
+    model.compile("adamw", "mse")
+    assert keras_internals.training_setup(model) != before
+
+
 def test_the_metrics_of_a_model():
     model = built()
     bound = keras_internals.bound_metrics(model)

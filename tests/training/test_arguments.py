@@ -45,6 +45,15 @@ WRONG = {
     "validation without labels": ((X, Y), {"validation_data": X}, r"pass \(x, y\)"),
     "validation of four": ((X, Y), {"validation_data": (X, Y, X, Y)}, "4 parts"),
     "validation_steps alone": ((X, Y), {"validation_steps": 2}, "needs validation_data="),
+    "class_weight as a list": ((X, Y), {"class_weight": [1, 2]}, r"it must be a dict, such as \{0"),
+    "class_weight as in sklearn": ((X, Y), {"class_weight": "balanced"}, "it must be a dict"),
+    "a label that is a text": ((X, Y), {"class_weight": {"0": 2.0}}, "has the label '0'"),
+    "a label that is a float": ((X, Y), {"class_weight": {0.0: 2.0}}, r"has the label 0\.0"),
+    "a label below 0": ((X, Y), {"class_weight": {-1: 2.0}}, "has the label -1: labels are whole"),
+    "a weight that is a text": ((X, Y), {"class_weight": {0: "a"}}, "has the weight 'a'"),
+    "validation_freq": ((X, Y), {"validation_freq": 2}, "fit has no validation_freq: an evalua"),
+    "nb_epoch": ((X, Y), {"nb_epoch": 2}, "fit has no nb_epoch: write epochs="),
+    "workers": ((X, Y), {"workers": 2}, r"fit has no workers: pass it to the keras\.utils\.PyD"),
     "endless epochs": ((data().repeat(),), {"epochs": 2}, r"pass steps_per_epoch="),
 }
 
@@ -66,6 +75,21 @@ def test_evaluate_and_predict_say_what_to_write():
         trainer.evaluate(X, Y, steps=0)
     with pytest.raises(UserError, match="batch_size goes with arrays"):
         trainer.predict(data(), batch_size=8)
+    with pytest.raises(UserError, match="evaluate returns a dictionary"):
+        trainer.evaluate(X, Y, return_dict=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'banana'"):
+        trainer.evaluate(X, Y, banana=1)
+
+
+def test_steps_of_arrays_see_all_examples_as_in_keras():
+    x, y = examples(70)
+    trainer, theirs = make_trainer(compiled()), compiled()
+    for steps in (1, 3):
+        results = trainer.evaluate(x, y, steps=steps, return_dict=True)
+        expected = theirs.evaluate(x, y, steps=steps, verbose=0, return_dict=True)
+        assert results == pytest.approx(expected, rel=1e-5)
+        assert len(trainer.predict(x, steps=steps)) == 70
+    assert len(trainer.predict(x, steps=2, batch_size=16)) == 32
 
 
 SIZES = {

@@ -210,6 +210,20 @@ def test_a_run_that_a_callback_ended_stays_ended_until_it_gets_longer(tmp_path, 
     assert longer.step == 25 and history.epoch == [0, 1, 2, 3, 4]
 
 
+def test_the_history_of_a_trainer_without_a_workdir_is_complete():
+    x, y = examples(32)
+    trainer = make_trainer(compiled())
+    first = trainer.fit(x, y, epochs=2, batch_size=16, verbose=0)
+    two = list(first.history["loss"])
+    again = trainer.fit(x, y, epochs=2, batch_size=16, verbose=0)
+    assert again.history["loss"] == two and again.epoch == [0, 1]
+    more = trainer.fit(x, y, epochs=4, batch_size=16, verbose=0)
+    assert more.history["loss"][:2] == two and more.epoch == [0, 1, 2, 3]
+    assert first.history["loss"] == two  # it stays what it was
+    whole = make_trainer(compiled()).fit(x, y, epochs=4, batch_size=16, verbose=0)
+    assert more.history == whole.history
+
+
 def test_epochs_count_from_the_beginning_of_the_run():
     x, y = examples()
     ours, theirs = compiled(), compiled()

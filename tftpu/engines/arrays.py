@@ -94,6 +94,10 @@ class Arrays:
         plain = dataclasses.replace(self, shuffle=False)
         return plain.from_step(0).take(self.epoch().steps)
 
+    def take(self, batches: int) -> tf.data.Dataset:
+        """Returns the first batches of `once`."""
+        return self.once().take(batches)
+
     def _tensors(self) -> Nest:
         with tf.device("CPU"):
             return keras.tree.map_structure(tf.constant, self.parts)

@@ -179,6 +179,10 @@ class Executor(Protocol):
         """
         ...
 
+    def check_evaluation(self, dataset: Dataset) -> None:
+        """Traces an evaluation; what does not fit raises before anything is trained."""
+        ...
+
     def evaluate(
         self, dataset: Dataset, compiling: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> np.ndarray:
@@ -344,6 +348,7 @@ class Engine(Protocol):
         options: TrainOptions,
         batch_spec: Nest,
         objectives: Sequence["Objective"] = (),
+        labelled: bool = True,
     ) -> Executor:
         """Prepares a model for the devices.
 
@@ -353,6 +358,8 @@ class Engine(Protocol):
             batch_spec: spec of a batch, or of one share of it; a model that is not built yet is
                 built for it.
             objectives: instead of what the model was compiled with.
+            labelled: False: the batch holds features alone, and the executor only predicts and
+                restores.
 
         Raises:
             UserError: the model cannot be trained or evaluated as it is.

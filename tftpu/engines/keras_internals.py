@@ -85,7 +85,7 @@ def has_raw_operations(model: keras.Model) -> bool:
 
 def is_keras_own(function: Callable[..., Any]) -> bool:
     """Returns whether a function or method is defined in Keras itself."""
-    return function.__module__.split(".")[0] == "keras"
+    return (getattr(function, "__module__", None) or "").split(".")[0] == "keras"
 
 
 def loss_terms(model: keras.Model) -> list[CompiledTerm]:
@@ -166,6 +166,25 @@ def compile_arguments(model: keras.Model) -> list[str]:
         return []
     given = {"a loss": model._compile_loss, "metrics": model._compile_metrics}
     return [name for name, part in given.items() if part is not None]
+
+
+def compiled_names(model: keras.Model) -> dict[str, list[str]]:
+    """Returns the names of losses and metrics among the arguments of `compile`, as they stand."""
+    loss, metrics = model._compile_loss, model._compile_metrics
+    given = {"loss": [] if loss is None else [loss._user_loss], "metric": []}
+    if metrics is not None:
+        given["metric"] = [metrics._user_metrics, metrics._user_weighted_metrics]
+    return {
+        kind: [name for name in keras.tree.flatten(parts) if isinstance(name, str)]
+        for kind, parts in given.items()
+    }
+
+
+def training_setup(model: keras.Model) -> tuple[Any, ...]:
+    """Returns what training a model depends on, besides values; it changes by `compile`."""
+    names = ("optimizer", "_compile_loss", "_compile_metrics")
+    parts = [getattr(model, name, None) for name in names]
+    return (*parts, *(v.path for v in model.trainable_variables))
 
 
 def metric_results(model: keras.Model) -> dict[str, Tensor]:

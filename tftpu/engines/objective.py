@@ -1,13 +1,14 @@
 """`Objective`: a loss function with the variables and the optimizer that follow it."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from tftpu.config.validation import at_least
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 from tftpu.tensors import Nest, Tensor
 
 # (model, batch, training) -> loss, or (loss, {name: value}).
@@ -56,7 +57,12 @@ class Objective:
                 f"loss_fn is a {type(self.loss_fn).__name__}: pass a function of (model, batch, "
                 "training) that returns the loss of each example, of shape (batch,)."
             )
+        _refuse_other_parameters(self.loss_fn)
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise UserError(f"Objective.every is {self.every!r}: it must be a whole number.")
         at_least("Objective.every", self.every, 1)
+        _refuse_other_variables(self.variables)
+        _refuse_other_optimizer(self.optimizer)
         if not self.name:
             name = getattr(self.loss_fn, "__name__", "objective").removesuffix("_loss")
             object.__setattr__(self, "name", name if name != "<lambda>" else "objective")
@@ -84,6 +90,21 @@ def objectives_of(
                 "Trainer."
             )
         return (Objective(loss_fn, None, model.optimizer),)
+    if isinstance(objectives, Objective):
+        raise UserError("objectives is one Objective: pass a list, objectives=[Objective(...)].")
+    for one in objectives:
+        if not isinstance(one, Objective):
+            raise UserError(
+                f"objectives holds a {type(one).__name__}: each must be a tftpu.Objective(loss_fn, "
+                "variables, optimizer). A single loss function is Trainer(model, loss_fn=...)."
+            )
+    own = [one.optimizer for one in objectives if not isinstance(one.optimizer, str)]
+    for optimizer in own:
+        if sum(optimizer is other for other in own) > 1:
+            raise UserError(
+                f"Two objectives share the optimizer {optimizer.name!r}, which follows one list of "
+                "variables: make one for each."
+            )
     names = [one.name for one in objectives]
     for name in names:
         if names.count(name) > 1:
@@ -91,3 +112,57 @@ def objectives_of(
                 f"Two objectives have the name {name!r}: give each its own, Objective(name=...)."
             )
     return tuple(objectives)
+
+
+def _refuse_other_parameters(loss_fn: LossFunction) -> None:
+    """Raises `UserError` for a function that does not take (model, batch, training)."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # code that Python cannot look into
+        return
+    try:
+        signature.bind(None, None, True)
+    except TypeError as error:
+        raise UserError(
+            f"The loss function takes {signature}, and is called with (model, batch, training): "
+            "give it these three parameters."
+        ) from error
+
+
+def _refuse_other_variables(variables: Any) -> None:
+    """Raises `UserError` unless variables are a layer, a list of variables, or None."""
+    if variables is None or isinstance(variables, keras.Layer):
+        return
+    if isinstance(variables, list | tuple) and all(
+        isinstance(variable, keras.Variable) for variable in variables
+    ):
+        return
+    given = f"the text {variables!r}" if isinstance(variables, str) else type(variables).__name__
+    raise UserError(
+        f"Objective.variables is {given}: pass a layer, such as model.critic, a list of "
+        "variables, or None for all of the model."
+    )
+
+
+def _refuse_other_optimizer(optimizer: Any) -> None:
+    """Raises `UserError` unless an optimizer is one of Keras, or the name of one."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    try:
+        if isinstance(optimizer, str):
+            keras.optimizers.get(optimizer)
+            return
+    except ValueError as error:
+        names = [name.lower() for name, one in vars(keras.optimizers).items() if _is_one(one)]
+        raise UserError(
+            f"Objective.optimizer is {optimizer!r}, which Keras does not have."
+            f"{did_you_mean(optimizer, names)}"
+        ) from error
+    raise UserError(
+        f"Objective.optimizer is a {type(optimizer).__name__}: pass a Keras optimizer or its name, "
+        "such as 'adam'."
+    )
+
+
+def _is_one(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, keras.optimizers.Optimizer)

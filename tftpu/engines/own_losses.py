@@ -56,6 +56,8 @@ class FunctionLosses:
         return {}
 
     def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        if isinstance(batch, tuple) and len(batch) == 1:  # [a, b] came as the only array argument
+            (batch,) = batch
         result: Any = self._loss_fn(self._model, batch, training)
         loss, values = result if isinstance(result, tuple) else (result, {})
         if not hasattr(loss, "shape") or not isinstance(values, dict):

@@ -8,8 +8,57 @@ import keras
 import numpy as np
 
 from tftpu.engines import keras_internals
-from tftpu.errors import UserError
+from tftpu.engines.own_losses import overrides_compute_loss
+from tftpu.errors import UserError, did_you_mean
 from tftpu.tensors import Nest
+
+
+def refuse_other_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
+    """Raises `UserError` if a batch has other parts than a compiled model takes.
+
+    Args:
+        model: compiled with its loss.
+        spec: of a batch.
+        labels: whether the loss and the metrics are computed.
+    """
+    if isinstance(spec, tuple) and len(spec) > 3:
+        raise UserError(
+            f"A batch of the data has {len(spec)} parts: a compiled model takes (x, y) or "
+            "(x, y, sample_weight), with several inputs as one part, ((a, b), y). A loss function "
+            "takes any: Trainer(model, loss_fn=...)."
+        )
+    if not labels or unlabelled(spec) is False or overrides_compute_loss(model):
+        return
+    given = keras_internals.compile_arguments(model)
+    if given:
+        raise UserError(
+            f"The model was compiled with {' and '.join(given)}, which need labels, and the data "
+            "has none: pass x and y, or batches of (x, y). A model that predicts its own input "
+            "gets it twice, (x, x)."
+        )
+
+
+def unlabelled(spec: Nest) -> bool:
+    """Returns whether a batch of a compiled model holds features alone."""
+    return keras.utils.unpack_x_y_sample_weight(spec)[1] is None
+
+
+def refuse_unknown_names(model: keras.Model) -> None:
+    """Raises `UserError` for a loss or a metric that Keras has under no such name."""
+    known = {"loss": keras.losses, "metric": keras.metrics}
+    special = ("accuracy", "acc", "crossentropy", "ce")  # which depend on the labels
+    for kind, names in keras_internals.compiled_names(model).items():
+        for name in names:
+            if name.lower() in special:
+                continue
+            try:
+                known[kind].get(name)
+            except ValueError as error:
+                near = did_you_mean(name, [n for n in vars(known[kind]) if n.islower()])
+                raise UserError(
+                    f"The model was compiled with the {kind} {name!r}, which Keras does not have."
+                    f"{near}"
+                ) from error
 
 
 def refuse_other_features(model: keras.Model, spec: Nest) -> None:
@@ -74,11 +123,12 @@ def refuse_other_labels(model: keras.Model, labels: Nest) -> None:
 
 
 @contextlib.contextmanager
-def explained(spec: Nest) -> Iterator[None]:
+def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
     """Explains an error of building a model by the data that it was built for.
 
     Args:
         spec: of a batch, of objects with a shape.
+        purpose: what is to be done with the model.
 
     Raises:
         UserError: the block raised a `ValueError`, as Keras does for shapes that do not fit.
@@ -90,7 +140,7 @@ def explained(spec: Nest) -> Iterator[None]:
         names = ("x", "y", "sample_weight") if len(given) <= 3 else range(1, len(given) + 1)
         data = ", ".join(f"{name} {_described(part)}" for name, part in zip(names, given))
         raise UserError(
-            f"The model cannot be trained on these data ({data} a batch): {str(error).strip()}"
+            f"Keras cannot {purpose} the model (with {data} a batch): {str(error).strip()}"
         ) from error
 
 

@@ -1,11 +1,14 @@
 """The arguments of `fit`, `evaluate` and `predict`: Keras's meanings, checked, as typed objects."""
 
 import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import keras
+import numpy as np
 
 from tftpu.config import TrainOptions
 from tftpu.engines.arrays import as_arrays
@@ -16,6 +19,19 @@ from tftpu.tensors import Nest
 from tftpu.training.timetable import Timetable
 
 BATCH_SIZE = 32  # Keras's own default
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+_OF_PY_DATASET = "pass it to the keras.utils.PyDataset, PyDataset(...)"
+# Arguments of Keras's methods that these lack, and what to write instead.
+_INSTEAD = {
+    "validation_freq": "an evaluation follows every epoch; with steps=, eval_every= says how many "
+    "steps lie between two",
+    "nb_epoch": "write epochs=",
+    "workers": _OF_PY_DATASET,
+    "use_multiprocessing": _OF_PY_DATASET,
+    "max_queue_size": _OF_PY_DATASET,
+}
 
 CallbackArgument = keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None
 
@@ -177,7 +193,9 @@ def evaluation_data(
     refuse_fraction("steps", steps, 1)
     if _is_arrays(x):
         refuse_fraction("batch_size", batch_size, 1)
-        dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE).once()
+        if batch_size is None and steps is not None:  # all examples, as in Keras
+            batch_size, steps = math.ceil(_count(x) / steps), None
+        dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
     else:
         _refuse_beside_dataset(x, y, sample_weight, batch_size, name)
         dataset = PyBatches(x).once() if isinstance(x, keras.utils.PyDataset) else x
@@ -277,11 +295,41 @@ def callback_list(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any) -> None:
-    """Raises `UserError` for a length where the labels belong, and for two kinds of weights."""
+    """Raises `UserError` for a length where the labels belong, and for weights of a wrong kind."""
     if isinstance(y, int | float):
         raise UserError(f"The length of a run is a keyword: write fit(data, steps={y}).")
     if sample_weight is not None and class_weight is not None:
         raise UserError("sample_weight and class_weight exclude each other: multiply them.")
+    if class_weight is None:
+        return
+    if not isinstance(class_weight, dict):
+        raise UserError(
+            f"class_weight is {class_weight!r}: it must be a dict, such as {{0: 1.0, 1: 5.0}}."
+        )
+    for label, weight in class_weight.items():
+        if not isinstance(label, int | np.integer) or label < 0:
+            raise UserError(
+                f"class_weight has the label {label!r}: labels are whole numbers from 0 on."
+            )
+        if not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
+            raise UserError(
+                f"class_weight has the weight {weight!r} for the label {label}: it must be a "
+                "finite number, 0 or more."
+            )
+
+
+def keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a method of Keras's name: an argument of Keras that it lacks is a `UserError`."""
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = inspect.signature(method).parameters
+        for name in kwargs:
+            if name in _INSTEAD and name not in known:
+                raise UserError(f"{method.__name__} has no {name}: {_INSTEAD[name]}.")
+        return method(*args, **kwargs)
+
+    return checked
 
 
 def verbosity(verbose: Any) -> int:

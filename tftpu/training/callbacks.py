@@ -1,5 +1,6 @@
 """Keras callbacks in a run of device loops: batch methods are called once per loop."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,14 @@ from tftpu.engines import keras_internals
 from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
+
+# What Keras's own callbacks remember from epoch to epoch, in plain numbers.
+_REMEMBERED = ("best", "wait", "cooldown_counter")
+_REMEMBERING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+)
 
 
 class Callbacks:
@@ -31,6 +40,9 @@ class Callbacks:
         timetable: Timetable,
     ):
         self._model: Any = model
+        self._ended = False
+        self._error: Exception | None = None
+        self._remembering = [one for one in callbacks if _remembers(one)]
         self.stopped = False
         self._timetable = timetable
         self._list = keras_internals.callback_list(
@@ -57,6 +69,9 @@ class Callbacks:
         """
         self._list.on_train_begin()  # which empties the history's epochs
         self.restore_history(progress)
+        for key, callback in self._named():
+            for name, value in progress.callbacks.get(key, {}).items():
+                setattr(callback, name, value)
         if not over:
             self._list.on_epoch_begin(self._epoch(progress.step))
 
@@ -86,13 +101,46 @@ class Callbacks:
         """Tells the callbacks that an epoch begins after a step."""
         self._list.on_epoch_begin(self._epoch(step))
 
+    def finish(self) -> None:
+        """Tells the callbacks that training ended, once; `end` raises what one of them raises.
+
+        They may change the weights, so the last checkpoint is saved afterwards.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._list.on_train_end()
+        except Exception as error:
+            self._error = error
+
     def end(self) -> None:
-        """Tells the callbacks that training ended."""
-        self._list.on_train_end()
+        """Tells the callbacks that training ended, and raises what one of them raised."""
+        self.finish()
+        if self._error is not None:
+            raise self._error
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """Returns the numbers that Keras's own callbacks remember, by callback, as JSON."""
+        return {
+            key: {
+                name: float(value)
+                for name in _REMEMBERED
+                if (value := getattr(callback, name, None)) is not None and math.isfinite(value)
+            }
+            for key, callback in self._named()
+        }
 
     def evaluating(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Returns the results of an evaluation, and tells the callbacks before and after."""
         return _evaluating(self._list, evaluate)
+
+    def _named(self) -> list[tuple[str, keras.callbacks.Callback]]:
+        """Returns the callbacks that remember numbers, with keys that a rerun gives them again."""
+        return [
+            (f"{index} {type(one).__name__} {getattr(one, 'monitor', '')}", one)
+            for index, one in enumerate(self._remembering)
+        ]
 
     def _epoch(self, step: int) -> int:
         return step // self._timetable.epoch_steps
@@ -156,6 +204,16 @@ def _evaluating(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[s
     listed.on_test_batch_end(0, dict(results))
     listed.on_test_end(dict(results))
     return results
+
+
+def _remembers(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback's numbers are kept over a restart.
+
+    An EarlyStopping that restores the best weights has lost them, so it begins anew.
+    """
+    return isinstance(callback, _REMEMBERING) and not getattr(
+        callback, "restore_best_weights", False
+    )
 
 
 def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:

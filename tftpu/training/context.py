@@ -13,6 +13,7 @@ from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import files, side_files
+from tftpu.training.progress import RunProgress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RunContext:
         evaluate: runs an evaluation.
         restore: loads the newest checkpoint, or that of a step; None if there is none.
         config: the experiment of the workdir, as JSON; None: it has none.
+        before: the progress after the last call of `fit`.
     """
 
     model: keras.Model
@@ -48,6 +50,7 @@ class RunContext:
     evaluate: Callable[[Any], dict[str, float]]
     restore: Callable[[], Restored | None]
     config: dict[str, Any] | None
+    before: RunProgress
 
 
 def config_of(workdir: str | None) -> dict[str, Any] | None:

@@ -1,16 +1,19 @@
 """The executor and the train loops of a model, each prepared when it is first needed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
 from tftpu.config import TrainOptions
+from tftpu.engines import keras_internals
 from tftpu.engines.arrays import Arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
 from tftpu.engines.objective import Objective
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
-from tftpu.training.agreement import explained, refuse_other_features, refuse_other_labels
+from tftpu.training import agreement
+from tftpu.training.agreement import explained
 from tftpu.training.epoch_loop import EpochLoop
 
 
@@ -36,6 +39,8 @@ class Programs:
         self._model = model
         self._options = options
         self._executor: Executor | None = None
+        self._predictor: Executor | None = None  # made for data without labels
+        self._setup: tuple[Any, ...] | None = None  # of the model, when its executor was made
         self._loops: dict[str, TrainLoop] = {}
 
     @property
@@ -45,17 +50,19 @@ class Programs:
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
-        if self._executor is None:
+        executor = self._executor or self._predictor
+        if executor is None:
             raise UserError(
-                "The model is not on the devices yet: call fit, evaluate or "
+                "The model is not on the devices yet: call fit, evaluate, predict or "
                 "restore_for_evaluation first."
             )
-        return self._executor
+        return executor
 
     @property
     def step(self) -> int:
         """The number of training steps done; 0 before `fit`."""
-        return self._executor.step if self._executor is not None else 0
+        executor = self._executor or self._predictor
+        return executor.step if executor is not None else 0
 
     def executor_for(self, spec: Nest) -> Executor:
         """Returns the executor; the first call creates it, for a batch of this spec.
@@ -63,20 +70,47 @@ class Programs:
         Raises:
             UserError: the model cannot be trained, or not on such batches.
         """
+        self._refuse_changed_model()
+        self._refuse_other_spec(spec)
         if self._executor is None:
-            if not self._objectives:  # a loss function takes what it likes
-                refuse_other_features(self._model, spec)
-            with explained(spec):
-                self._executor = self._engine.prepare(
-                    self._model, self._options, spec, self._objectives
-                )
+            self._executor = self._prepare(spec)
+            if self._predictor is not None:  # which may hold what was restored
+                before, now = self._predictor.state(), self._executor.state()
+                for group in ("step", "ema"):
+                    for old, new in zip(before[group], now[group]):
+                        new.assign(old.read())
         return self._executor
 
     def executor_for_evaluation(self, dataset: Dataset) -> Executor:
-        """Returns the executor, for a finite data set if it does not exist yet."""
+        """Returns the executor, after checking that it can evaluate a finite data set.
+
+        Raises:
+            UserError: the model cannot be evaluated on such data.
+        """
+        spec = self._engine.evaluation_spec(dataset)
+        executor = self.executor_for(spec)
+        if isinstance(dataset, Arrays) and not self._objectives:
+            agreement.refuse_other_labels(self._model, dataset.labels)
+        with explained(spec, "evaluate"):
+            executor.check_evaluation(dataset)
+        return executor
+
+    def executor_for_prediction(self, dataset: Dataset) -> Executor:
+        """Returns the executor, for a finite data set that may hold no labels.
+
+        Raises:
+            UserError: the model cannot predict for such data.
+        """
+        spec = self._engine.evaluation_spec(dataset)
+        self._refuse_changed_model()
+        self._refuse_other_spec(spec, labels=False)
         if self._executor is not None:
             return self._executor
-        return self.executor_for(self._engine.evaluation_spec(dataset))
+        if self._objectives or not agreement.unlabelled(spec):
+            return self.executor_for(spec)
+        if self._predictor is None:
+            self._predictor = self._prepare(spec, labelled=False)
+        return self._predictor
 
     def training(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
@@ -91,11 +125,16 @@ class Programs:
         Raises:
             UserError: the model cannot be trained, or not on such data.
         """
+        if class_weight and self._objectives:
+            raise UserError(
+                "class_weight goes with a compiled loss: a loss function weighs its examples "
+                "itself, loss * weights_of(labels)."
+            )
         microbatches = self._options.gradient_accumulation_steps
         spec = self._engine.training_spec(dataset, microbatches, class_weight)
         executor = self.executor_for(spec)
         if isinstance(dataset, Arrays) and not self._objectives:
-            refuse_other_labels(self._model, dataset.labels)
+            agreement.refuse_other_labels(self._model, dataset.labels)
         if not self._loops:
             executor.warn_of_mixing(dataset, class_weight)
         loop = self._loop_for(spec)
@@ -108,8 +147,32 @@ class Programs:
         """Returns the train loop for batches of a spec; it is kept with its compiled program."""
         key = str(spec)
         if key not in self._loops:
-            if not self._objectives:  # a loss function takes what it likes
-                refuse_other_features(self._model, spec)
+            self._refuse_other_spec(spec)
             with explained(spec):
                 self._loops[key] = self.executor.training(spec)
         return self._loops[key]
+
+    def _prepare(self, spec: Nest, labelled: bool = True) -> Executor:
+        if not self._objectives:
+            agreement.refuse_unknown_names(self._model)
+        with explained(spec, "train" if labelled else "predict with"):
+            executor = self._engine.prepare(
+                self._model, self._options, spec, self._objectives, labelled
+            )
+        self._setup = keras_internals.training_setup(self._model)
+        return executor
+
+    def _refuse_other_spec(self, spec: Nest, labels: bool = True) -> None:
+        """Raises `UserError` for batches that a compiled model cannot take."""
+        if not self._objectives:  # a loss function takes what it likes
+            agreement.refuse_other_parts(self._model, spec, labels)
+            agreement.refuse_other_features(self._model, spec)
+
+    def _refuse_changed_model(self) -> None:
+        """Raises `UserError` if the model is no longer the one that was put on the devices."""
+        if self._setup not in (None, keras_internals.training_setup(self._model)):
+            raise UserError(
+                "The model was compiled again, or its layers were frozen or unfrozen, after this "
+                "Trainer had begun to use it: make a new Trainer(model, ...), which trains the "
+                "model as it now is."
+            )

@@ -1,5 +1,6 @@
 """The state of a run, other than its variables, that must survive a restart."""
 
+import copy
 import dataclasses
 import logging
 from typing import Any
@@ -28,6 +29,7 @@ class RunProgress:
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: numbers of the epochs.
         ended: the length of the run that a callback ended early; None: none did.
+        callbacks: the numbers that Keras's own callbacks remember, by callback.
     """
 
     step: int = 0
@@ -39,11 +41,28 @@ class RunProgress:
     history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)
     ended: int | None = None
+    callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     @property
     def position(self) -> int:
         """The number of batches that the run has consumed."""
         return self.step + self.skipped_batches
+
+    def continued(self, step: int) -> "RunProgress":
+        """Returns the progress for another call of `fit`, whose callbacks begin anew.
+
+        Args:
+            step: steps done; the sums of others, which an error interrupted, are dropped.
+        """
+        known = copy.deepcopy(self) if step == self.step else RunProgress(step)
+        known.history, known.epochs = copy.deepcopy(self.history), list(self.epochs)
+        known.callbacks, known.skipped_batches = {}, self.skipped_batches
+        return known
+
+    def extend(self, steps: int) -> None:
+        """Lets a run that a callback ended continue, if it has more steps than it had then."""
+        if self.ended is not None and self.ended < steps:
+            self.ended, self.callbacks = None, {}
 
     def add(self, sums: np.ndarray, steps: int) -> None:
         """Adds the sums of a device loop of this many steps."""
@@ -89,6 +108,7 @@ class RunProgress:
             "history": self.history,
             "epochs": self.epochs,
             "ended": self.ended,
+            "callbacks": self.callbacks,
         }
 
     @classmethod
@@ -121,4 +141,5 @@ class RunProgress:
             history=state["history"],
             epochs=state["epochs"],
             ended=state["ended"],
+            callbacks=state.get("callbacks", {}),
         )

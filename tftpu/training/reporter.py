@@ -110,6 +110,11 @@ class Reporter:
         if self._seen:
             self._telemetry.start()
 
+    @property
+    def silent(self) -> bool:
+        """True if no console shows the run."""
+        return self._console is None
+
     def say(self, text: str) -> None:
         """Writes a message to all destinations that accept text."""
         self._writers.say(text)

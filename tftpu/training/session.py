@@ -75,18 +75,22 @@ class Session:
         refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
-        self._progress = self._restored() or RunProgress(step=self._executor.step)
+        self._progress = self._restored() or context.before.continued(self._executor.step)
         if self._progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
             self._progress.step = timetable.first_step
         # The same command does not train on what a callback ended; a longer run does.
-        if self._progress.ended is not None and self._progress.ended < timetable.steps:
-            self._progress.ended = None
+        self._progress.extend(timetable.steps)
         self._reporter = reporter(self._progress.step)
 
     @property
     def _step(self) -> int:
         return self._progress.step
+
+    @property
+    def progress(self) -> RunProgress:
+        """The progress of the run, which another call of `fit` continues."""
+        return self._progress
 
     @property
     def over(self) -> bool:
@@ -231,6 +235,9 @@ class Session:
         logs["learning_rate"] = self._executor.learning_rate
         self._progress.epoch = None
         self._callbacks.epoch_end(self._step, self.over, logs)
+        self._progress.callbacks = self._callbacks.state()
+        if self.over:
+            self._callbacks.finish()
         if results:
             self._mark_best(results)
         if not self.over:
@@ -257,6 +264,8 @@ class Session:
         self._saver.warn_of_failure()
         if not (now or self.over or self._saver.due(self._step)):
             return
+        if self.over and not self._evaluation_due:
+            self._callbacks.finish()
         if self._saver.saved_step == self._step:
             self._saver.save(self._step, best)
             return
@@ -313,6 +322,8 @@ class Session:
         opening = self._progress.opening(self.over, saved is not None, workdir)
         if opening:
             self._reporter.say(opening)
+        if self.over and self._reporter.silent and self._context.engine.hosts.chief:
+            logger.warning(opening)
         if not self.over:
             self._saver.reserve()
         self._callbacks.begin(self._progress, self.over)

@@ -1,6 +1,7 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
 from tftpu.training.context import RunContext, config_of
 from tftpu.training.epoch_loop import batches_from
 from tftpu.training.programs import Programs
+from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
 from tftpu.training.session import Session
 
@@ -105,6 +107,8 @@ class Trainer:
         self._programs = Programs(self.engine, self.model, self.options, objectives)
         # A loss function's batch and the model's outputs may be anything.
         self._shows_images = self.hosts.count == 1 and workdir is not None and not objectives
+        self._trains_function = bool(objectives)
+        self._progress = RunProgress()
 
     @property
     def executor(self) -> Executor:
@@ -120,6 +124,7 @@ class Trainer:
         """The number of training steps done; 0 before `fit`."""
         return self._programs.step
 
+    @arguments.keras_arguments
     def fit(
         self,
         x: Any = None,
@@ -162,8 +167,9 @@ class Trainer:
                 every epoch; every example counts once.
             shuffle: whether arrays, and the batches of a `PyDataset`, have another order in each
                 epoch; it depends on the seed of the options, and a resumed run continues it.
-            class_weight: weight of each label.
-            sample_weight: weight of each example, where `x` are arrays.
+            class_weight: weight of each label, for a compiled loss.
+            sample_weight: weight of each example, where `x` are arrays; a `loss_fn` gets it as the
+                third part of its batch, and applies it itself.
             initial_epoch: index of the epoch that a run begins with.
             steps_per_epoch: steps of an epoch; the data are then one endless stream, in which a
                 smaller batch is filled up from the next pass. None: one pass.
@@ -192,10 +198,14 @@ class Trainer:
             (x, y, sample_weight), batch_size, steps_per_epoch, shuffle, self.options.seed,
             validation_data, validation_split, validation_steps, validation_batch_size,
         )  # fmt: skip
-        if validation_data is not None:
-            self.engine.evaluation_spec(validation_data)  # mistakes are found before training
+        if sample_weight is not None and self._trains_function:
+            warnings.warn(
+                "sample_weight goes to the loss function as batch[2], which must apply it itself.",
+                stacklevel=3,
+            )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
+    @arguments.keras_arguments
     def evaluate(
         self,
         x: Any = None,
@@ -205,6 +215,7 @@ class Trainer:
         sample_weight: Nest = None,
         steps: int | None = None,
         callbacks: CallbackArgument = None,
+        return_dict: bool = True,
     ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, counting every example once.
 
@@ -212,8 +223,9 @@ class Trainer:
             x, y, sample_weight: arrays, or as `x` a finite data set of batches, as for `fit`.
             batch_size: for arrays; None: 32.
             verbose: 0 prints nothing; Keras's other values print the results.
-            steps: number of batches; None: all.
+            steps: number of batches; None: all. Without a batch size, arrays are cut into as many.
             callbacks: their `on_test_*` methods are called.
+            return_dict: True, Keras's argument for what is always returned here.
 
         Returns:
             Means over all examples, by name.
@@ -221,6 +233,8 @@ class Trainer:
         Raises:
             UserError: the data cannot be used.
         """
+        if not return_dict:
+            raise UserError("evaluate returns a dictionary: leave return_dict out.")
         dataset = arguments.evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
@@ -228,6 +242,7 @@ class Trainer:
         prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
         return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
 
+    @arguments.keras_arguments
     def predict(
         self,
         x: Any,
@@ -242,7 +257,7 @@ class Trainer:
             x: arrays, or a finite data set of batches, whose labels and weights are ignored.
             batch_size: for arrays; None: 32.
             verbose: 0 prints nothing; Keras's other values print the shapes of the outputs.
-            steps: number of batches; None: all.
+            steps: as for `evaluate`.
             callbacks: their `on_predict_*` methods are called.
 
         Returns:
@@ -254,7 +269,7 @@ class Trainer:
         if self.hosts.count > 1:
             raise UserError("predict works on one host: restore the checkpoint there.")
         dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
-        executor = self._programs.executor_for_evaluation(dataset)
+        executor = self._programs.executor_for_prediction(dataset)
         listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
         return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
 
@@ -293,13 +308,15 @@ class Trainer:
             self.checkpoints, self.executor, self.hosts, step, optimizer=optimizer
         )
 
-    def restore_for_evaluation(self, dataset: Dataset) -> Restored | None:
+    def restore_for_evaluation(self, x: Any) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
 
         Args:
-            dataset: as for `evaluate`; a model that is not built yet is built for it.
+            x: as for `predict`, arrays or a data set; a model that is not built yet is built for
+                it.
         """
-        self._programs.executor_for_evaluation(dataset)
+        dataset = arguments.evaluation_data(x, name="restore_for_evaluation")
+        self._programs.executor_for_prediction(dataset)
         best = self.checkpoints.best() if self.checkpoints else None
         return self.restore(best, optimizer=False)
 
@@ -335,8 +352,11 @@ class Trainer:
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)
+            if validation_data is not None:
+                self.engine.evaluation_spec(validation_data)  # that it is a finite data set
             loop, spec = self._programs.training(dataset, class_weight, epoch)
-
+            if validation_data is not None:  # mistakes are found before training
+                self._programs.executor_for_evaluation(validation_data)
             output = self._output(loop, spec, verbose)
             session = Session(
                 self._context(),
@@ -347,7 +367,10 @@ class Trainer:
                 Callbacks(callbacks, self.model, timetable),
                 lambda start: Reporter(output, timetable.steps, start),
             )
-            return session.run()
+            try:
+                return session.run()
+            finally:
+                self._progress = session.progress
 
     def _evaluate(self, dataset: Dataset) -> dict[str, float]:
         """Returns the results of an evaluation of a finite data set."""
@@ -372,6 +395,7 @@ class Trainer:
             evaluate=self._evaluate,
             restore=self.restore,
             config=config_of(self.workdir),
+            before=self._progress,
         )
 
     def _output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines.arrays import alone
+from tftpu.engines.arrays import Arrays, alone
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 
@@ -38,12 +38,12 @@ def complete_batches(dataset: Any) -> tf.data.Dataset:
 
 
 def finite_dataset(dataset: Any) -> tf.data.Dataset:
-    """Returns the data set if evaluation can run over it.
+    """Returns the data set, or arrays as one, if evaluation can run over it.
 
     Raises:
         UserError: not a data set, or one that never ends.
     """
-    dataset = checked(dataset)
+    dataset = checked(dataset.once() if isinstance(dataset, Arrays) else dataset)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError(
             "The evaluation data never end: pass their number of batches (steps=, or "

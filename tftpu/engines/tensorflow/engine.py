@@ -107,10 +107,11 @@ class TensorFlowEngine:
         options: TrainOptions,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
+        labelled: bool = True,
     ) -> TensorFlowExecutor:
         """Prepares a model for the strategy's devices."""
         return TensorFlowExecutor(
-            self.strategy, self._platform, model, options, batch_spec, objectives
+            self.strategy, self._platform, model, options, batch_spec, objectives, labelled
         )
 
 

@@ -34,6 +34,7 @@ class TensorFlowExecutor:
         options: those of its step.
         batch_spec: spec of one share of a batch; a model that is not built yet is built for it.
         objectives: instead of what the model was compiled with.
+        labelled: False: the batch holds features alone, and nothing is trained or evaluated.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class TensorFlowExecutor:
         options: TrainOptions,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
+        labelled: bool = True,
     ):
         self._strategy: Any = strategy
         self._platform = platform
         with target.compiling_for(platform), strategy.scope():
-            self.variables = ModelState(model, batch_spec, options, objectives)
+            self.variables = ModelState(model, batch_spec, options, objectives, labelled)
             self._eval_step = EvalStep(self.variables)
         self.train_sums = TrainSums(self.variables.losses)
         self.eval_sums: EvalSums = self._eval_step.sums
@@ -106,6 +108,10 @@ class TensorFlowExecutor:
             step = TrainStep(self.variables, share_spec)
         examples = examples_of(share_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
+
+    def check_evaluation(self, dataset: Any) -> None:
+        """Traces an evaluation; what does not fit raises before anything is trained."""
+        self._is_separable(dataset)
 
     def evaluate(
         self,

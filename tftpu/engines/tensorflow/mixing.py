@@ -76,7 +76,8 @@ def _has_unknown_code(state: ModelState) -> bool:
 
 
 def _is_unknown(code: Any) -> bool:
-    return code.__module__.split(".")[0] not in _KNOWN
+    # Code that `exec` made has no module.
+    return (getattr(code, "__module__", None) or "").split(".")[0] not in _KNOWN
 
 
 def _first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:

@@ -51,6 +51,7 @@ class ModelState:
             `tf.TensorSpec`s of static shape, nested as the model takes them.
         options: `ema_momentum` says whether averages of the weights are kept.
         objectives: instead of what the model was compiled with.
+        labelled: False: the batch holds features alone; the model is built, and has no parts.
 
     Attributes:
         model: the Keras model.
@@ -72,6 +73,7 @@ class ModelState:
         batch_spec: Nest,
         options: TrainOptions,
         objectives: Sequence[Objective] = (),
+        labelled: bool = True,
     ):
         checks.refuse_model(model, objectives)
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
@@ -83,6 +85,10 @@ class ModelState:
         self.replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
         if objectives:
             self.parts = _parts_of(model, objectives, symbolic)
+        elif not labelled:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
+            keras_internals.build_by(lambda given: model(given, training=False), x)
+            self.parts = []
         else:
             keras_internals.build(model, symbolic)
             self.parts = [_compiled_part(model)]

@@ -1,0 +1,87 @@
+"""Keras's callbacks over the end of a run and its restart."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.training import compiled, examples, make_trainer
+
+X, Y = examples(64)
+OTHER = np.roll(Y, 1)  # labels that training makes worse
+RATE = 0.5
+
+
+def trained(workdir, callbacks, epochs: int):
+    trainer = make_trainer(compiled(optimizer=keras.optimizers.SGD(RATE)), str(workdir))
+    trainer.fit(
+        X, Y, epochs=epochs, verbose=0, validation_data=(X, OTHER), callbacks=callbacks
+    )
+    return trainer
+
+
+def test_the_last_checkpoint_holds_the_weights_that_early_stopping_restored(tmp_path):
+    def stopped():
+        stop = keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)
+        trainer = trained(tmp_path, stop, epochs=20)
+        return trainer.step, trainer.evaluate(X, OTHER), trainer.model.get_weights()
+
+    steps, results, weights = stopped()
+    assert steps < 40
+    steps_again, again, weights_again = stopped()  # the same command, in another process
+    assert (steps_again, again) == (steps, results)
+    for one, other in zip(weights, weights_again):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_callback_that_fails_at_the_end_leaves_the_last_checkpoint(tmp_path):
+    class Failing(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        trained(tmp_path, Failing(), epochs=2)
+    assert make_trainer(compiled(), str(tmp_path)).checkpoints.steps()[-1] == 4
+
+
+def test_a_resumed_model_checkpoint_keeps_the_best_file(tmp_path):
+    def best_file(name: str, lengths: tuple[int, ...]) -> list:
+        path = str(tmp_path / f"{name}.weights.h5")
+        for epochs in lengths:
+            keep = keras.callbacks.ModelCheckpoint(
+                path, save_best_only=True, save_weights_only=True
+            )
+            trained(tmp_path / name, keep, epochs)
+        model = compiled()
+        model.load_weights(path)
+        return model.get_weights()
+
+    for one, other in zip(best_file("whole", (5,)), best_file("resumed", (2, 3, 5))):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_counters_of_callbacks_go_on_over_a_restart(tmp_path):
+    def rates(name: str, lengths: tuple[int, ...]) -> list[float]:
+        for epochs in lengths:
+            lower = keras.callbacks.ReduceLROnPlateau(patience=3, cooldown=1, factor=0.5)
+            trainer = make_trainer(
+                compiled(optimizer=keras.optimizers.SGD(RATE)), str(tmp_path / name)
+            )
+            history = trainer.fit(
+                X, Y, epochs=epochs, verbose=0, validation_data=(X, OTHER), callbacks=lower
+            )
+        return history.history["learning_rate"]
+
+    whole = rates("whole", (9,))
+    assert len(set(whole)) > 1
+    assert rates("resumed", (3, 5, 9)) == whole
+
+
+def test_early_stopping_counts_on_over_a_restart_and_anew_after_it_stopped(tmp_path):
+    def stop():
+        return keras.callbacks.EarlyStopping(patience=3)
+
+    whole = trained(tmp_path / "whole", stop(), epochs=20).step
+    assert 6 < whole < 30
+    trained(tmp_path / "resumed", stop(), epochs=3)
+    assert trained(tmp_path / "resumed", stop(), epochs=20).step == whole
+    assert trained(tmp_path / "resumed", stop(), epochs=40).step > whole + 2
