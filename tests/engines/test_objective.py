@@ -13,7 +13,9 @@ def loss_fn(model, batch, training):
 
 
 def objective(**arguments) -> tftpu.Objective:
-    return tftpu.Objective(**{"loss_fn": loss_fn, "variables": None, "optimizer": "sgd"} | arguments)
+    return tftpu.Objective(
+        **{"loss_fn": loss_fn, "variables": None, "optimizer": "sgd"} | arguments
+    )
 
 
 WRONG = {
@@ -21,7 +23,10 @@ WRONG = {
     "no step": ({"every": 0}, "every is 0"),
     "the name of a layer": ({"variables": "dense"}, "variables is the text 'dense': pass a layer"),
     "a variable": ({"variables": keras.Variable(1.0)}, "variables is Variable: pass a layer"),
-    "an optimizer's name": ({"optimizer": "adma"}, r"'adma', which Keras does not have\. Did you mean 'adam"),
+    "an optimizer's name": (
+        {"optimizer": "adma"},
+        r"'adma', which Keras does not have\. Did you mean 'adam",
+    ),
     "no optimizer": ({"optimizer": None}, "optimizer is a NoneType: pass a Keras optimizer"),
     "two parameters": (
         {"loss_fn": lambda model, batch: 0.0},

@@ -13,9 +13,7 @@ RATE = 0.5
 
 def trained(workdir, callbacks, epochs: int):
     trainer = make_trainer(compiled(optimizer=keras.optimizers.SGD(RATE)), str(workdir))
-    trainer.fit(
-        X, Y, epochs=epochs, verbose=0, validation_data=(X, OTHER), callbacks=callbacks
-    )
+    trainer.fit(X, Y, epochs=epochs, verbose=0, validation_data=(X, OTHER), callbacks=callbacks)
     return trainer
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,7 +21,8 @@ from tftpu.training.timetable import Timetable
 
 BATCH_SIZE = 32  # Keras's own default
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _OF_PY_DATASET = "pass it to the keras.utils.PyDataset, PyDataset(...)"
 # Arguments of Keras's methods that these lack, and what to write instead.
@@ -294,14 +296,29 @@ def callback_list(callbacks: Any) -> list[keras.callbacks.Callback]:
     return [callback for callback in listed if type(callback) is not keras.callbacks.History]
 
 
-def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any) -> None:
-    """Raises `UserError` for a length where the labels belong, and for weights of a wrong kind."""
+def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any, own_loss: bool) -> None:
+    """Raises `UserError` for a length where the labels belong, and for weights of a wrong kind.
+
+    Args:
+        y, sample_weight, class_weight: of `fit`.
+        own_loss: whether a loss function computes the loss, which tftpu cannot weigh.
+    """
     if isinstance(y, int | float):
         raise UserError(f"The length of a run is a keyword: write fit(data, steps={y}).")
     if sample_weight is not None and class_weight is not None:
         raise UserError("sample_weight and class_weight exclude each other: multiply them.")
+    if sample_weight is not None and own_loss:
+        warnings.warn(
+            "sample_weight goes to the loss function as batch[2], which must apply it itself.",
+            stacklevel=4,
+        )
     if class_weight is None:
         return
+    if own_loss:
+        raise UserError(
+            "class_weight goes with a compiled loss: a loss function weighs its examples itself, "
+            "loss * weights_of(labels)."
+        )
     if not isinstance(class_weight, dict):
         raise UserError(
             f"class_weight is {class_weight!r}: it must be a dict, such as {{0: 1.0, 1: 5.0}}."

@@ -125,11 +125,6 @@ class Programs:
         Raises:
             UserError: the model cannot be trained, or not on such data.
         """
-        if class_weight and self._objectives:
-            raise UserError(
-                "class_weight goes with a compiled loss: a loss function weighs its examples "
-                "itself, loss * weights_of(labels)."
-            )
         microbatches = self._options.gradient_accumulation_steps
         spec = self._engine.training_spec(dataset, microbatches, class_weight)
         executor = self.executor_for(spec)

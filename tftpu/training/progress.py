@@ -60,7 +60,10 @@ class RunProgress:
         return known
 
     def extend(self, steps: int) -> None:
-        """Lets a run that a callback ended continue, if it has more steps than it had then."""
+        """Lets a run that a callback ended continue, if it has more steps than it had then.
+
+        The same command does not train on what a callback ended.
+        """
         if self.ended is not None and self.ended < steps:
             self.ended, self.callbacks = None, {}
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account, Facts
 from tftpu.storage import files
 from tftpu.tpu.hardware import Hardware
+
+logger = logging.getLogger(__name__)
 
 HOST_EVERY = 10.0  # seconds between two points of goodput and telemetry, at least
 
@@ -42,6 +45,7 @@ class RunOutput:
         images: whether predictions of images are shown, which needs a single host.
         verbose: whether the console shows the run.
         live: whether a terminal shows it as a live line.
+        chief: whether this process speaks for all.
     """
 
     model_name: str
@@ -59,6 +63,7 @@ class RunOutput:
     images: bool
     verbose: bool
     live: bool
+    chief: bool
 
 
 class Reporter:
@@ -110,14 +115,16 @@ class Reporter:
         if self._seen:
             self._telemetry.start()
 
-    @property
-    def silent(self) -> bool:
-        """True if no console shows the run."""
-        return self._console is None
+    def say(self, text: str, always: bool = False) -> None:
+        """Writes a message to all destinations that accept text.
 
-    def say(self, text: str) -> None:
-        """Writes a message to all destinations that accept text."""
+        Args:
+            text: the message.
+            always: whether it is logged where no console shows the run.
+        """
         self._writers.say(text)
+        if always and self._console is None and self._output.chief:
+            logger.warning(text)
 
     @contextlib.contextmanager
     def doing(self, phase: str, part: str) -> Iterator[None]:

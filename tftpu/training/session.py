@@ -46,6 +46,9 @@ class Session:
         callbacks: of Keras.
         reporter: returns a reporter of a run that begins at a step.
 
+    Attributes:
+        progress: of the run.
+
     Raises:
         UserError: `best_metric` is not a metric of the evaluation.
     """
@@ -75,27 +78,21 @@ class Session:
         refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.writes else None
         self._saver = Saver(checkpoints, self._executor, timetable, self._state)
-        self._progress = self._restored() or context.before.continued(self._executor.step)
-        if self._progress.step < timetable.first_step:
+        self.progress = self._restored() or context.before.continued(self._executor.step)
+        if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
-            self._progress.step = timetable.first_step
-        # The same command does not train on what a callback ended; a longer run does.
-        self._progress.extend(timetable.steps)
-        self._reporter = reporter(self._progress.step)
+            self.progress.step = timetable.first_step
+        self.progress.extend(timetable.steps)
+        self._reporter = reporter(self.progress.step)
 
     @property
     def _step(self) -> int:
-        return self._progress.step
-
-    @property
-    def progress(self) -> RunProgress:
-        """The progress of the run, which another call of `fit` continues."""
-        return self._progress
+        return self.progress.step
 
     @property
     def over(self) -> bool:
         """True once the run has all its steps, or a callback ended it."""
-        ended = self._progress.ended is not None or self._callbacks.stopped
+        ended = self.progress.ended is not None or self._callbacks.stopped
         return ended or self._step >= self._timetable.steps
 
     def run(self) -> keras.callbacks.History:
@@ -109,7 +106,7 @@ class Session:
         context, ended = self._context, goodput.FAILED
         try:
             self._begin()
-            batches = self._batches(self._progress.position)
+            batches = self._batches(self.progress.position)
             with (
                 PreemptionNotice(self._options.grace_seconds, self._saver.newest) as notice,
                 context.watchdog,
@@ -120,7 +117,7 @@ class Session:
                     sums, steps = self._advance(batches, notice)
                     if self._loop.diverged(sums):
                         self._roll_back(steps)
-                        batches = self._batches(self._progress.position)
+                        batches = self._batches(self.progress.position)
                         continue
                     self._count(sums, steps)
                     asked = self._any_asks(notice)
@@ -177,7 +174,7 @@ class Session:
     def _count(self, sums: np.ndarray, steps: int) -> None:
         """Adds the sums of a device loop to the run's, and tells the user and the callbacks."""
         account, before = self._context.account, self._step
-        self._progress.add(sums, steps)
+        self.progress.add(sums, steps)
         account.repeated_steps += max(0, min(self._step, self._repeats_until) - before)
         account.reached = max(self._step, account.reached)
         self._clock.turn_to(self._part)  # the host's work between two loops
@@ -200,7 +197,7 @@ class Session:
 
     def _log(self) -> None:
         """Writes the means since the last line, if one is due."""
-        window = self._progress.window
+        window = self.progress.window
         if window is None or not (self._timetable.log_due(self._step) or self.over):
             return
         scalars = self._executor.train_sums.read(window)
@@ -210,17 +207,17 @@ class Session:
         if rate:  # the first loop compiles and measures nothing
             scalars["examples_per_sec"] = round(rate, 1)
         self._reporter.log(self._step, scalars)
-        self._progress.window = None
+        self.progress.window = None
 
     @property
     def _evaluation_due(self) -> bool:
         """True if an epoch is over and its sums are not used yet."""
         over = self._timetable.evaluation_due(self._step) or self.over
-        return over and self._progress.epoch is not None
+        return over and self.progress.epoch is not None
 
     def _evaluate(self) -> None:
         """Evaluates and ends the epoch, if it is over."""
-        sums = self._progress.epoch
+        sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
         logs = self._executor.train_sums.read(sums)
@@ -233,9 +230,9 @@ class Session:
                 self._reporter.evaluated(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
         logs["learning_rate"] = self._executor.learning_rate
-        self._progress.epoch = None
+        self.progress.epoch = None
         self._callbacks.epoch_end(self._step, self.over, logs)
-        self._progress.callbacks = self._callbacks.state()
+        self.progress.callbacks = self._callbacks.state()
         if self.over:
             self._callbacks.finish()
         if results:
@@ -245,7 +242,7 @@ class Session:
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
-        value, before = results[metric], self._progress.best
+        value, before = results[metric], self.progress.best
         if not math.isfinite(value):
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
             return
@@ -254,8 +251,8 @@ class Session:
         if before is not None and before.metric != metric:
             before = None
         if before is None or sign * value > sign * before.value:
-            self._progress.best = Best(metric, value)
-            self._save(now=True, best=self._progress.best)
+            self.progress.best = Best(metric, value)
+            self._save(now=True, best=self.progress.best)
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint, if one is due, or now."""
@@ -300,14 +297,14 @@ class Session:
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
             raise UserError(f"{where}. {_LESS}{good}")
-        rollbacks = self._progress.rollbacks + 1
+        rollbacks = self.progress.rollbacks + 1
         if rollbacks > options.max_rollbacks:
             raise UserError(f"{where}. {options.max_rollbacks} rollbacks did not help. {_LESS}")
-        skipped = self._progress.skipped_batches + last - kept
+        skipped = self.progress.skipped_batches + last - kept
         self._repeats_until = max(self._repeats_until, self._step)
-        self._progress = self._restored() or self._progress
-        self._progress.skipped_batches, self._progress.rollbacks = skipped, rollbacks
-        self._callbacks.restore_history(self._progress)
+        self.progress = self._restored() or self.progress
+        self.progress.skipped_batches, self.progress.rollbacks = skipped, rollbacks
+        self._callbacks.restore_history(self.progress)
         if self._context.writes and self._context.workdir is not None:
             metrics = files.join(self._context.workdir, "metrics.jsonl")
             files.truncate_lines(metrics, self._step)
@@ -319,14 +316,12 @@ class Session:
         """Tells the user and the callbacks that training begins."""
         self._reporter.begin()
         saved, workdir = self._saver.saved_step, self._context.workdir
-        opening = self._progress.opening(self.over, saved is not None, workdir)
+        opening = self.progress.opening(self.over, saved is not None, workdir)
         if opening:
-            self._reporter.say(opening)
-        if self.over and self._reporter.silent and self._context.engine.hosts.chief:
-            logger.warning(opening)
+            self._reporter.say(opening, always=self.over)
         if not self.over:
             self._saver.reserve()
-        self._callbacks.begin(self._progress, self.over)
+        self._callbacks.begin(self.progress, self.over)
         if not self.over:
             self._context.profiler.at(self._step)
 
@@ -366,7 +361,7 @@ class Session:
         names = self._executor.train_sums.names
         own = {"config": self._context.config, "seed": self._options.seed}
         ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
-        return own | self._progress.to_json(names) | ended
+        return own | self.progress.to_json(names) | ended
 
     def _restored(self) -> RunProgress | None:
         """Loads the newest checkpoint; returns its progress, or None if there is none."""

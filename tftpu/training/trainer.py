@@ -1,7 +1,6 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,17 +74,12 @@ class Trainer:
 
     def __init__(
         self,
-        model: keras.Model,
-        workdir: str | None = None,
-        options: TrainOptions | None = None,
-        *,
-        loss_fn: LossFunction | None = None,
-        objectives: Sequence[Objective] = (),
-        engine: Engine | None = None,
-        writers: Sequence[Writer] = (),
+        model: keras.Model, workdir: str | None = None, options: TrainOptions | None = None, *,
+        loss_fn: LossFunction | None = None, objectives: Sequence[Objective] = (),
+        engine: Engine | None = None, writers: Sequence[Writer] = (),
         hyperparameters: Mapping[str, HyperParameter] | None = None,
         sample: Callable[["Trainer"], str] | None = None,
-    ):
+    ):  # fmt: skip
         self.options = arguments.options_of(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
         objectives = objectives_of(model, loss_fn, objectives)
@@ -127,25 +121,14 @@ class Trainer:
     @arguments.keras_arguments
     def fit(
         self,
-        x: Any = None,
-        y: Nest = None,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        verbose: str | int = "auto",
-        callbacks: CallbackArgument = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: bool = True,
-        class_weight: dict[int, float] | None = None,
-        sample_weight: Nest = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        *,
-        steps: int | None = None,
-        eval_every: int | None = None,
-    ) -> keras.callbacks.History:
+        x: Any = None, y: Nest = None, batch_size: int | None = None, epochs: int | None = None,
+        verbose: str | int = "auto", callbacks: CallbackArgument = None,
+        validation_split: float = 0.0, validation_data: Any = None, shuffle: bool = True,
+        class_weight: dict[int, float] | None = None, sample_weight: Nest = None,
+        initial_epoch: int = 0, steps_per_epoch: int | None = None,
+        validation_steps: int | None = None, validation_batch_size: int | None = None, *,
+        steps: int | None = None, eval_every: int | None = None,
+    ) -> keras.callbacks.History:  # fmt: skip
         """Trains, evaluating and saving on the way; the arguments are those of Keras's `fit`.
 
         Either `epochs` or `steps` says how long the run is. Both count from the beginning of the
@@ -188,7 +171,7 @@ class Trainer:
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
-        arguments.refuse_misplaced(y, sample_weight, class_weight)
+        arguments.refuse_misplaced(y, sample_weight, class_weight, self._trains_function)
         length = Length(
             epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch, eval_every=eval_every,
@@ -198,11 +181,6 @@ class Trainer:
             (x, y, sample_weight), batch_size, steps_per_epoch, shuffle, self.options.seed,
             validation_data, validation_split, validation_steps, validation_batch_size,
         )  # fmt: skip
-        if sample_weight is not None and self._trains_function:
-            warnings.warn(
-                "sample_weight goes to the loss function as batch[2], which must apply it itself.",
-                stacklevel=3,
-            )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
     @arguments.keras_arguments
@@ -352,8 +330,6 @@ class Trainer:
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)
-            if validation_data is not None:
-                self.engine.evaluation_spec(validation_data)  # that it is a finite data set
             loop, spec = self._programs.training(dataset, class_weight, epoch)
             if validation_data is not None:  # mistakes are found before training
                 self._programs.executor_for_evaluation(validation_data)
@@ -420,4 +396,5 @@ class Trainer:
             images=self._shows_images,
             verbose=verbose > 0 and self.hosts.chief,
             live=verbose != 2,
+            chief=self.hosts.chief,
         )
