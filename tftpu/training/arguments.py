@@ -1,12 +1,10 @@
 """The arguments of `fit`, `evaluate` and `predict`: Keras's meanings, checked, as typed objects."""
 
 import dataclasses
-import functools
-import inspect
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,20 +18,6 @@ from tftpu.tensors import Nest
 from tftpu.training.timetable import Timetable
 
 BATCH_SIZE = 32  # Keras's own default
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_OF_PY_DATASET = "pass it to the keras.utils.PyDataset, PyDataset(...)"
-# Arguments of Keras's methods that these lack, and what to write instead.
-_INSTEAD = {
-    "validation_freq": "an evaluation follows every epoch; with steps=, eval_every= says how many "
-    "steps lie between two",
-    "nb_epoch": "write epochs=",
-    "workers": _OF_PY_DATASET,
-    "use_multiprocessing": _OF_PY_DATASET,
-    "max_queue_size": _OF_PY_DATASET,
-}
 
 CallbackArgument = keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None
 
@@ -335,18 +319,10 @@ def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any, own_loss: bo
             )
 
 
-def keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a method of Keras's name: an argument of Keras that it lacks is a `UserError`."""
-
-    @functools.wraps(method)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = inspect.signature(method).parameters
-        for name in kwargs:
-            if name in _INSTEAD and name not in known:
-                raise UserError(f"{method.__name__} has no {name}: {_INSTEAD[name]}.")
-        return method(*args, **kwargs)
-
-    return checked
+def refuse_list(return_dict: bool) -> None:
+    """Raises `UserError` for results that were asked for as a list, Keras's default."""
+    if not return_dict:
+        raise UserError("evaluate returns a dictionary: leave return_dict out.")
 
 
 def verbosity(verbose: Any) -> int:

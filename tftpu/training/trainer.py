@@ -28,6 +28,7 @@ from tftpu.training.programs import Programs
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
 from tftpu.training.session import Session
+from tftpu.training.signatures import keras_arguments
 
 
 class Trainer:
@@ -118,7 +119,7 @@ class Trainer:
         """The number of training steps done; 0 before `fit`."""
         return self._programs.step
 
-    @arguments.keras_arguments
+    @keras_arguments
     def fit(
         self,
         x: Any = None, y: Nest = None, batch_size: int | None = None, epochs: int | None = None,
@@ -183,7 +184,7 @@ class Trainer:
         )  # fmt: skip
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
-    @arguments.keras_arguments
+    @keras_arguments
     def evaluate(
         self,
         x: Any = None,
@@ -211,8 +212,7 @@ class Trainer:
         Raises:
             UserError: the data cannot be used.
         """
-        if not return_dict:
-            raise UserError("evaluate returns a dictionary: leave return_dict out.")
+        arguments.refuse_list(return_dict)
         dataset = arguments.evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
@@ -220,7 +220,7 @@ class Trainer:
         prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
         return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
 
-    @arguments.keras_arguments
+    @keras_arguments
     def predict(
         self,
         x: Any,
