@@ -179,8 +179,12 @@ class Executor(Protocol):
         """
         ...
 
-    def check_evaluation(self, dataset: Dataset) -> None:
-        """Traces an evaluation; what does not fit raises before anything is trained."""
+    def check_evaluation(self, batch_spec: Nest) -> None:
+        """Traces an evaluation; what does not fit raises before anything is trained.
+
+        Args:
+            batch_spec: of the padded global batches, as `Engine.evaluation_spec` returns it.
+        """
         ...
 
     def evaluate(

@@ -92,7 +92,7 @@ class Programs:
         if isinstance(dataset, Arrays) and not self._objectives:
             agreement.refuse_other_labels(self._model, dataset.labels)
         with explained(spec, "evaluate"):
-            executor.check_evaluation(dataset)
+            executor.check_evaluation(spec)
         return executor
 
     def executor_for_prediction(self, dataset: Dataset) -> Executor:

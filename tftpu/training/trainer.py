@@ -216,6 +216,7 @@ class Trainer:
         dataset = arguments.evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
+        self._programs.executor_for_evaluation(dataset)
         listed = arguments.callback_list(callbacks)
         prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
         return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
@@ -349,8 +350,8 @@ class Trainer:
                 self._progress = session.progress
 
     def _evaluate(self, dataset: Dataset) -> dict[str, float]:
-        """Returns the results of an evaluation of a finite data set."""
-        executor = self._programs.executor_for_evaluation(dataset)
+        """Returns the results of an evaluation of a finite data set, which was checked."""
+        executor = self.executor
         compiled, clock = executor.evaluation_compiled, self.account.clock
         with contextlib.nullcontext() if compiled else self._watchdog.paused():
             sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
@@ -375,8 +376,7 @@ class Trainer:
         )
 
     def _output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
-        share = keras.tree.flatten(spec)[0].shape[0]
-        sample = self._sample
+        share, sample = keras.tree.flatten(spec)[0].shape[0], self._sample
         workdir, named = self._writes_to, ()
         if workdir is not None:
             named = tuple(writers.BY_NAME[name](workdir) for name in self.options.writers)

@@ -109,9 +109,9 @@ class TensorFlowExecutor:
         examples = examples_of(share_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
-    def check_evaluation(self, dataset: Any) -> None:
+    def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained."""
-        self._is_separable(dataset)
+        self._is_separable(batch_spec)
 
     def evaluate(
         self,
@@ -120,7 +120,8 @@ class TensorFlowExecutor:
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
-        if not self._is_separable(dataset):
+        padded: Any = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
+        if not self._is_separable(padded[0]):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
                 self._eval_whole.run(dataset)
@@ -172,10 +173,9 @@ class TensorFlowExecutor:
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
 
-    def _is_separable(self, dataset: Any) -> bool:
+    def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether an evaluation can be padded: no number depends on the padding."""
-        padded: Any = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
-        share = feed.cut_spec(padded[0], self._strategy.num_replicas_in_sync)
+        share = feed.cut_spec(batch_spec, self._strategy.num_replicas_in_sync)
         key = str(share)
         if key not in self._separable:
             with target.compiling_for(self._platform), self._strategy.scope():
