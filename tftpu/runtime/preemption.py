@@ -202,12 +202,13 @@ def _metadata(path: str) -> str | None:
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
     connection.connect()
+    server = connection.sock  # which the connection forgets once the answer begins
     late = threading.Event()
 
     def end() -> None:
         late.set()
         with contextlib.suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
+            server.shutdown(socket.SHUT_RDWR)
 
     limit = threading.Timer(_TOTAL, end)
     limit.start()
