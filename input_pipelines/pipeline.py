@@ -92,13 +92,17 @@ class Pipeline:
         """The number of examples of an epoch."""
         return self.source.count
 
-    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+    def starting_at(
+        self, step: int, host: int = 0, hosts: int = 1, machine: int = 0, machines: int = 1
+    ) -> tf.data.Dataset:
         """Returns the global batches from a step on, or one host's part of each.
 
         Args:
             step: the first batch.
             host, hosts: index of this host, and number of hosts. Hosts get equal, consecutive
                 parts, which together are the whole batch, in order.
+            machine, machines: only every `machines`-th batch, from the `machine`-th on, for one
+                of several machines that prepare the data.
 
         Raises:
             UserError: the number of hosts does not divide the global batch size.
@@ -106,12 +110,14 @@ class Pipeline:
         share = self._share(hosts)
         drawn = self.source.drawn(self.global_batch_size, self.context.seed, step, host, hosts)
 
-        def prepare(drawn: tf.data.Dataset) -> tf.data.Dataset:
-            return self._prepared(drawn, share, drop_remainder=True)
-
-        if self.data.services:
-            return service.distributed(drawn, prepare, self.data.services, step)
-        return prepare(drawn)
+        if machines > 1:
+            drawn = drawn.shard(machines, machine)
+        batches = self._prepared(drawn, share, drop_remainder=True)
+        if not self.data.services:
+            return batches
+        return service.distributed(
+            self.data, self.data.services, self.context, batches.element_spec, step, host, hosts
+        )
 
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in batches; the last batch may be smaller."""
@@ -203,10 +209,7 @@ class Pipeline:
         return examples.concatenate(none).take(1).get_single_element()
 
     def _stop(self, records: Tensor, numbers: Tensor, seeds: Tensor) -> Any:
-        """Raises an error for records that include a bad one; a service's worker names them all."""
-        if self.data.services:
-            what = ["One of these cannot be read or prepared:", self.source.names(numbers)]
-            return tf.debugging.Assert(False, what, summarize=-1)
+        """Raises an error for the first bad one of some records."""
 
         def tell(*records_numbers_seeds: np.ndarray) -> None:
             for record, number, seed in zip(*records_numbers_seeds):

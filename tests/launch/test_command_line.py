@@ -230,7 +230,7 @@ def test_the_way_data_is_read_may_change_between_restarts(tmp_path):
         return made
 
     run_in(tmp_path, experiment())
-    for same in ({"service": "grpc://a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
+    for same in ({"service": "a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
         train._check_same_run(experiment(**same), str(tmp_path))
     for other in ({"shuffle": 5}, {"global_batch_size": 8}):
         with pytest.raises(UserError, match="another data configuration"):

@@ -177,7 +177,7 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
     [
         ({"data_dir": "/local"}, "for shards in a bucket"),
         ({"cache_gb": 0}, "must be above 0"),
-        ({"service": "grpc://localhost:1"}, "use only one of them"),
+        ({"service": "localhost:1"}, "use only one of them"),
     ],
 )
 def test_an_invalid_cache_fails_with_a_clear_error(tmp_path, changes, sentence):
