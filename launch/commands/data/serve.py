@@ -8,6 +8,7 @@ The training machine names this one, or several, in --config.data.service=HOST:P
 import dataclasses
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.launch.options import ConfigOptions, flag, required
 from tftpu.launch.startup import import_tensorflow
 
@@ -28,15 +29,14 @@ def run(options: Options) -> None:
         UserError: the data set cannot be served, or the address cannot be listened at.
     """
     experiment = options.experiment()
-    import_tensorflow()
-    from tftpu.input_pipelines.reading.streamed import Streamed
-    from tftpu.input_pipelines.serving import Server
-
     if not isinstance(experiment.data, Streamed):
         raise UserError(
             f"{type(experiment.data).__name__} cannot be served: data.service is for sources that "
             "are read while training."
         )
+    import_tensorflow()
+    from tftpu.input_pipelines.serving import Server
+
     with Server(experiment.data, options.host, options.port, options.allow_network) as server:
         print(f"{options.host}:{server.port}", flush=True)
         server.serve_forever()
