@@ -40,6 +40,19 @@ def frame(record: bytes) -> bytes:
     )
 
 
+def unframed(framed: bytes) -> bytes:
+    """Returns the record that `frame` framed.
+
+    Raises:
+        ValueError: it is not complete, or a checksum does not match.
+    """
+    file = io.BytesIO(framed)
+    record = _next(file, len(framed))
+    if record is None or file.read(1):
+        raise ValueError("its length does not match")
+    return record
+
+
 def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
     """Writes a local file of records atomically; equal records give equal bytes.
 

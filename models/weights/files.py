@@ -91,5 +91,9 @@ def _read_h5(path: str) -> dict[str, np.ndarray]:
     import h5py
 
     size = files.size(path) or 0
-    with h5py.File(io.BytesIO(files.read(path)) if files.is_remote(path) else path, "r") as file:
-        return Hdf5(file, size).arrays()
+    place = io.BytesIO(files.read(path)) if files.is_remote(path) else path
+    try:
+        with h5py.File(place, "r") as file:
+            return Hdf5(file, size).arrays()
+    except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
+        raise ValueError(f"{error}") from error

@@ -207,7 +207,7 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
         return True
 
     assert start(tmp_path / "whole").wait(timeout=300) == 0
-    for waits_for in ("part-*.npy", "*.json"):
+    for waits_for in ("part-*.json", "train-*.json"):
         child = start(tmp_path / "killed")
         staging = tmp_path / "killed" / ".converting-train"
         while not list(staging.glob(waits_for)):
