@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-# A compressed file may become this many times larger: weights hardly shrink, but zeros do.
+# A file's arrays may have this many times its bytes: weights hardly shrink, but zeros do.
 _INFLATION = 100
+_DEFLATE = 1032  # the most bytes that one compressed byte can become
 
 
 class Hdf5:
@@ -85,7 +86,7 @@ class Hdf5:
         needed = math.prod(dataset.shape) * dataset.dtype.itemsize
         stored = dataset.id.get_storage_size()
         compressed = dataset.chunks is not None and dataset.id.get_create_plist().get_nfilters()
-        allowed = stored * _INFLATION if compressed else stored
+        allowed = stored * _DEFLATE if compressed else stored
         chunk = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
         if stored > self._size or max(needed, chunk) > min(allowed, self._left):
             raise ValueError(

@@ -56,7 +56,7 @@ def flipped(data: bytes, place: int) -> bytes:
 DAMAGE = {
     "cut to nothing": lambda data: b"",
     "cut": lambda data: data[:-5],
-    "a bit in the middle": lambda data: flipped(data, len(data) // 2),
+    "a bit in the middle": lambda data: flipped(data, len(data) * 2 // 5),
     "a bit at the end": lambda data: flipped(data, len(data) - 2),
     "longer": lambda data: data + b"1",
     "zeros": lambda data: bytes(len(data)),
