@@ -157,6 +157,11 @@ def records(path: str, compression: str = "") -> Iterator[tuple[int, bytes]]:
             number, position = number + 1, position + len(record) + OVERHEAD
 
 
+def most_records(size: int) -> int:
+    """Returns the most records that a file of so many bytes can hold, compressed or not."""
+    return _DEFLATE * size // OVERHEAD
+
+
 def readable(path: str, position: int, count: int) -> int:
     """Returns how many records TensorFlow can be asked for without ending this process.
 

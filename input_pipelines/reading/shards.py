@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Manifest
 from tftpu.input_pipelines.reading import damage, order
 from tftpu.input_pipelines.reading.cache import Cache
@@ -382,6 +383,11 @@ def checked(pieces: list[Piece]) -> list[Piece]:
             raise UserError(
                 f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
                 "manifest was written: convert the data set again, or restore the file."
+            )
+        if piece.examples > tfrecord.most_records(size):
+            raise UserError(
+                f"The shard {piece.path} has {size:,} bytes, which cannot be {piece.examples:,} "
+                "records: its manifest is damaged."
             )
     return [dataclasses.replace(piece, bytes=size) for piece, size in zip(pieces, sizes)]
 

@@ -87,7 +87,7 @@ class Hdf5:
         stored = dataset.id.get_storage_size()
         compressed = dataset.chunks is not None and dataset.id.get_create_plist().get_nfilters()
         allowed = stored * _DEFLATE if compressed else stored
-        chunk = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
+        chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
         if stored > self._size or max(needed, chunk) > min(allowed, self._left):
             raise ValueError(
                 f"{dataset.name!r} states {needed:,} bytes, and the file holds {stored:,} of it"
