@@ -45,7 +45,7 @@ class Conversion:
         if not re.fullmatch(r"\w[\w.+-]*", self.split):
             raise UserError(
                 f"The split would be named {self.split!r}, and its shards after it: use letters, "
-                "digits, '_', '-', '+' and '.', as in --split=train, or NAME=SPLIT to give it a name."
+                "digits, '_', '-', '+' and '.', as in --split=train, or give it a name: NAME=SPLIT."
             )
         if self.min_shards < 1:
             raise UserError(f"min_shards is {self.min_shards}: it must be 1 or more.")

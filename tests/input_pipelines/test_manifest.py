@@ -68,7 +68,7 @@ def test_a_shard_may_be_in_a_folder_below(tmp_path):
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b'{"format": 1}', b"[]", b"null"])
 def test_a_manifest_of_another_kind_is_one_clear_error(tmp_path, text):
     (tmp_path / "dataset.json").write_bytes(text)
-    with pytest.raises(UserError, match="dataset.json (cannot be read|has the format)"):
+    with pytest.raises(UserError, match=r"dataset\.json (cannot be read|has the format)"):
         manifest.read(str(tmp_path))
 
 
