@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import gs_proxy
+from tests.support import data_sets, gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaf
 from tftpu import input_pipelines
@@ -24,7 +24,7 @@ from tftpu.input_pipelines.convert.readers import text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.reading import cache, shards
-from tftpu.input_pipelines.sources import Tokens
+from tftpu.input_pipelines.sources import StreamedImages, Tokens
 from tftpu.launch import main as command_line
 from tftpu.observe import writers
 from tftpu.storage import buckets, files
@@ -188,6 +188,30 @@ def test_a_read_error_of_the_bucket_is_no_bad_record(
     service.faults.append(fault)
     with pytest.raises(tf.errors.OpError, match=message):
         batches(rows.examples("train") // 16, on_bad_record="skip")
+    assert "Skipped" not in caplog.text
+
+
+@pytest.mark.parametrize("times", [2, None])
+def test_an_image_in_a_bucket_that_is_away_for_a_while_is_read_again(service, times, caplog):
+    for number in range(4):
+        name = f"gs://{BUCKET}/pictures/train/{'ab'[number % 2]}/{number}.jpg"
+        files.write_whole(name, data_sets.picture(number * 60))
+    data = StreamedImages(
+        data_dir=f"gs://{BUCKET}/pictures",
+        format="folder",
+        eval_split="train",
+        image_size=8,
+        num_classes=2,
+        global_batch_size=4,
+        on_bad_record="skip",
+    )
+    service.faults.append(Fault("GET", r"2\.jpg($|\?)", 403, times))
+    if times:
+        ((_, labels, weights),) = input_pipelines.evaluation(data)
+        assert sorted(labels.numpy()) == [0, 0, 1, 1] and weights.numpy().tolist() == [1] * 4
+    else:
+        with pytest.raises(tf.errors.OpError, match=r"2\.jpg cannot be reached .*403"):
+            list(input_pipelines.evaluation(data))
     assert "Skipped" not in caplog.text
 
 
