@@ -76,8 +76,13 @@ def count(builder: Builder, split: str) -> int:
     return examples
 
 
-def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
+def shards(builder: Builder, split: str, shuffle: int = SHUFFLE, in_process: bool = True) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
+
+    Args:
+        builder: of the data set.
+        split: of TFDS.
+        shuffle, in_process: as in `Shards`.
 
     Raises:
         UserError: no such split, an empty one, or files that are not TFRecord.
@@ -95,7 +100,7 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
         else Piece(str(part.filename), part.take, part.skip)
         for part in builder.info.splits[split].file_instructions
     ]
-    return Shards(checked(pieces), shuffle=shuffle)
+    return Shards(checked(pieces), shuffle=shuffle, in_process=in_process)
 
 
 def image_and_label(builder: Builder) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """TFRecord shards as a source of training examples: read in parallel, from any step on."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Manifest
-from tftpu.input_pipelines.reading import order
+from tftpu.input_pipelines.reading import damage, order
 from tftpu.input_pipelines.reading.cache import Cache
 from tftpu.input_pipelines.reading.order import Tracks
 from tftpu.input_pipelines.tensors import Tensor
@@ -59,6 +61,12 @@ class Shards:
         tracks: largest number of files read side by side.
         local: maps a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
             path to read until this reader asks for another; None: the same path.
+        in_process: whether this process reads the files; False: tf.data services do, which run
+            nothing of Python.
+
+    Raises:
+        UserError: no examples; or, for services, a record with a length that its file does not
+            have.
     """
 
     def __init__(
@@ -68,12 +76,21 @@ class Shards:
         shuffle: int = SHUFFLE,
         tracks: int = AT_MOST,
         local: Local | None = None,
+        in_process: bool = True,
     ):
         self.pieces = [piece for piece in pieces if piece.examples]
         self.compression = compression
         self.shuffle = shuffle
         self.at_most = tracks
         self.local = local
+        self._lost: dict[str, damage.Damage | None] = {}
+        on_disk = local or not any(files.is_remote(piece.path) for piece in self.pieces)
+        # TensorFlow inflates compressed files piece by piece, whatever length a record states.
+        checkable = not compression and bool(on_disk)
+        self._checks_lengths = checkable and in_process
+        if checkable and not in_process:
+            ends = [piece.first + piece.examples for piece in self.pieces]
+            damage.refuse_impossible([piece.path for piece in self.pieces], ends)
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
             raise UserError("The shards have no examples.")
@@ -96,6 +113,25 @@ class Shards:
         place = numbers - tf.gather(tables.firsts - tables.skips, shard)
         path = tf.gather(tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
+
+    def lost(self, number: int) -> str:
+        """Returns why a record could not be read; "" if it can be.
+
+        A record behind a corrupt one is lost, too: TensorFlow reads no further.
+
+        Raises:
+            OSError: the bucket is still out of reach.
+        """
+        firsts = self._tables.firsts.numpy()
+        shard = int(np.searchsorted(firsts, number, side="right")) - 1
+        piece = self.pieces[shard]
+        if piece.path not in self._lost:
+            first = functools.partial(damage.first, piece.path, self.compression)
+            self._lost[piece.path] = files.retried(piece.path, first)
+        found = self._lost[piece.path]
+        if found is None or piece.first + number - firsts[shard] < found.record:
+            return ""
+        return f"cannot be read: {found.reason}"
 
     def tracks(self, global_batch_size: int) -> Tracks:
         """Returns the partition of an epoch for batches of this size."""
@@ -243,7 +279,10 @@ class Shards:
             ),
             tf.TensorSpec((), tf.string),
         )
-        records = records.skip(place - entry * INDEX_EVERY).take(take)
+        skipped = place - entry * INDEX_EVERY
+        if self._checks_lengths:
+            records = records.take(damage.readable(path, offset, skipped + take))
+        records = records.skip(skipped).take(take)
         return _readable(path).flat_map(lambda _: _whatever_fails(records, take))
 
 
@@ -259,7 +298,11 @@ class _Tables(NamedTuple):
 
 
 def of_manifest(
-    data: Manifest, split: str, cache: Cache | None = None, shuffle: int = SHUFFLE
+    data: Manifest,
+    split: str,
+    cache: Cache | None = None,
+    shuffle: int = SHUFFLE,
+    in_process: bool = True,
 ) -> Shards:
     """Returns the shards of a split.
 
@@ -267,7 +310,7 @@ def of_manifest(
         data: the data set.
         split: name of the split.
         cache: keeps shards of a bucket on local disk after their first use; None: no cache.
-        shuffle: as in `Shards`.
+        shuffle, in_process: as in `Shards`.
 
     Raises:
         UserError: no such split, an empty one, or a shard that is missing or does not have the
@@ -279,7 +322,7 @@ def of_manifest(
     ]
     pieces = checked(pieces)
     local = _through(cache, data, split) if cache else None
-    return Shards(pieces, data.compression, shuffle, local=local)
+    return Shards(pieces, data.compression, shuffle, local=local, in_process=in_process)
 
 
 def _through(cache: Cache, data: Manifest, split: str) -> Local:
@@ -340,6 +383,11 @@ def checked(pieces: list[Piece]) -> list[Piece]:
             raise UserError(
                 f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
                 "manifest was written: convert the data set again, or restore the file."
+            )
+        if piece.examples > tfrecord.most_records(size):
+            raise UserError(
+                f"The shard {piece.path} has {size:,} bytes, which cannot be {piece.examples:,} "
+                "records: its manifest is damaged."
             )
     return [dataclasses.replace(piece, bytes=size) for piece, size in zip(pieces, sizes)]
 
