@@ -97,6 +97,9 @@ def _from_plain(value: Any, kind: Any, folder: Path | None) -> Any:
         cls = _class(value["class"], kind, folder)
         kinds = typing.get_type_hints(cls)
         parts = {k: _from_plain(v, kinds.get(k), folder) for k, v in value.items() if k != "class"}
+        for name, part in parts.items():
+            if dataclasses.is_dataclass(kinds.get(name)) and not isinstance(part, kinds[name]):
+                raise TypeError(f"{name} is {part!r}")
         return cls(**parts)
     inner = _inner(kind, value)
     if isinstance(value, dict):
