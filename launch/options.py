@@ -210,15 +210,15 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
 
 def words_of(options: Options) -> list[str]:
     """Returns the arguments that `parse` turns into these options; defaults are left out."""
-    words = []
+    words, alone = [], []
     for flag in flags_of(type(options)):
         value = getattr(options, flag.name)
         if flag.positional:
-            words += list(value) if flag.several else [value]
+            alone = ["--", *(value if flag.several else [value])]
         elif value != flag.default or flag.required:
             shown = str(value).lower() if flag.kind is bool else value
             words.append(f"--{flag.name}={shown}")
-    return [*words, *getattr(options, "overrides", ())]
+    return [*words, *getattr(options, "overrides", ()), *alone]
 
 
 def _split(
