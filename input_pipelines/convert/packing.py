@@ -7,11 +7,18 @@ within a segment, and a token is predicted if its predecessor is of the same seg
 but the first of each document, exactly once.
 """
 
+import functools
+import json
+import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from tftpu.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 Tokenizer = Callable[[str], np.ndarray]
 
@@ -20,8 +27,8 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
     """Returns a function from a document to its tokens, int32, and the size of the vocabulary.
 
     Args:
-        path: a file of Hugging Face `tokenizers` (tokenizer.json); None: the bytes of the text in
-            UTF-8.
+        path: a file of Hugging Face `tokenizers` (tokenizer.json), whose truncation and padding
+            are switched off; None: the bytes of the text in UTF-8.
         end_of_text: a token of that vocabulary, put after every document; None: no such token.
 
     Raises:
@@ -35,19 +42,50 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
         import tokenizers
     except ImportError as error:
         raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
+    if not os.path.isfile(path):
+        raise UserError(f"The tokenizer {path} cannot be read: there is no such file.")
     try:
         loaded = tokenizers.Tokenizer.from_file(path)
+        highest = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
     except Exception as error:  # the library has no exception class of its own
         raise UserError(f"The tokenizer {path} cannot be read: {error}") from error
+    if highest >= 1 << 31:
+        raise UserError(f"The tokenizer {path} has a token with the number {highest}.")
     end = loaded.token_to_id(end_of_text) if end_of_text else None
     if end_of_text and end is None:
         raise UserError(f"The tokenizer {path} has no token {end_of_text!r}.")
     tail = [] if end is None else [end]
+    if switched_off(path):
+        loaded.no_truncation()
+        loaded.no_padding()
+        _say_switched_off(path)
 
     def tokens(text: str) -> np.ndarray:
         return np.array(loaded.encode(text, add_special_tokens=False).ids + tail, np.int32)
 
-    return tokens, loaded.get_vocab_size(with_added_tokens=True)
+    return tokens, max(highest + 1, loaded.get_vocab_size(with_added_tokens=True))
+
+
+def switched_off(path: str | None) -> list[str]:
+    """Returns which of truncation and padding a tokenizer's file asks for, and does not get.
+
+    Both are for a batch of questions to a model: they would drop text, or train on padding.
+    """
+    if not path:
+        return []
+    with open(path, "rb") as file:
+        asked = json.load(file)
+    return [name for name in ("truncation", "padding") if asked.get(name)]
+
+
+@functools.cache
+def _say_switched_off(path: str) -> None:
+    if multiprocessing.parent_process() is None:  # once, not in each process of a conversion
+        _log.warning(
+            "The tokenizer %s asks for %s, which is switched off: documents are packed whole.",
+            path,
+            " and ".join(switched_off(path)),
+        )
 
 
 def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
