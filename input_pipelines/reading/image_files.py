@@ -173,6 +173,7 @@ def _class_id(label: str, place: str) -> int:
     number = int(label) if len(label) < 12 else -1
     if not 0 <= number < _MOST_CLASSES:
         raise UserError(
-            f"{place} has the label {label[:20]}: a class id is 0 or more, and below {_MOST_CLASSES:,}."
+            f"{place} has the label {label[:20]}: a class id is 0 or more, and below "
+            f"{_MOST_CLASSES:,}."
         )
     return number
