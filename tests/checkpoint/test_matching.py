@@ -8,7 +8,6 @@ from tests.support.leaves import leaves
 from tftpu.checkpoint import matching
 from tftpu.errors import UserError
 
-
 ONE = {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]}  # under a name without its number
 
 
