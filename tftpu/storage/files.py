@@ -55,7 +55,7 @@ def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
         _remote(path, _upload, path, parts)
         return
     target = Path(path)
-    _operate("mkdir", target.parent, os.makedirs, target.parent, exist_ok=True)
+    _make_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with _operate("open", temporary, open, temporary, "wb", buffering=0) as file:
@@ -238,6 +238,14 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def _make_folder(folder: Path) -> None:
+    """Creates a folder and those above it, each so that it survives a crash of the machine."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    _operate("mkdir", folder, os.makedirs, folder, exist_ok=True)
+    for path in reversed(missing):
+        _operate("fsync", path.parent, _sync_folder, path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
