@@ -6,11 +6,11 @@
         for survivor in outage.survivors(scratch):
             assert resumes(survivor)
 
-A watched block runs as always, on the real disk. Before each of its operations that a disk may lose
-or delay (`os.fsync`, `replace`, `unlink`, ...), and at its end, the state of the folder is recorded:
-what the kernel shows, and what was synced. POSIX promises only the latter: the content of a file as
-of its last fsync, and the names in a folder as of the folder's. Everything later may be kept, lost
-or torn, each change on its own, as in the crash tests of SQLite.
+A watched block runs as always, on the real disk. Before each of its operations that a disk may
+lose or delay (`os.fsync`, `replace`, `unlink`, ...), and at its end, the state of the folder is
+recorded: what the kernel shows, and what was synced. POSIX promises only the latter: the content of
+a file as of its last fsync, and the names in a folder as of the folder's. Everything later may be
+kept, lost or torn, each change on its own, as in the crash tests of SQLite.
 
 Only changes made by Python's `os` are seen, in this process; writes by other libraries count as
 never synced, which is the safe side.
@@ -32,7 +32,7 @@ import pytest
 
 # An outage before each of these; between two of them, only unsynced data change.
 _OPERATIONS = ("fsync", "fdatasync", "replace", "rename", "unlink", "remove", "rmdir", "mkdir")
-_ROLLS = 3  # random survivors of an outage, in addition to the two extremes
+_ROLLS = 6  # random survivors of an outage, in addition to the two extremes
 
 Names = dict[str, int]  # the inodes of a folder's names
 
@@ -98,7 +98,9 @@ class Outage:
             return synced
         if luck > 0.8:
             return written
-        kept = len(os.path.commonprefix([synced, written]))  # pages that did not change
+        pairs = enumerate(zip(synced, written, strict=False))
+        shorter = min(len(synced), len(written))
+        kept = next((i for i, (a, b) in pairs if a != b), shorter)  # bytes that did not change
         half = kept + (len(written) - kept + 1) // 2
         if luck < 0.4:  # the size arrived before the data
             return written[:kept] + bytes(len(written) - kept)
