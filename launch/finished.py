@@ -110,7 +110,7 @@ def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
     """Returns the experiment of a config.json, after its own code was made importable."""
     try:
         recorded = json.loads(text).get("config_file", "")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
     file = config or recorded
     if file and (config or Path(file).is_file()):

@@ -6,7 +6,7 @@ from tests.support.leaves import leaves
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.launch import predictions
 from tftpu.launch.commands import plot, status
-from tftpu.storage import files
+from tftpu.storage.lines import Lines
 
 DAMAGED = [b"{", b"\xff\xfe{}", b"[]", b"{}", b""]
 
@@ -43,5 +43,5 @@ def test_a_damaged_line_of_metrics_is_left_out(line, tmp_path):
     path.write_bytes(b"\n".join([line, good, line, b""]))
     assert status._last_metrics(str(tmp_path)) == {"train": {"step": 2, "loss": 0.5}}
     assert plot.curves(str(tmp_path)).curves["loss", "train"].values == [0.5]
-    files.truncate_lines(path, 4)
+    Lines(str(path), 4)
     assert path.read_bytes() == good + b"\n"

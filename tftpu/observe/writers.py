@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.storage import files
+from tftpu.storage import files, side_files
+from tftpu.storage.lines import Lines
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,16 @@ class Writer:
     def say(self, text: str) -> None:
         """Writes a line for people."""
 
+    def roll_back(self, step: int) -> None:
+        """Drops what was written for later steps than this one: the run repeats them."""
+
+    def flush(self, durable: bool = False) -> None:
+        """Writes what is kept back, if anything is.
+
+        Args:
+            durable: whether it is to survive a crash of the machine, too.
+        """
+
     def close(self) -> None:
         """Ends the run; nothing is written afterwards."""
 
@@ -80,6 +91,12 @@ class Writers(Writer):
     def say(self, text: str) -> None:
         self._all("say", text)
 
+    def roll_back(self, step: int) -> None:
+        self._all("roll_back", step)
+
+    def flush(self, durable: bool = False) -> None:
+        self._all("flush", durable)
+
     def close(self) -> None:
         self._all("close")
 
@@ -103,13 +120,21 @@ class JsonLines(Writer):
     """
 
     def __init__(self, path: str, resumed_at: int):
-        self._path = path
-        files.truncate_lines(path, resumed_at)
+        self._lines = Lines(path, resumed_at)
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         if split != HOST:
             record = {"step": step, "split": split, **scalars, "time": round(time.time(), 3)}
-            _append(self._path, json.dumps(record) + "\n")
+            self._lines.append(json.dumps(record) + "\n")
+
+    def roll_back(self, step: int) -> None:
+        self._lines.roll_back(step)
+
+    def flush(self, durable: bool = False) -> None:
+        self._lines.flush(durable)
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 class LogFile(Writer):
@@ -121,7 +146,7 @@ class LogFile(Writer):
     """
 
     def __init__(self, path: str, steps: int):
-        self._path = path
+        self._lines = Lines(path)
         self._steps = steps
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
@@ -130,7 +155,13 @@ class LogFile(Writer):
 
     def say(self, text: str) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        _append(self._path, "".join(f"{now}  {part}\n" for part in text.splitlines()))
+        self._lines.append("".join(f"{now}  {part}\n" for part in text.splitlines()))
+
+    def flush(self, durable: bool = False) -> None:
+        self._lines.flush(durable)
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 class TensorBoard(Writer):
@@ -215,7 +246,7 @@ class MLflow(Writer):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         path = files.join(workdir, "mlflow_run")
-        known = files.read(path).decode() if files.exists(path) else None
+        known = side_files.take_text(path)
         self._client = mlflow.MlflowClient()
         if known is None:
             with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
@@ -263,12 +294,14 @@ class WandB(Writer):
         self._wandb = _required("wandb", "wandb")
         self.failures = (self._wandb.Error,)
         path = files.join(workdir, "wandb_run")
-        if not files.exists(path):
-            files.write_whole(path, uuid.uuid4().hex[:16].encode())
+        known = side_files.take_text(path)
+        if known is None:
+            known = uuid.uuid4().hex[:16]
+            files.write_whole(path, known.encode())
         with _refusals("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "tftpu"),
-                id=files.read(path).decode(),
+                id=known,
                 resume="allow",
                 name=os.path.basename(workdir),
                 dir=None if files.is_remote(workdir) else workdir,
@@ -316,16 +349,6 @@ def _column(name: str) -> str:
     "learning_rate" becomes "Learning rate", so that it precedes fields such as "data.name".
     """
     return name if "." in name else name.replace("_", " ").capitalize()
-
-
-def _append(path: str, text: str) -> None:
-    if files.is_remote(path):  # objects in buckets cannot be appended to
-        before = files.read(path) if files.exists(path) else b""
-        files.write_whole(path, before + text.encode())
-        return
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "ab") as file:
-        file.write(text.encode())
 
 
 @contextlib.contextmanager

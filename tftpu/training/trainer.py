@@ -18,7 +18,7 @@ from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
-from tftpu.storage import files
+from tftpu.storage import claims
 from tftpu.training import arguments, restoring
 from tftpu.training.arguments import CallbackArgument, Length
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
@@ -331,7 +331,7 @@ class Trainer:
         verbose: int,
     ) -> keras.callbacks.History:
         writes_to = self._writes_to
-        with files.claim(writes_to) if writes_to else contextlib.nullcontext():
+        with claims.claim(writes_to) if writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)
