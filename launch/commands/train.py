@@ -24,8 +24,8 @@ from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.options import RunOptions, flag
 from tftpu.storage import claims, files, side_files
 
-# The working directory comes last on `sys.path`: a folder `tftpu` in it is not the package.
-_MAIN = "import os, sys; sys.path.append(os.getcwd()); from tftpu.launch.main import run; run()"
+# The working directory comes last, and after the package: a folder `tftpu` in it is not that.
+_MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
 # Fields that configure how the data is read, not which data.
 _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")

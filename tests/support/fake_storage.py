@@ -32,12 +32,14 @@ class Fault:
             before the answer; "truncate": breaks it in the middle of the answer; "corrupt": changes
             a byte of the answer.
         times: how often; None: always.
+        after: number of matching requests that are answered first.
     """
 
     method: str
     path: str
     what: int | str
     times: int | None = 1
+    after: int = 0
 
 
 class FakeStorage:
@@ -76,6 +78,9 @@ class FakeStorage:
         with self.lock:
             for fault in self.faults:
                 if fault.times == 0 or fault.method != method or not re.search(fault.path, path):
+                    continue
+                if fault.after > 0:
+                    fault.after -= 1
                     continue
                 if fault.times is not None:
                     fault.times -= 1
@@ -134,7 +139,7 @@ class Handler(server.RequestHandler):
         query = parse_qs(url.query)
         if "ifGenerationMatch" not in query or "upload_id" in query:
             return True  # an upload in parts was checked when it began
-        bucket, name = re.search(r"/b/([^/]+)/o/?(.*)", url.path).groups()
+        bucket, name = re.search(r"/b/([^/]+)/o/?(.*?)(?:/compose)?$", url.path).groups()
         name = unquote(name) or query.get("name", [""])[0]
         if not name:
             name = json.loads(re.search(rb'"name":\s*("(?:[^"\\]|\\.)*")', body)[1])
