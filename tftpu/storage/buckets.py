@@ -326,8 +326,11 @@ def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
 
     try:
         write()
-    except exceptions.PreconditionFailed:
-        blob.reload(retry=retry.of_google_client())
+    except exceptions.PreconditionFailed as error:
+        try:
+            blob.reload(retry=retry.of_google_client())
+        except exceptions.NotFound:
+            raise error from None  # another process removed it
         if _stored(blob)[:2] != wanted[:2]:
             raise
 

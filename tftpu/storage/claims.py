@@ -301,7 +301,7 @@ class _Lease:
 
         def look() -> bytes | None:
             nonlocal seen
-            seen = buckets.read(self._uri)
+            seen = _lease(self._uri)
             return seen[0] if seen[1] else None
 
         if owner.alive(look, _saying(workdir)):
@@ -309,7 +309,7 @@ class _Lease:
         try:  # only what was seen is replaced: of several processes, one succeeds
             self._generation = buckets.publish(self._uri, self._owner.content(), seen[1])
         except buckets.ChangedError as error:
-            raise _is_held(workdir, Owner.read(buckets.read(self._uri)[0])) from error
+            raise _is_held(workdir, Owner.read(_lease(self._uri)[0])) from error
         self._renewed_at = time.monotonic()
         self._lost: LostError | None = None
 
@@ -325,7 +325,7 @@ class _Lease:
         try:
             generation = buckets.publish(self._uri, renewed.content(), self._generation)
         except buckets.ChangedError:
-            found = Owner.read(buckets.read(self._uri)[0])
+            found = Owner.read(_lease(self._uri)[0])
             by = f"was taken over by {found}" if found else f"or its object {_LEASE} was deleted"
             self._lost = _lost(self._workdir, by)
             raise self._lost from None
@@ -346,6 +346,13 @@ class _NoLock:
 
     def release(self) -> None:
         pass
+
+
+def _lease(uri: str) -> tuple[bytes, int]:
+    """Returns the content of a lease and its generation, also while its owner renews it."""
+    while True:
+        with contextlib.suppress(buckets.ChangedError):
+            return buckets.read(uri)
 
 
 def _content(path: Path) -> bytes | None:

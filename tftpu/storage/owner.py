@@ -75,9 +75,14 @@ class Owner:
         return dataclasses.replace(self, beat=self.beat + 1)
 
     @property
+    def near(self) -> bool:
+        """True if it is or was a process of this machine, so that the kernel knows of it."""
+        return bool(self.space) and self.space == _space()
+
+    @property
     def dead(self) -> bool:
         """True if it was a process of this machine, and is none any more."""
-        return bool(self.space) and self.space == _space() and _born(self.process) != self.born
+        return self.near and _born(self.process) != self.born
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -96,8 +101,8 @@ def alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
     if first is None:
         return False
     owner = Owner.read(first)
-    if owner is not None and (owner.released or owner.dead):
-        return False
+    if owner is not None and (owner.released or owner.near):
+        return not owner.released and not owner.dead
     end = time.monotonic() + EXPIRES
     say(f"held by {owner or 'an unknown process'}; waiting up to {EXPIRES:.0f} s for a sign of it")
     while time.monotonic() < end:
