@@ -96,14 +96,16 @@ def _length(train: Train) -> str:
 
 
 def _check_same_run(
-    experiment: Experiment, workdir: str, read: Callable[..., dict[str, Any] | None]
+    experiment: Experiment,
+    workdir: str,
+    read: Callable[..., dict[str, Any] | None] = side_files.read,
 ) -> None:
     """Raises `UserError` if the workdir holds checkpoints of another model, data or objective.
 
     Args:
         experiment: to train.
         workdir: of the run.
-        read: reads its config.json.
+        read: of `side_files`; a process that writes to the workdir takes its config.json.
     """
     if not manifest.steps(files.join(workdir, "checkpoints")):
         return  # nothing to resume, such as after a run that diverged at once

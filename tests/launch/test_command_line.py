@@ -181,9 +181,9 @@ def test_a_disk_without_locks_does_not_prevent_training(tmp_path, monkeypatch, c
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(files.fcntl, "flock", refused)
+    monkeypatch.setattr(claims.fcntl, "flock", refused)
     with claims.claim(str(tmp_path)):
-        assert "start only one run on it" in caplog.text
+        assert "cannot be locked by the system" in caplog.text
 
 
 def run_in(workdir, experiment) -> None:

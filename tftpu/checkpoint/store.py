@@ -228,6 +228,7 @@ class Checkpoints:
         return record["step"] if record else None
 
     def _mark_best(self, step: int, best: Best) -> None:
+        self._best(side_files.take)  # a damaged one is kept
         record = {"step": step, **best._asdict()}
         files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
 

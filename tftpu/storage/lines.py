@@ -126,7 +126,8 @@ def up_to(path: str, data: bytes, step: int) -> bytes:
             if line and json.loads(line.decode())["step"] <= step:
                 kept.append(line + b"\n")
         except (ValueError, KeyError, TypeError, RecursionError):
-            damaged += line is not last  # which a run that was killed has not finished
+            # A run that was killed has not finished its last line.
+            damaged += line is not last or not _begins_a_line(line)
     if damaged:
         copy = side_files.copy_aside(path, data)
         _log.warning(
@@ -136,6 +137,11 @@ def up_to(path: str, data: bytes, step: int) -> bytes:
             copy,
         )
     return b"".join(kept)
+
+
+def _begins_a_line(data: bytes) -> bool:
+    start = b'{"step": '
+    return data[: len(start)] == start[: len(data)]
 
 
 class _Place(Protocol):
