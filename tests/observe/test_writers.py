@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -319,3 +320,14 @@ def test_weights_and_biases_holds_the_run(tmp_path, monkeypatch):
     for name in (b"train/loss", b"eval/accuracy", b"goodput/step", b"data.name"):
         assert name in written
     assert list(tmp_path.rglob("media/images/samples*.png"))
+
+
+def test_memory_does_not_grow_with_the_lines_that_are_written(tmp_path):
+    process, tensorboard = psutil.Process(), writers.TensorBoard(str(tmp_path))
+    held = []
+    for step in range(1500):
+        scalars = {f"metric_{n}": 1.0 / (1 + n + 10 * step) for n in range(10)}
+        tensorboard.write(step, "train", scalars)
+        if step in (300, 1499):
+            held.append(process.memory_info().rss / 2**20)
+    assert held[1] - held[0] < 3.0, held

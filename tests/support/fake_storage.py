@@ -51,6 +51,7 @@ class FakeStorage:
         self.lock = threading.Lock()
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
+        self.uploaded = 0  # bytes of the bodies of all requests
         self.url = ""
 
     def requested(self, method: str, pattern: str) -> int:
@@ -108,6 +109,7 @@ class Handler(server.RequestHandler):
     def _serve(self, method: str) -> None:
         body = self._body()
         self.service.requests.append((method, self.path))
+        self.service.uploaded += len(body)
         fault = self.service.take_fault(method, self.path)
         if isinstance(fault, int):
             self._answer(_error(fault, "injected"))

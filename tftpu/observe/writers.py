@@ -22,6 +22,8 @@ Hyperparameters = Mapping[str, bool | int | float | str]
 # Scalars that are drawn as curves, but left out of log lines.
 CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
 THROUGHPUT = "examples_per_sec"
+# Bytes of events after which a file in a bucket is ended: every flush uploads all of the file.
+EVENTS = 1 << 18
 HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
 
 
@@ -182,6 +184,7 @@ class TensorBoard(Writer):
         self._start = start
         self._config: Hyperparameters = {}  # until it is written
         self._writers: dict[str, Any] = {}  # tf.summary.SummaryWriter by folder
+        self._written: dict[str, int] = {}  # approximate bytes in their files
 
     def begin(self, config: Hyperparameters) -> None:
         self._config = config
@@ -193,20 +196,20 @@ class TensorBoard(Writer):
 
         if split == "eval":
             self._write_hyperparameters("eval")
-        with self._at("train" if split == HOST else split, step):
+        with self._at("train" if split == HOST else split, step, 100 * len(scalars)):
             for name, value in scalars.items():
-                tf.summary.scalar(name, value)
+                tf.summary.scalar(name, np.float64(value))  # NumPy's, for the reason in `_at`
 
     def write_text(self, step: int, name: str, text: str) -> None:
         import tensorflow as tf
 
-        with self._at("train", step):
+        with self._at("train", step, len(text)):
             tf.summary.text(name, text)
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
         import tensorflow as tf
 
-        with self._at("eval", step):
+        with self._at("eval", step, images.nbytes):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
@@ -224,13 +227,28 @@ class TensorBoard(Writer):
                 hparams.hparams(shown, trial_id=os.path.abspath(self._workdir))
         self._config = {}
 
-    def _at(self, folder: str, step: int) -> Any:
+    def _at(self, folder: str, step: int, size: int = 0) -> Any:
+        """Returns the context of a folder's writer.
+
+        Args:
+            folder: of the workdir.
+            step: of what is written in the context.
+            size: its approximate bytes.
+        """
         import tensorflow as tf
 
+        self._written[folder] = self._written.get(folder, 0) + size
+        full = self._written[folder] > EVENTS and folder in self._writers
+        if full and files.is_remote(self._workdir):
+            with contextlib.suppress(tf.errors.OpError):  # the bucket is away: later, then
+                self._writers[folder].flush()
+                self._writers.pop(folder).close()
+                self._written[folder] = size
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
             self._writers[folder] = tf.summary.create_file_writer(path, flush_millis=10_000)
-        return self._writers[folder].as_default(step=step)
+        # TensorFlow keeps every Python number that it ever converted, and no NumPy number.
+        return self._writers[folder].as_default(step=np.int64(step))
 
 
 class MLflow(Writer):
