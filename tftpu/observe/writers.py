@@ -198,7 +198,7 @@ class TensorBoard(Writer):
             self._write_hyperparameters("eval")
         with self._at("train" if split == HOST else split, step, 100 * len(scalars)):
             for name, value in scalars.items():
-                tf.summary.scalar(name, np.float64(value))  # NumPy's, for the reason in `_at`
+                tf.summary.scalar(name, np.asarray(value))  # an array, for the reason in `_at`
 
     def write_text(self, step: int, name: str, text: str) -> None:
         import tensorflow as tf
@@ -247,8 +247,8 @@ class TensorBoard(Writer):
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
             self._writers[folder] = tf.summary.create_file_writer(path, flush_millis=10_000)
-        # TensorFlow keeps every Python number that it ever converted, and no NumPy number.
-        return self._writers[folder].as_default(step=np.int64(step))
+        # TensorFlow keeps every Python number that it ever converted, and no array.
+        return self._writers[folder].as_default(step=np.array(step))
 
 
 class MLflow(Writer):
