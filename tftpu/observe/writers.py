@@ -246,7 +246,9 @@ class TensorBoard(Writer):
                 self._written[folder] = size
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
-            self._writers[folder] = tf.summary.create_file_writer(path, flush_millis=10_000)
+            # TensorFlow also flushes a full queue: on a disk at once, in a bucket by time only.
+            queue = 10_000 if files.is_remote(path) else 10
+            self._writers[folder] = tf.summary.create_file_writer(path, queue, flush_millis=10_000)
         # TensorFlow keeps every Python number that it ever converted, and no array.
         return self._writers[folder].as_default(step=np.array(step))
 

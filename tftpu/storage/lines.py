@@ -106,12 +106,13 @@ def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
         try:
             record = json.loads(line.decode())
             step, split = record.pop("step"), record.pop("split")
-            if not isinstance(step, int) or not isinstance(split, str):
+            if not isinstance(step, int) or not side_files.is_text(split):
                 continue
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # damaged, or being written
         record.pop("time", None)
-        yield step, split, {k: float(v) for k, v in record.items() if side_files.is_number(v)}
+        numbers = {k: v for k, v in record.items() if side_files.is_number(v)}
+        yield step, split, {k: float(v) for k, v in numbers.items() if side_files.is_text(k)}
 
 
 def up_to(path: str, data: bytes, step: int) -> bytes:

@@ -110,7 +110,14 @@ def _is(value: Any, kind: type) -> bool:
         return False
     if kind is float:
         return is_number(value) and math.isfinite(value)
+    if kind is str:
+        return is_text(value)
     return isinstance(value, kind)
+
+
+def is_text(value: Any) -> bool:
+    """Returns whether a value of JSON is a text that can be printed on one line."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def is_number(value: Any) -> bool:
