@@ -51,8 +51,9 @@ def train(workdir: str, steps: int, sampled, environment: dict[str, str]) -> Non
             step = int(self.model.optimizer.iterations.numpy())
             if step % every == 0:
                 gc.collect()
-                memory = process.memory_info().rss / 2**20
-                sampled.send((step, memory, process.num_fds(), process.num_threads()))
+                memory = process.memory_info()
+                own = (memory.rss - memory.shared) / 2**20  # without the libraries' files
+                sampled.send((step, own, process.num_fds(), process.num_threads()))
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(400, 16)).astype("float32"), rng.integers(0, 4, 400)

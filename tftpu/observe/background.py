@@ -3,17 +3,18 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tftpu.observe.writers import Hyperparameters, Writer
+from tftpu.observe.writers import BY_NAME, Hyperparameters, Writer
 
 _log = logging.getLogger(__name__)
 
 LIMIT = 10_000  # calls that may wait; beyond, new ones are dropped
 CLOSING = 20.0  # seconds that the end of a run waits for the thread
+_UPLOADING = 300.0  # the same for a service that uploads the whole run at its end
 
 
 class Worker:
@@ -83,6 +84,15 @@ class Worker:
                     self._idle()
             except BaseException as error:
                 self._error = error
+
+
+def services(names: Sequence[str], workdir: str) -> tuple[Writer, ...]:
+    """Returns the writers of services by their names in `TrainOptions.writers`.
+
+    Raises:
+        UserError: one is not installed, or cannot start.
+    """
+    return tuple(Background(BY_NAME[name](workdir), _UPLOADING) for name in names)
 
 
 class Background(Writer):

@@ -13,7 +13,7 @@ from tftpu.engines.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
 from tftpu.inference import export
-from tftpu.observe import writers
+from tftpu.observe import background
 from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
@@ -379,7 +379,7 @@ class Trainer:
         sample = self._sample
         workdir, named = self._writes_to, ()
         if workdir is not None:
-            named = tuple(writers.BY_NAME[name](workdir) for name in self.options.writers)
+            named = background.services(self.options.writers, workdir)
         return RunOutput(
             model_name=self.model.name,
             summary=lambda: summary_of(self.model),
