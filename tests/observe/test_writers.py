@@ -22,7 +22,7 @@ from tests.support.training import compiled, data, make_trainer
 from tftpu.config import profile_plan
 from tftpu.errors import UserError
 from tftpu.observe import console as consoles
-from tftpu.observe import samples, writers
+from tftpu.observe import samples, services, writers
 from tftpu.runtime.goodput import Clock
 
 
@@ -251,10 +251,10 @@ def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
     mlflow.set_tracking_uri("http://127.0.0.1:9")
     began = time.monotonic()
     with pytest.raises(UserError, match=r"'mlflow' cannot start: .*Set MLFLOW_TRACKING_URI"):
-        writers.MLflow(str(tmp_path))
+        services.MLflow(str(tmp_path))
     assert time.monotonic() - began < 30  # not the minutes that MLflow would try
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
-    sink = writers.Writers([writers.MLflow(str(tmp_path))])
+    sink = writers.Writers([services.MLflow(str(tmp_path))])
     for run in (tmp_path / "store").glob("*/*/meta.yaml"):
         shutil.rmtree(run.parent)
     sink.write(1, "train", {"loss": 1.0})
@@ -264,7 +264,7 @@ def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
 @pytest.mark.slow
 def test_weights_and_biases_without_a_key_fails_with_a_clear_error(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
-    code = "import sys; from tftpu.observe import writers; writers.WandB(sys.argv[1])"
+    code = "import sys; from tftpu.observe import services; services.WandB(sys.argv[1])"
     done = subprocess.run(  # in a separate process: the package remembers its configuration
         [sys.executable, "-c", code, str(tmp_path)],
         env={**environment, "NETRC": str(tmp_path / "none")},

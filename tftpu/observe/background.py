@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tftpu.observe.writers import BY_NAME, Hyperparameters, Writer
+from tftpu.observe.services import BY_NAME
+from tftpu.observe.writers import Hyperparameters, Writer
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+import typing
 import uuid
 from collections.abc import Callable
 
@@ -57,10 +58,10 @@ class Owner:
         """Returns the owner of a lock with this content; None if it does not tell."""
         try:
             record = json.loads(content.decode())
-            fields = {f.name: f.type for f in dataclasses.fields(cls)}
-            if record.keys() != fields.keys():
+            kinds = typing.get_type_hints(cls)
+            if record.keys() != kinds.keys():
                 return None
-            if any(type(record[name]).__name__ != kind.__name__ for name, kind in fields.items()):
+            if any(type(record[name]) is not kind for name, kind in kinds.items()):
                 return None
             return cls(**record)
         except (ValueError, AttributeError, RecursionError):
