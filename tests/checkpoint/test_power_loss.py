@@ -1,5 +1,6 @@
 """Whatever a power loss leaves of a workdir, the run resumes from a whole checkpoint."""
 
+import functools
 import json
 import shutil
 
@@ -8,7 +9,8 @@ import pytest
 from tests.support import power_loss
 from tests.support.leaves import leaves, step_of, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.storage import files
+from tftpu.storage import files, lines
+from tftpu.storage.lines import Lines
 
 STATE = {"seen": "so far"}
 
@@ -43,6 +45,36 @@ def test_a_whole_checkpoint_survives_a_power_loss_at_any_moment_of_a_save(best, 
             found.add(restored.step)
     assert found == {2, 3}
     assert len(outages) > 20
+
+
+def test_a_checkpoint_that_survives_lacks_no_line_before_it(tmp_path):
+    """The lines are synced before it becomes valid; later and torn ones are dropped."""
+    workdir, scratch = tmp_path / "run", tmp_path / "scratch"
+    workdir.mkdir()
+    scratch.mkdir()
+    checkpoints = Checkpoints(str(workdir), keep=1)
+    metrics = Lines(str(workdir / "metrics.jsonl"), 0)
+
+    def train(first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            metrics.append(json.dumps({"step": step, "split": "train", "loss": 0.5}) + "\n")
+            metrics.flush()
+        first_of_all = functools.partial(metrics.flush, durable=True)
+        checkpoints.save(last, leaves(last), STATE, first=first_of_all)
+        checkpoints.wait()
+
+    train(1, 4)
+    with power_loss.watching(workdir) as outages:
+        train(5, 8)
+        metrics.append(json.dumps({"step": 9}) + "\n")
+        metrics.flush()
+    for outage in outages:
+        for survivor in outage.survivors(scratch):
+            resumed = Checkpoints(str(survivor)).restore(leaves(0)).step
+            path = str(survivor / "metrics.jsonl")
+            Lines(path, resumed).close()
+            steps = [step for step, _, _ in lines.read(path)]
+            assert steps == list(range(1, resumed + 1)), outage.before
 
 
 def test_the_first_checkpoint_of_a_run_is_durable_once_it_is_saved(tmp_path):
