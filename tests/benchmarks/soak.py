@@ -7,8 +7,8 @@ A small model trains in a process of its own, with evaluations and checkpoints; 
 loopback in this process, and answers nothing for 3 seconds of each minute. Memory, descriptors and
 threads of the training process, and the bytes that it uploads, are sampled over the run, and a line
 is fitted through each, without the first third of the run, in which pools and caches fill. It fails
-if one of the slopes is not flat. (Every checkpoint holds the history of the run, which Keras defines
-as all of its epochs: some 180 bytes for each evaluation.)
+if one of the slopes is not flat. (Every checkpoint holds the history of the run, as Keras defines
+it: some 180 bytes for each evaluation.)
 """
 
 import argparse
