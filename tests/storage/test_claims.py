@@ -237,7 +237,7 @@ def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(s
 
 @pytest.mark.parametrize("what", [503, "drop", "truncate"])
 def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch):
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(2.0, first_wait=0.01, longest_wait=0.04))
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(20.0, first_wait=0.01, longest_wait=0.04))
     monkeypatch.setattr(owner, "BEAT", 0.02)
     monkeypatch.setattr(owner, "EXPIRES", 5.0)
     for n in range(8):

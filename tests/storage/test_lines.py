@@ -60,8 +60,9 @@ def test_each_line_is_uploaded_once(service, monkeypatch):
 
 
 @pytest.mark.parametrize("what", [503, "drop", 429])
-def test_the_nth_request_of_an_append_fails_for_every_n(what, service, caplog):
+def test_the_nth_request_of_an_append_fails_for_every_n(what, service, monkeypatch):
     """Also where only the answer is lost: no line twice, and none missing."""
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(20.0, first_wait=0.01, longest_wait=0.04))
     for n in itertools.count(0):
         service.storage.wipe(keep_buckets=True)
         service.faults.clear()
