@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity exhaustive test-matrix lint types format docs \
-	pictures clean
+.PHONY: train test test-all test-slow test-parity exhaustive fuzz audit test-matrix lint types format \
+	docs pictures clean
 
 train: $(VENV)/.cpu
 	$(BIN)/tftpu train --config=digits_resnet
@@ -30,9 +30,19 @@ test-slow: $(VENV)/.dev
 test-parity: $(VENV)/.parity
 	$(PYTEST) -m parity
 
+# The packages that are installed, against the public database of vulnerabilities: over the network.
+audit: $(VENV)/.dev
+	$(BIN)/pip install -q pip-audit
+	$(BIN)/pip-audit --local --skip-editable
+
 # Every combination of the options of the step, not a covering set.
 exhaustive: $(VENV)/.dev
 	$(PYTEST) -m exhaustive
+
+# Damaged and drawn inputs, so many seconds for each test; `make test` tries a few of them.
+FUZZ_SECONDS ?= 200
+fuzz: $(VENV)/.dev
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/fuzz --timeout=$$(($(FUZZ_SECONDS) + 300))
 
 # On the TensorFlow that Keras was last tried with on TPUs, on the one that TPUs have, on the newest.
 MATRIX := 2.19.1 2.20.0 2.21.0

@@ -9,7 +9,8 @@ A record that cannot be read or prepared (bad checksum, truncated JPEG, wrong fe
 of range) stops the run with an error that names its file and number. With `on_bad_record="skip"`
 it keeps its position in the stream and gets weight 0, so all other examples stay where they were,
 on any number of hosts and after any restart; it is logged, and the run stops after more than
-`max_bad_records` of them.
+`max_bad_records` of them. A bucket or disk that cannot be read for a while makes no bad record: it
+is waited for and, in the end, stops the run.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from tftpu.input_pipelines import service
 from tftpu.input_pipelines.reading.epochs import share_of_host
 from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
+from tftpu.storage import retry
 
 _CHUNK = 16  # examples prepared per call: a call's overhead costs as much as a small example
 
@@ -54,6 +56,14 @@ class RecordSource(Protocol):
 
     def names(self, numbers: Tensor) -> Tensor:
         """Returns the names of records for errors, (n,), string."""
+        ...
+
+    def lost(self, number: int) -> str:
+        """Returns why a record that came as "" could not be read; "" if it can be now.
+
+        Raises:
+            OSError: the bucket is still out of reach.
+        """
         ...
 
 
@@ -92,13 +102,17 @@ class Pipeline:
         """The number of examples of an epoch."""
         return self.source.count
 
-    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+    def starting_at(
+        self, step: int, host: int = 0, hosts: int = 1, machine: int = 0, machines: int = 1
+    ) -> tf.data.Dataset:
         """Returns the global batches from a step on, or one host's part of each.
 
         Args:
             step: the first batch.
             host, hosts: index of this host, and number of hosts. Hosts get equal, consecutive
                 parts, which together are the whole batch, in order.
+            machine, machines: only every `machines`-th batch, from the `machine`-th on, for one
+                of several machines that prepare the data.
 
         Raises:
             UserError: the number of hosts does not divide the global batch size.
@@ -106,12 +120,14 @@ class Pipeline:
         share = self._share(hosts)
         drawn = self.source.drawn(self.global_batch_size, self.context.seed, step, host, hosts)
 
-        def prepare(drawn: tf.data.Dataset) -> tf.data.Dataset:
-            return self._prepared(drawn, share, drop_remainder=True)
-
-        if self.data.services:
-            return service.distributed(drawn, prepare, self.data.services, step)
-        return prepare(drawn)
+        if machines > 1:
+            drawn = drawn.shard(machines, machine)
+        batches = self._prepared(drawn, share, drop_remainder=True)
+        if not self.data.services:
+            return batches
+        return service.distributed(
+            self.data, self.data.services, self.context, batches.element_spec, step, host, hosts
+        )
 
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in batches; the last batch may be smaller."""
@@ -147,15 +163,10 @@ class Pipeline:
         size = tf.shape(records)[0]
         fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
 
-        def stop() -> Any:
-            with tf.control_dependencies([self._stop(records, numbers, seeds)]):
-                return tf.nest.map_structure(tf.identity, (together, tf.fill([size], False)))
-
-        skips = self.data.on_bad_record == "skip"
         examples, found = tf.cond(
             fine,
             lambda: (together, tf.fill([size], True)),
-            (lambda: self._apart(records, numbers, seeds)) if skips else stop,
+            lambda: self._apart(records, numbers, seeds),
         )
         static = records.shape[:1]
         examples = tf.nest.map_structure(
@@ -167,21 +178,28 @@ class Pipeline:
     def _apart(self, records: Tensor, numbers: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
         """Returns the examples of some records, zeros for bad ones; and a mask of the good."""
 
-        def one(record: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
-            example = self._attempt(record[None], seed[None])
-            found = tf.shape(tf.nest.flatten(example)[0])[0] == 1
+        def one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
+            first = self._attempt(record[None], seed[None])
+
+            def again() -> tuple[Batch, Tensor]:
+                # It returns for a bad record, and once a bucket that was away is back.
+                bad = tf.numpy_function(self._judge, [record, number, seed], tf.bool)
+                with tf.control_dependencies([bad]):
+                    return self._attempt(record[None], seed[None]), tf.ensure_shape(bad, ())
+
+            example, bad = tf.cond(_is_one(first), lambda: (first, tf.constant(False)), again)
+            what = [self.source.names(number[None]), "can be prepared at times only."]
+            with tf.control_dependencies([tf.debugging.Assert(_is_one(example) | bad, what)]):
+                example = tf.nest.map_structure(tf.identity, example)
             filled = tf.cond(
-                found,
+                _is_one(example),
                 lambda: tf.nest.map_structure(lambda part: part[0], example),
                 lambda: tf.nest.map_structure(lambda part: _zeros(part.shape[1:], part), example),
             )
-            return filled, found
+            return filled, _is_one(example)
 
-        each = tf.data.Dataset.from_tensor_slices((records, seeds)).map(one)
-        examples, found = each.batch(tf.size(records, tf.int64)).get_single_element()
-        bad = [tf.boolean_mask(part, ~found) for part in (records, numbers, seeds)]
-        with tf.control_dependencies([tf.numpy_function(self._skip, bad, tf.bool)]):
-            return tf.nest.map_structure(tf.identity, (examples, found))
+        each = tf.data.Dataset.from_tensor_slices((records, numbers, seeds)).map(one)
+        return each.batch(tf.size(records, tf.int64)).get_single_element()
 
     def _attempt(self, records: Tensor, seeds: Tensor) -> Batch:
         """Returns the examples of some records; fewer of them, or none, if one of them is bad."""
@@ -202,56 +220,70 @@ class Pipeline:
         none = tf.data.Dataset.from_tensors(none)
         return examples.concatenate(none).take(1).get_single_element()
 
-    def _stop(self, records: Tensor, numbers: Tensor, seeds: Tensor) -> Any:
-        """Raises an error for records that include a bad one; a service's worker names them all."""
-        if self.data.services:
-            what = ["One of these cannot be read or prepared:", self.source.names(numbers)]
-            return tf.debugging.Assert(False, what, summarize=-1)
+    def _judge(self, record: Any, drawn: np.int64, seed: np.ndarray) -> bool:
+        """Counts a record as bad, or waits until the bucket that it is in can be read again.
 
-        def tell(*records_numbers_seeds: np.ndarray) -> None:
-            for record, number, seed in zip(*records_numbers_seeds):
-                if reason := self._reason(record, seed):
-                    raise UserError(
-                        f"{self._name(number)}: {reason}. Fix the data, or leave out such records "
-                        "with on_bad_record=skip."
-                    )
-            first = self._name(records_numbers_seeds[1][0])
+        Raises:
+            UserError: the run stops at a bad record, or has skipped too many, or the bucket stays
+                out of reach.
+        """
+        number = int(drawn)
+        if number in self._skipped:
+            return True
+        reason = self._reason(record, number, seed)
+        name = self._name(number)
+        if not reason and _is_lost(record):
             raise UserError(
-                f"{first} or one of the next could not be prepared at first, but could be on a "
-                "second attempt: run the same command again."
+                f"{name} could not be read at first, but can be now: the disk or the bucket failed "
+                "for a while. Run the same command again."
             )
-
-        return tf.numpy_function(tell, [records, numbers, seeds], tf.bool)
-
-    def _skip(self, *records_numbers_seeds: np.ndarray) -> bool:
-        """Logs and counts bad records that are new."""
-        for record, number, seed in zip(*records_numbers_seeds):
-            if number in self._skipped:
-                continue
-            self._skipped.add(int(number))
-            what = f"{self._name(number)}: {self._reason(record, seed)}"
-            _log.warning("Skipped %s (%d so far)", what, len(self._skipped))
-            if len(self._skipped) > self.data.max_bad_records:
-                raise UserError(
-                    f"{len(self._skipped)} bad records, the last {what}: more than "
-                    f"max_bad_records={self.data.max_bad_records}."
-                )
+        if not reason:
+            return False
+        if self.data.on_bad_record == "raise":
+            raise UserError(
+                f"{name}: {reason}. Fix the data, or leave out such records with "
+                "on_bad_record=skip."
+            )
+        self._skipped.add(number)
+        _log.warning("Skipped %s: %s (%d so far)", name, reason, len(self._skipped))
+        if len(self._skipped) > self.data.max_bad_records:
+            raise UserError(
+                f"{len(self._skipped)} bad records, the last {name}: {reason}: more than "
+                f"max_bad_records={self.data.max_bad_records}."
+            )
         return True
 
-    def _name(self, number: np.int64) -> str:
+    def _name(self, number: int) -> str:
         return self.source.names(tf.constant([number], tf.int64))[0].numpy().decode()
 
-    def _reason(self, record: Any, seed: Any) -> str:
-        """Returns why a record cannot be prepared, found by trying; "" if it can."""
-        if record == b"":
-            return "cannot be read: missing, truncated or with a wrong checksum"
-        try:
+    def _reason(self, record: Any, number: int, seed: Any) -> str:
+        """Returns why a record cannot be prepared, found by trying; "" if it can.
+
+        Raises:
+            UserError: its bucket stays out of reach.
+        """
+
+        def prepare() -> None:
             examples = self.parse(tf.constant([record]))
             if self.example:
                 self.example(tf.nest.map_structure(lambda part: part[0], examples), seed)
+
+        away = (
+            tf.errors.AbortedError,
+            tf.errors.DeadlineExceededError,
+            tf.errors.UnavailableError,
+        )
+        try:
+            if _is_lost(record):
+                return self.source.lost(number)
+            retry.call(prepare, away, self._name(number))
+        except (OSError, *away, tf.errors.PermissionDeniedError) as error:
+            raise UserError(
+                f"{self._name(number)} cannot be reached ({_plain(error)}). Run the same command "
+                "again once it can be: the run resumes."
+            ) from error
         except (tf.errors.OpError, UserError, ValueError, TypeError) as error:
-            text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", str(error))
-            return " ".join(text.split()).rstrip(". ")
+            return _plain(error)
         return ""
 
     def _finished(self, examples: Batch, found: Tensor, seeds: Tensor) -> Any:
@@ -266,6 +298,22 @@ class Pipeline:
             return features, labels, weights
         weights = tf.reshape(weights, (-1, *[1] * (given[0].shape.rank - 1)))
         return features, labels, given[0] * weights
+
+
+def _is_lost(record: Any) -> bool:
+    """Returns whether no reader could read a record."""
+    return isinstance(record, bytes) and not record
+
+
+def _is_one(examples: Batch) -> Tensor:
+    """Returns whether this is one example, not none."""
+    return tf.shape(tf.nest.flatten(examples)[0])[0] == 1
+
+
+def _plain(error: Exception) -> str:
+    """Returns an error's message without TensorFlow's names of nodes."""
+    text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", str(error))
+    return " ".join(text.split()).rstrip(". ")
 
 
 def _zeros(shape: tuple[int | None, ...], like: Any) -> Tensor:

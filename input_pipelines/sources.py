@@ -281,6 +281,8 @@ class Records(Streamed):
             raise UserError("data.data_dir is empty: give the folder of the TFRecord shards.")
         if not self.features:
             raise UserError("data.features is empty: name the model's inputs.")
+        if self.on_bad_record == "skip" and not self.label:
+            raise UserError("data.on_bad_record=skip gives weights to labels: set data.label.")
         one_of("data.compression", self.compression, COMPRESSIONS)
         spec = parse_features(self.spec)
         for name in (*self.features, self.label, self.weight) if spec else ():

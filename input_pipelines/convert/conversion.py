@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import math
+import re
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.plan import Plan
@@ -38,8 +40,13 @@ class Conversion:
 
     def validate(self) -> None:
         """Raises `UserError` for a value that is not allowed."""
-        if self.shard_mb <= 0:
-            raise UserError(f"shard_mb is {self.shard_mb}: it must be above 0.")
+        if not (self.shard_mb > 0 and math.isfinite(self.shard_mb)):
+            raise UserError(f"shard_mb is {self.shard_mb}: it must be a number above 0.")
+        if not re.fullmatch(r"\w[\w.+-]*", self.split):
+            raise UserError(
+                f"The split would be named {self.split!r}, and its shards after it: use letters, "
+                "digits, '_', '-', '+' and '.', as in --split=train, or give it a name: NAME=SPLIT."
+            )
         if self.min_shards < 1:
             raise UserError(f"min_shards is {self.min_shards}: it must be 1 or more.")
         if self.compression not in manifest.COMPRESSIONS:

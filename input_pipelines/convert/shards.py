@@ -1,16 +1,18 @@
 """The second stage of a conversion: shards from the staged records."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
+from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import notes
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
 from tftpu.input_pipelines.convert.staging import Staging
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Shard
 from tftpu.storage import buckets, files
+from tftpu.storage.buckets import Stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,25 +23,34 @@ class Maker:
         conversion: in progress.
         staging: of the records.
         planned: the place of every record.
-        existing: bytes of the files in the output, by name.
+        existing: the files in the output, by name; see `existing`.
     """
 
     conversion: Conversion
     staging: Staging
     planned: Plan
-    existing: dict[str, int]
+    existing: dict[str, Stored]
 
     def __call__(self, shard: int) -> Shard:
         name = self.conversion.shard_name(shard, self.planned.shards)
         note = self.staging.folder / f"{name}.json"
-        if note.exists():
-            made = Shard(**json.loads(note.read_text()))
-            if self.existing.get(name) == made.bytes:
-                return dataclasses.replace(made, offsets=tuple(made.offsets))
+        kept = notes.read(note)
+        if kept is not None:
+            made = Shard(**{**kept, "offsets": tuple(kept["offsets"])})
+            if self._is_there(made):
+                return made
         records = self.staging.records(self.planned, shard)
         made = put(self.conversion, name, records, self.staging.folder)
-        files.write_whole(str(note), json.dumps(dataclasses.asdict(made)).encode())
+        notes.write(note, dataclasses.asdict(made))
         return made
+
+    def _is_there(self, made: Shard) -> bool:
+        """Returns whether the output holds a shard that an earlier process made, undamaged."""
+        there = self.existing.get(made.name)
+        if there is None or there.bytes != made.bytes:
+            return False
+        path = files.join(self.conversion.output, made.name)
+        return (there.crc32c or tfrecord.checksum(path)) == made.crc32c
 
 
 def put(conversion: Conversion, name: str, records: list[bytes], scratch: Path) -> Shard:
@@ -50,19 +61,24 @@ def put(conversion: Conversion, name: str, records: list[bytes], scratch: Path) 
         name: of the file.
         records: of the shard.
         scratch: a local folder, where shards are made before their upload to a bucket.
+
+    Raises:
+        UserError: the bucket cannot be written, or received other bytes.
     """
     remote = files.is_remote(conversion.output)
     folder = str(scratch) if remote else conversion.output
     made = tfrecord.write(os.path.join(folder, name), records, conversion.compression)
     if remote:
         path = os.path.join(folder, name)
-        buckets.upload({name: path}, conversion.output)
+        sent = buckets.upload({name: path}, conversion.output)[name]
+        if sent.crc32c != made.crc32c:
+            raise UserError(f"{path} was damaged before its upload: run the same command again.")
         os.unlink(path)
     return made
 
 
-def existing(folder: str) -> dict[str, int]:
-    """Returns the bytes of the files in an output folder, by name."""
+def existing(folder: str) -> dict[str, Stored]:
+    """Returns the files in an output folder, by name; local ones without their checksum."""
     if files.is_remote(folder):
-        return {name: file.bytes for name, file in buckets.listing(folder).items()}
-    return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+        return buckets.listing(folder)
+    return {entry.name: Stored(entry.stat().st_size, "") for entry in os.scandir(folder)}

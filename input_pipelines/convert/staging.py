@@ -2,32 +2,41 @@
 
 FOLDER/conversion            the fingerprint of the conversion that the files belong to
        part-<n>              the records of a part
-       part-<n>.npy          the bytes of each of them; written last
+       part-<n>.npy          the bytes of each of them
        part-<n>.skipped      the files that were left out of it, if any
        part-<n>.hashes.npy   a hash of each of them, if the source has no order
-       order.npy             the order of all records by hash, likewise
+       part-<n>.json         sizes and checksums of these files; written last
+       order.npy             the order of all records by hash, if the source has none
        <shard>.json          a shard that is finished
+
+A conversion that is started again compares the parts with their checksums, and makes again what
+does not match.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import notes
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
 from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
-from tftpu.storage import claims, files
+from tftpu.storage import buckets, claims, files
+
+_PIECE = 1 << 20  # bytes written at a time
 
 
 def encoded(reader: Reader, part: int) -> Iterator[bytes | Skipped]:
@@ -63,31 +72,55 @@ class Staging:
     folder: Path
 
     def done(self) -> int:
-        """Returns the number of parts that are staged."""
-        return sum(self._lengths(part).exists() for part in range(len(self.reader.parts)))
+        """Returns the number of parts that seem to be staged; `stage` looks at them."""
+        return sum(self._note(part).exists() for part in range(len(self.reader.parts)))
 
     def stage(self, part: int) -> np.ndarray:
-        """Encodes a part, unless it is staged; returns the bytes of each record in the file."""
-        if not self._lengths(part).exists():
-            lengths, hashes, skipped = [], [], []
-
-            def measured() -> Iterator[bytes]:
-                for record in encoded(self.reader, part):
-                    if isinstance(record, Skipped):
-                        skipped.append(dataclasses.astuple(record))
-                        continue
-                    lengths.append(len(record) + tfrecord.OVERHEAD)
-                    if not self.reader.ordered:
-                        hashes.append(hashlib.blake2b(record, digest_size=16).digest())
-                    yield record
-
-            tfrecord.write(str(self.folder / f"part-{part}"), measured())
-            if not self.reader.ordered:
-                _save(self.folder / f"part-{part}.hashes.npy", np.array(hashes, "S16"))
-            if skipped:
-                files.write_whole(self._skipped(part), json.dumps(skipped).encode())
-            _save(self._lengths(part), np.array(lengths, np.int64))
+        """Encodes a part, unless it is staged, undamaged; returns the bytes of each record."""
+        if not self._is_whole(part):
+            self._make(part)
         return np.load(self._lengths(part))
+
+    def _make(self, part: int) -> None:
+        lengths, hashes, skipped = [], [], []
+
+        def measured() -> Iterator[bytes]:
+            for record in encoded(self.reader, part):
+                if isinstance(record, Skipped):
+                    skipped.append(dataclasses.astuple(record))
+                    continue
+                lengths.append(len(record) + tfrecord.OVERHEAD)
+                if not self.reader.ordered:
+                    hashes.append(hashlib.blake2b(record, digest_size=16).digest())
+                yield record
+
+        for path in (self._note(part), self._skipped(part)):
+            files.remove(path)
+        made = tfrecord.write(str(self.folder / f"part-{part}"), measured())
+        beside: dict[Path, Iterable[bytes]] = {
+            self._lengths(part): _npy(np.array(lengths, np.int64))
+        }
+        if not self.reader.ordered:
+            beside[self._hashes(part)] = _npy(np.array(hashes, "S16"))
+        if skipped:
+            beside[self._skipped(part)] = [json.dumps(skipped).encode()]
+        sums = {made.name: [made.bytes, made.crc32c]}
+        for path, pieces in beside.items():
+            data = b"".join(pieces)
+            files.write_whole(path, data)
+            sums[path.name] = [len(data), f"{google_crc32c.value(data):08x}"]
+        notes.write(self._note(part), sums)
+
+    def _is_whole(self, part: int) -> bool:
+        """Returns whether a part is staged, and its files are as they were written."""
+        sums = notes.read(self._note(part))
+        if sums is None:
+            return False
+        try:
+            found = {name: list(buckets.checksum(self.folder / name)[:2]) for name in sums}
+        except OSError:
+            return False
+        return found == sums
 
     def skipped(self) -> list[Skipped]:
         """Returns what was left out of all parts, in their order."""
@@ -97,11 +130,16 @@ class Staging:
     def put_in_order(self) -> None:
         """Records the order of the records by their content, regardless of their parts."""
         parts = range(len(self.reader.parts))
-        hashes = [np.load(self.folder / f"part-{part}.hashes.npy") for part in parts]
-        _save(self.folder / "order.npy", np.argsort(np.concatenate(hashes), kind="stable"))
+        hashes = [np.load(self._hashes(part)) for part in parts]
+        order = np.argsort(np.concatenate(hashes), kind="stable")
+        files.write_whole(self.folder / "order.npy", _npy(order))
 
     def records(self, planned: Plan, shard: int) -> list[bytes]:
-        """Returns the records of a shard, read part by part."""
+        """Returns the records of a shard, read part by part.
+
+        Raises:
+            UserError: a record is no longer the one that was staged.
+        """
         records = planned.records_of(shard)
         if not self.reader.ordered:
             records = np.load(self.folder / "order.npy", mmap_mode="r")[records]
@@ -110,12 +148,26 @@ class Staging:
         for part in np.unique(of_part):
             lengths = np.load(self._lengths(part))
             begins = np.cumsum(lengths) - lengths
-            with open(self.folder / f"part-{part}", "rb") as file:
+            path = self.folder / f"part-{part}"
+            with open(path, "rb") as file:
                 wanted = np.flatnonzero(of_part == part)
                 for place in wanted[np.argsort(number[wanted])]:
-                    file.seek(int(begins[number[place]]) + 12)  # after length and checksum
-                    found[place] = file.read(int(lengths[number[place]]) - tfrecord.OVERHEAD)
+                    file.seek(int(begins[number[place]]))
+                    framed = file.read(int(lengths[number[place]]))
+                    try:
+                        found[place] = tfrecord.unframed(framed)
+                    except ValueError as error:
+                        raise UserError(
+                            f"{path} was damaged after it was written: {error}. Run the same "
+                            "command again, which reads this part of the source again."
+                        ) from error
         return found
+
+    def _note(self, part: int) -> Path:
+        return self.folder / f"part-{part}.json"
+
+    def _hashes(self, part: int) -> Path:
+        return self.folder / f"part-{part}.hashes.npy"
 
     def _skipped(self, part: int) -> Path:
         return self.folder / f"part-{part}.skipped"
@@ -161,20 +213,23 @@ def begin(folder: Path, conversion: Conversion, reader: Reader) -> None:
     note = folder / "conversion"
     parts = hashlib.sha256(json.dumps(reader.parts).encode()).hexdigest()
     text = f"{conversion.fingerprint(reader)} {parts}"
-    if note.exists() and note.read_text() != text:
-        for path in (*folder.glob("part-*"), *folder.glob("*.json")):
+    if not note.exists() or note.read_bytes() != text.encode():
+        for path in {*folder.glob("part-*"), *folder.glob("*.json")}:
             path.unlink()
     files.write_whole(str(note), text.encode())
     if not files.is_remote(output):
         os.makedirs(output, exist_ok=True)  # with a staging folder elsewhere it may not exist yet
         for path in Path(output).glob(f".{conversion.split}-*.tmp"):  # no other split's
             path.unlink(missing_ok=True)
-    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.npy")):
+    for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def _save(path: Path, array: np.ndarray) -> None:
-    """Writes an array atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.npy")
-    np.save(temporary, array)
-    os.replace(temporary, path)
+def _npy(array: np.ndarray) -> Iterator[bytes]:
+    """Yields the content of a `.npy` file."""
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    yield head.getvalue()
+    data = array.reshape(-1).view(np.uint8)
+    for start in range(0, len(data), _PIECE):
+        yield data[start : start + _PIECE].tobytes()

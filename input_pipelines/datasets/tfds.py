@@ -47,6 +47,12 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
         near = did_you_mean(name, known)
         near = near if "Did you mean" in near else " tfds.list_builders() lists what TFDS has."
         raise UserError(f"There is no data set {name!r}.{near}") from error
+    except Exception as error:  # of many kinds: AssertionError, and those of a network
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"TFDS has no data set {name!r} ({why}): data.name is NAME, NAME/CONFIG or NAME:1.0.0. "
+            "The folder of a data set is data.data_dir."
+        ) from error
     if download:
         _prepare(builder)
     if not builder.is_prepared():
@@ -78,6 +84,11 @@ def count(builder: Builder, split: str) -> int:
 
 def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
+
+    Args:
+        builder: of the data set.
+        split: of TFDS.
+        shuffle: as in `Shards`.
 
     Raises:
         UserError: no such split, an empty one, or files that are not TFRecord.

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.storage import files
+from tftpu.storage import files, paths
 
 NAME = "dataset.json"
 FORMAT = "tftpu dataset 1"
@@ -53,11 +53,17 @@ class Feature:
         for field, allowed in (("dtype", DTYPES), ("encoding", ENCODINGS)):
             value = getattr(self, field)
             if value not in allowed:
+                value = str(value)
                 raise UserError(
                     f"The feature {name!r} has the {field} {value!r}.{did_you_mean(value, allowed)}"
                 )
-        if any(not isinstance(size, int) or size < 0 for size in self.shape):
+        if any(type(size) is not int or not 0 <= size < 1 << 31 for size in self.shape):
             raise UserError(f"The feature {name!r} has the shape {self.shape}: it must be static.")
+        if type(self.num_classes) is not int or not 0 <= self.num_classes < 1 << 31:
+            raise UserError(
+                f"The feature {name!r} has num_classes={self.num_classes}: give a whole number, "
+                "0 for values that are no class."
+            )
         if self.encoding == "image" and (self.dtype, self.shape) != ("string", ()):
             raise UserError(f"The feature {name!r} is an image: its dtype is string, its shape ().")
         if self.encoding == "raw" and self.dtype == "string":
@@ -69,7 +75,7 @@ class Shard:
     """One file of a split.
 
     Args:
-        name: of the file, relative to the manifest's folder; or a full path.
+        name: of the file, relative to the manifest's folder, which it is in or below.
         examples: number of its records.
         bytes: its size.
         crc32c: of the complete file, eight hexadecimal digits; "" if unknown.
@@ -161,7 +167,12 @@ def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
 
 
 def write(manifest: Manifest) -> None:
-    """Writes `dataset.json` into the manifest's folder, atomically; call it after the shards."""
+    """Writes `dataset.json` into the manifest's folder, atomically; call it after the shards.
+
+    Raises:
+        UserError: it contradicts itself, or a shard is not in the folder.
+    """
+    _validate(manifest, files.join(manifest.folder, NAME))
     files.write_whole(files.join(manifest.folder, NAME), to_json(manifest).encode())
 
 
@@ -179,6 +190,8 @@ def read(folder: str) -> Manifest:
             f"There is no data set in {folder}: {path} is missing. It is written last, after all "
             "shards. For TFRecord files without a manifest, describe their features in data.spec."
         ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as a manifest: {error}") from error
     return from_json(text, folder)
 
 
@@ -193,7 +206,9 @@ def to_json(manifest: Manifest) -> str:
         "about": manifest.about,
     }
     splits = ",\n".join(
-        f'"{name}": [\n' + ",\n".join(json.dumps(dataclasses.asdict(s)) for s in shards) + "]"
+        f"{json.dumps(name)}: [\n"
+        + ",\n".join(json.dumps(dataclasses.asdict(s)) for s in shards)
+        + "]"
         for name, shards in manifest.splits.items()
     )
     return json.dumps(head, indent=1)[:-2] + ',\n "splits": {\n' + splits + "}\n}\n"
@@ -219,7 +234,7 @@ def from_json(text: str, folder: str) -> Manifest:
             for name, shards in value["splits"].items()
         }
         manifest = Manifest(folder, features, splits, value["compression"], value["about"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read as a manifest: {type(error).__name__} {error}"
         ) from error
@@ -233,12 +248,35 @@ def _validate(manifest: Manifest, path: str) -> None:
     if manifest.compression not in COMPRESSIONS:
         raise UserError(
             f"{path}: the compression {manifest.compression!r} is unknown."
-            f"{did_you_mean(manifest.compression, COMPRESSIONS)}"
+            f"{did_you_mean(str(manifest.compression), COMPRESSIONS)}"
         )
+    about = manifest.about
+    if not isinstance(about, dict) or not isinstance(about.get("conversions", {}), dict):
+        raise UserError(f"{path}: what it holds about the data is not a JSON object.")
     for shard in (shard for shards in manifest.splits.values() for shard in shards):
-        expected = -(-shard.examples // INDEX_EVERY)
-        if shard.offsets and len(shard.offsets) != expected:
-            raise UserError(
-                f"{path}: {shard.name} has {shard.examples} examples and {len(shard.offsets)} "
-                f"offsets: it should have {expected}, one for every {INDEX_EVERY} records."
-            )
+        _validate_shard(shard, path)
+
+
+def _validate_shard(shard: Shard, path: str) -> None:
+    if not isinstance(shard.name, str) or not paths.is_inside(shard.name):
+        raise UserError(
+            f"{path} names the shard {shard.name!r}, which is not in its folder: names that lead "
+            "elsewhere are not followed."
+        )
+    sizes = (shard.examples, shard.bytes, *shard.offsets)
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
+        raise UserError(
+            f"{path}: the examples, bytes and offsets of {shard.name} are not whole numbers."
+        )
+    if not isinstance(shard.crc32c, str) or not re.fullmatch(r"([0-9a-f]{8})?", shard.crc32c):
+        raise UserError(
+            f"{path}: the checksum of {shard.name} is {shard.crc32c!r}: expected 8 hex digits."
+        )
+    expected = -(-shard.examples // INDEX_EVERY)
+    if shard.offsets and len(shard.offsets) != expected:
+        raise UserError(
+            f"{path}: {shard.name} has {shard.examples} examples and {len(shard.offsets)} "
+            f"offsets: it should have {expected}, one for every {INDEX_EVERY} records."
+        )
+    if shard.offsets and not all(a < b for a, b in zip((-1, *shard.offsets), shard.offsets)):
+        raise UserError(f"{path}: the offsets of {shard.name} do not increase.")

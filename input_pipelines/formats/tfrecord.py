@@ -6,8 +6,11 @@ masked CRC32C of the data.
 
 import contextlib
 import gzip
+import io
 import os
+import stat
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
@@ -19,6 +22,9 @@ from tftpu.storage import checksums, files
 
 _MASK = 0xA282EAD8
 OVERHEAD = 16  # bytes of a record in addition to its data
+_HEADER = 12  # bytes of the length and its checksum
+_PIECE = 1 << 20  # bytes read or written at a time
+_DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
 
 
 def frame(record: bytes) -> bytes:
@@ -34,6 +40,19 @@ def frame(record: bytes) -> bytes:
     )
 
 
+def unframed(framed: bytes) -> bytes:
+    """Returns the record that `frame` framed.
+
+    Raises:
+        ValueError: it is not complete, or a checksum does not match.
+    """
+    file = io.BytesIO(framed)
+    record = _next(file, len(framed))
+    if record is None or file.read(1):
+        raise ValueError("its length does not match")
+    return record
+
+
 def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
     """Writes a local file of records atomically; equal records give equal bytes.
 
@@ -44,29 +63,53 @@ def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
 
     Returns:
         The shard, named after the file, with its size, checksum and index.
+
+    Raises:
+        OSError: it could not be written; there is no such file then, or the earlier one.
     """
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    examples, offsets, position = 0, [], 0
-    try:
-        with open(temporary, "wb") as raw:
-            with _compressed(raw, compression) as target:
-                for record in records:
-                    if examples % INDEX_EVERY == 0:
-                        offsets.append(position)
-                    framed = frame(record)
-                    target.write(framed)
-                    position += len(framed)
-                    examples += 1
-            raw.flush()
-            os.fsync(raw.fileno())
-        size, crc = os.path.getsize(temporary), checksum(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-    return Shard(name, examples, size, crc, () if compression else tuple(offsets))
+    written = _Written(records, compression)
+    files.write_whole(path, written)
+    offsets = () if compression else tuple(written.offsets)
+    return Shard(
+        os.path.basename(path), written.examples, written.size, f"{written.crc32c:08x}", offsets
+    )
+
+
+class _Written:
+    """The content of a file of records in pieces, which are counted and summed as they pass."""
+
+    def __init__(self, records: Iterable[bytes], compression: str):
+        self._records, self._compression = records, compression
+        self.examples = self.size = self.crc32c = 0
+        self.offsets: list[int] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces():
+            self.size += len(piece)
+            self.crc32c = google_crc32c.extend(self.crc32c, piece)
+            yield piece
+
+    def _pieces(self) -> Iterator[bytes]:
+        pending, position = io.BytesIO(), 0
+        with _compressed(pending, self._compression) as target:
+            for record in self._records:
+                if self.examples % INDEX_EVERY == 0:
+                    self.offsets.append(position)
+                framed = frame(record)
+                target.write(framed)
+                position += len(framed)
+                self.examples += 1
+                if pending.tell() >= _PIECE:
+                    yield _taken(pending)
+        yield _taken(pending)
+
+
+def _taken(pending: io.BytesIO) -> bytes:
+    """Returns what was written so far, and forgets it."""
+    piece = pending.getvalue()
+    pending.seek(0)
+    pending.truncate()
+    return piece
 
 
 def checksum(path: str) -> str:
@@ -98,16 +141,61 @@ def records(path: str, compression: str = "") -> Iterator[tuple[int, bytes]]:
     """
     number, position = 0, 0
     with opened(path) as raw:
-        file = gzip.GzipFile(fileobj=raw) if compression == "GZIP" else raw
+        size = files.size(path) or 0
+        if compression == "GZIP":
+            file, room = gzip.GzipFile(fileobj=raw), _DEFLATE * size
+        else:
+            file, room = raw, size
         while True:
             try:
-                record = _next(file)
-            except (ValueError, OSError, EOFError) as error:
+                record = _next(file, room - position)
+            except (ValueError, OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: record {number} is corrupt: {error}.") from error
             if record is None:
                 return
             yield position, record
             number, position = number + 1, position + len(record) + OVERHEAD
+
+
+def most_records(size: int) -> int:
+    """Returns the most records that a file of so many bytes can hold, compressed or not."""
+    return _DEFLATE * size // OVERHEAD
+
+
+def readable(path: str, position: int, count: int) -> int:
+    """Returns how many records TensorFlow can be asked for without ending this process.
+
+    Its reader allocates the length that a record states before it reads, and crashes if there is
+    not so much memory. So lengths are compared with the file first; only they are read. A length
+    whose checksum does not match is left to TensorFlow, which reports it.
+
+    Args:
+        path: of a local file that is not compressed.
+        position: of the first record in the file.
+        count: of the records wanted.
+
+    Returns:
+        `count`, or less if a record states a length that the file does not have.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return count  # TensorFlow's error names the file
+    try:
+        size = os.fstat(descriptor).st_size
+        for number in range(count):
+            header = os.pread(descriptor, _HEADER, position)
+            if len(header) < _HEADER:
+                break
+            length = int.from_bytes(header[:8], "little")
+            if length > size - position - OVERHEAD and _is_length(header):
+                return number
+            position += length + OVERHEAD
+            if position > size:
+                break
+    finally:
+        os.close(descriptor)
+    return count
 
 
 def opened(path: str) -> BinaryIO:
@@ -124,6 +212,8 @@ def opened(path: str) -> BinaryIO:
         remote: Any = tf.io.gfile.GFile(path, "rb")
         return remote
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UserError(f"{path} is not a regular file, so it cannot be read as data.")
         return open(path, "rb")
     except OSError as error:
         raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
@@ -139,26 +229,46 @@ def _compressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO | gzip.Gzi
         yield target
 
 
-def _next(file: BinaryIO | gzip.GzipFile) -> bytes | None:
+def _next(file: BinaryIO | gzip.GzipFile, left: int) -> bytes | None:
     """Returns the next record, or None at the end of the file.
+
+    Args:
+        file: at a record.
+        left: the most bytes that the rest of the file can have.
 
     Raises:
         ValueError: the record is truncated, or a checksum does not match.
     """
-    header = file.read(12)
+    header = file.read(_HEADER)
     if not header:
         return None
-    if len(header) < 12:
+    if len(header) < _HEADER:
         raise ValueError("the file ends inside a length")
-    if struct.unpack("<I", header[8:])[0] != _masked_crc(header[:8]):
+    if not _is_length(header):
         raise ValueError("the checksum of its length does not match")
-    (length,) = struct.unpack("<Q", header[:8])
-    data = file.read(length + 4)
-    if len(data) < length + 4:
-        raise ValueError("the file ends inside it")
+    length = int.from_bytes(header[:8], "little")
+    if length > left - OVERHEAD:
+        raise ValueError(f"the file ends inside it, whose length says {length:,} bytes")
+    data = _exactly(file, length + 4)
     if struct.unpack("<I", data[-4:])[0] != _masked_crc(data[:-4]):
         raise ValueError("the checksum of its data does not match")
     return data[:-4]
+
+
+def _exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
+    """Reads so many bytes, a piece at a time: never allocates much more than there are."""
+    pieces = []
+    while count:
+        pieces.append(file.read(min(count, _PIECE)))
+        if not pieces[-1]:
+            raise ValueError("the file ends inside it")
+        count -= len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _is_length(header: bytes) -> bool:
+    """Returns whether a header's checksum is that of its length."""
+    return struct.unpack("<I", header[8:])[0] == _masked_crc(header[:8])
 
 
 def _masked_crc(data: bytes) -> int:

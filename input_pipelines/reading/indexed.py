@@ -27,6 +27,10 @@ class Indexed:
         """Returns the names of examples for errors: their files."""
         return tf.gather(self._paths, numbers)
 
+    def lost(self, number: int) -> str:
+        """Returns "": a record is a number, and is never lost."""
+        return ""
+
     def drawn(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:

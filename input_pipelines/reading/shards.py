@@ -1,6 +1,7 @@
 """TFRecord shards as a source of training examples: read in parallel, from any step on."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Manifest
-from tftpu.input_pipelines.reading import order
+from tftpu.input_pipelines.reading import damage, order
 from tftpu.input_pipelines.reading.cache import Cache
 from tftpu.input_pipelines.reading.order import Tracks
 from tftpu.input_pipelines.tensors import Tensor
@@ -59,6 +61,9 @@ class Shards:
         tracks: largest number of files read side by side.
         local: maps a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
             path to read until this reader asks for another; None: the same path.
+
+    Raises:
+        UserError: no examples.
     """
 
     def __init__(
@@ -74,6 +79,10 @@ class Shards:
         self.shuffle = shuffle
         self.at_most = tracks
         self.local = local
+        self._lost: dict[str, damage.Damage | None] = {}
+        on_disk = local or not any(files.is_remote(piece.path) for piece in self.pieces)
+        # TensorFlow inflates compressed files piece by piece, whatever length a record states.
+        self._checks_lengths = not compression and bool(on_disk)
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
             raise UserError("The shards have no examples.")
@@ -96,6 +105,25 @@ class Shards:
         place = numbers - tf.gather(tables.firsts - tables.skips, shard)
         path = tf.gather(tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
+
+    def lost(self, number: int) -> str:
+        """Returns why a record could not be read; "" if it can be.
+
+        A record behind a corrupt one is lost, too: TensorFlow reads no further.
+
+        Raises:
+            OSError: the bucket is still out of reach.
+        """
+        firsts = self._tables.firsts.numpy()
+        shard = int(np.searchsorted(firsts, number, side="right")) - 1
+        piece = self.pieces[shard]
+        if piece.path not in self._lost:
+            first = functools.partial(damage.first, piece.path, self.compression)
+            self._lost[piece.path] = files.retried(piece.path, first)
+        found = self._lost[piece.path]
+        if found is None or piece.first + number - firsts[shard] < found.record:
+            return ""
+        return f"cannot be read: {found.reason}"
 
     def tracks(self, global_batch_size: int) -> Tracks:
         """Returns the partition of an epoch for batches of this size."""
@@ -243,7 +271,10 @@ class Shards:
             ),
             tf.TensorSpec((), tf.string),
         )
-        records = records.skip(place - entry * INDEX_EVERY).take(take)
+        skipped = place - entry * INDEX_EVERY
+        if self._checks_lengths:
+            records = records.take(damage.readable(path, offset, skipped + take))
+        records = records.skip(skipped).take(take)
         return _readable(path).flat_map(lambda _: _whatever_fails(records, take))
 
 
@@ -259,7 +290,10 @@ class _Tables(NamedTuple):
 
 
 def of_manifest(
-    data: Manifest, split: str, cache: Cache | None = None, shuffle: int = SHUFFLE
+    data: Manifest,
+    split: str,
+    cache: Cache | None = None,
+    shuffle: int = SHUFFLE,
 ) -> Shards:
     """Returns the shards of a split.
 
@@ -340,6 +374,11 @@ def checked(pieces: list[Piece]) -> list[Piece]:
             raise UserError(
                 f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
                 "manifest was written: convert the data set again, or restore the file."
+            )
+        if piece.examples > tfrecord.most_records(size):
+            raise UserError(
+                f"The shard {piece.path} has {size:,} bytes, which cannot be {piece.examples:,} "
+                "records: its manifest is damaged."
             )
     return [dataclasses.replace(piece, bytes=size) for piece, size in zip(pieces, sizes)]
 

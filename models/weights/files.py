@@ -3,14 +3,12 @@
 import io
 import json
 import mmap
-import re
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.storage import files, safetensors
+from tftpu.models.weights.hdf5 import Hdf5
+from tftpu.storage import files, paths, safetensors
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -32,13 +30,13 @@ def read(path: str) -> dict[str, np.ndarray]:
     path = str(path)
     if not path.endswith((".safetensors", ".safetensors.index.json", ".h5")):
         path = _in_folder(path)
-    if not files.exists(path):
+    if files.size(path) is None:
         raise UserError(f"There is no weight file {path!r}.")
     try:
         if path.endswith(".json"):
             return _read_several(path)
         return _read_h5(path) if path.endswith(".h5") else _read_safetensors(path)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise UserError(f"The weights in {path!r} cannot be read: {error}.") from error
 
 
@@ -67,6 +65,11 @@ def _in_folder(folder: str) -> str:
 
 def _read_several(index: str) -> dict[str, np.ndarray]:
     places = json.loads(files.read(index))["weight_map"]
+    if not isinstance(places, dict):
+        raise ValueError("its weight_map is not a JSON object")
+    for name in places.values():
+        if not isinstance(name, str) or not paths.is_inside(name):
+            raise ValueError(f"it names the file {name!r}, which is not beside it")
     folder = index.rpartition("/")[0]
     arrays = {}
     for name in sorted(set(places.values())):
@@ -87,40 +90,10 @@ def _read_safetensors(path: str) -> dict[str, np.ndarray]:
 def _read_h5(path: str) -> dict[str, np.ndarray]:
     import h5py
 
-    with h5py.File(io.BytesIO(files.read(path)) if files.is_remote(path) else path, "r") as file:
-        return _arrays(file)
-
-
-def _arrays(file: Any) -> dict[str, np.ndarray]:
-    legacy = file.get("model_weights", file)  # the former in files of complete models
-    return _legacy(legacy) if "layer_names" in legacy.attrs else _current(file)
-
-
-def _current(file: Any) -> dict[str, np.ndarray]:
-    """Reads a file of Keras 3: each layer has a group "vars" with arrays "0", "1", …"""
-    arrays = {}
-
-    def visit(path: str, group: Any) -> None:
-        if path.split("/")[-1] == "vars" and "name" in group.attrs:
-            for index, array in group.items():
-                arrays[f"{group.attrs['name']}/{index}"] = array[()]
-
-    file.visititems(visit)
-    return arrays
-
-
-def _legacy(file: Any) -> dict[str, np.ndarray]:
-    """Reads a file of Keras 2: each layer has a group, which lists its arrays in order."""
-    arrays = {}
-    for group in _texts(file.attrs["layer_names"]):
-        counts: dict[str, int] = {}
-        for name in _texts(file[group].attrs["weight_names"]):
-            layer = re.sub(r":\d+$", "", name).split("/")[-2]  # "stem/stem_conv/kernel:0"
-            index = counts.get(layer, 0)
-            counts[layer] = index + 1
-            arrays[f"{layer}/{index}"] = file[group][name][()]
-    return arrays
-
-
-def _texts(names: Iterable[bytes | str]) -> list[str]:
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    size = files.size(path) or 0
+    place = io.BytesIO(files.read(path)) if files.is_remote(path) else path
+    try:
+        with h5py.File(place, "r") as file:
+            return Hdf5(file, size).arrays()
+    except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
+        raise ValueError(f"{error}") from error

@@ -184,6 +184,24 @@ def test_a_folder_with_other_data_is_left_unchanged(pictures, tmp_path):
         converter.run(other, workers=1, say=silent)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"options": ReadOptions(split="../x")}, r"would be named '\.\./x'"),
+        ({"options": ReadOptions(split="/x=train")}, "would be named '/x'"),
+        ({"options": ReadOptions(split=".x")}, r"would be named '\.x'"),
+        ({"options": ReadOptions(split="[:10]")}, "would be named ''"),
+        ({"shard_mb": float("nan")}, "shard_mb is nan: it must be a number above 0"),
+        ({"shard_mb": float("inf")}, "shard_mb is inf: it must be a number above 0"),
+    ],
+)
+def test_an_option_that_is_not_allowed_writes_nothing(pictures, tmp_path, changes, message):
+    conversion = Conversion(f"images:{pictures}", str(tmp_path / "out" / "here"))
+    with pytest.raises(UserError, match=message):
+        converter.run(dataclasses.replace(conversion, **changes), workers=1, say=silent)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_path, monkeypatch):
     """`tftpu data convert` itself, two workers, killed once in each stage; and one worker."""
@@ -207,7 +225,7 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
         return True
 
     assert start(tmp_path / "whole").wait(timeout=300) == 0
-    for waits_for in ("part-*.npy", "*.json"):
+    for waits_for in ("part-*.json", "train-*.json"):
         child = start(tmp_path / "killed")
         staging = tmp_path / "killed" / ".converting-train"
         while not list(staging.glob(waits_for)):

@@ -29,12 +29,46 @@ def test_a_manifest_reads_back_as_written(tmp_path):
 def test_a_missing_or_inconsistent_manifest_fails_with_a_clear_error(tmp_path):
     with pytest.raises(UserError, match=r"dataset\.json is missing"):
         manifest.read(str(tmp_path))
-    shard = Shard("a.tfrecord", 300, 1234, "", (0,))
-    manifest.write(Manifest(str(tmp_path), FEATURES, {"train": (shard,)}))
-    with pytest.raises(UserError, match="300 examples and 1 offsets: it should have 2"):
-        manifest.read(str(tmp_path))
+    for shard, message in (
+        (Shard("a.tfrecord", 300, 1234, "", (0,)), "300 examples and 1 offsets: it should have 2"),
+        (Shard("a.tfrecord", 300, 1234, "", (5, 5)), "offsets of a.tfrecord do not increase"),
+        (Shard("a.tfrecord", -1, 1234), "bytes and offsets of a.tfrecord are not whole numbers"),
+        (Shard("a.tfrecord", 1, 1234, "crc"), "the checksum of a.tfrecord is 'crc'"),
+    ):
+        contradiction = Manifest(str(tmp_path), FEATURES, {"train": (shard,)})
+        with pytest.raises(UserError, match=message):
+            manifest.write(contradiction)
+        (tmp_path / "dataset.json").write_text(manifest.to_json(contradiction))
+        with pytest.raises(UserError, match=message):
+            manifest.read(str(tmp_path))
     (tmp_path / "dataset.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be read as a manifest"):
+        manifest.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["../a", "a/../../b", "/etc/passwd", "gs://other/a", "", ".", "a//b", "./a", "a\0"]
+)
+def test_a_shard_that_is_not_in_the_folder_is_neither_written_nor_followed(tmp_path, name):
+    data = Manifest(str(tmp_path), FEATURES, {"train": (Shard(name, 1, 20),)})
+    with pytest.raises(UserError, match="which is not in its folder"):
+        manifest.write(data)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "dataset.json").write_text(manifest.to_json(data))
+    with pytest.raises(UserError, match="which is not in its folder"):
+        manifest.read(str(tmp_path))
+
+
+def test_a_shard_may_be_in_a_folder_below(tmp_path):
+    data = Manifest(str(tmp_path), FEATURES, {"train": (Shard("a/b-0", 1, 20),)})
+    manifest.write(data)
+    assert manifest.read(str(tmp_path)) == data
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b'{"format": 1}', b"[]", b"null"])
+def test_a_manifest_of_another_kind_is_one_clear_error(tmp_path, text):
+    (tmp_path / "dataset.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"dataset\.json (cannot be read|has the format)"):
         manifest.read(str(tmp_path))
 
 

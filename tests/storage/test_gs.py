@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support import gs_proxy
+from tests.support import data_sets, gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaf
 from tftpu import input_pipelines
@@ -24,8 +24,8 @@ from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers import text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
-from tftpu.input_pipelines.reading import cache
-from tftpu.input_pipelines.sources import Tokens
+from tftpu.input_pipelines.reading import cache, shards
+from tftpu.input_pipelines.sources import StreamedImages, Tokens
 from tftpu.launch import main as command_line
 from tftpu.observe import writers
 from tftpu.storage import buckets, files
@@ -111,12 +111,12 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
     assert converter.run(again, 1, say=lambda *_: None).examples("train") == count
 
 
-def converted(tmp_path, output: str, shards: int) -> manifest.Manifest:
+def converted(tmp_path, output: str, count: int) -> manifest.Manifest:
     """Converts text to a number of packed shards."""
-    for number in range(shards):
-        (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // shards))
+    for number in range(count):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * (6000 // count))
     options = ReadOptions(context=50)
-    conversion = Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=shards)
+    conversion = Conversion(f"text:{tmp_path}/*.txt", output, options, min_shards=count)
     return converter.run(conversion, 1, staging_folder=str(tmp_path), say=lambda *_: None)
 
 
@@ -174,11 +174,54 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (None, "cannot be reached .*403"),
+        pytest.param(1, "could not be read at first, but can be now", marks=pytest.mark.slow),
+    ],
+)
+def test_a_read_error_of_the_bucket_is_no_bad_record(
+    service, rows, monkeypatch, caplog, times, message
+):
+    # An error at the first byte stops the run in any case.
+    monkeypatch.setattr(shards, "_readable", lambda path: tf.data.Dataset.from_tensors(""))
+    fault = Fault("GET", f"{rows.shards('train')[3].name}($|.*alt=media)", 403, times)
+    service.faults.append(fault)
+    with pytest.raises(tf.errors.OpError, match=message):
+        batches(rows.examples("train") // 16, on_bad_record="skip")
+    assert "Skipped" not in caplog.text
+
+
+@pytest.mark.parametrize("times", [2, None])
+def test_an_image_in_a_bucket_that_is_away_for_a_while_is_read_again(service, times, caplog):
+    for number in range(4):
+        name = f"gs://{BUCKET}/pictures/train/{'ab'[number % 2]}/{number}.jpg"
+        files.write_whole(name, data_sets.picture(number * 60))
+    data = StreamedImages(
+        data_dir=f"gs://{BUCKET}/pictures",
+        format="folder",
+        eval_split="train",
+        image_size=8,
+        num_classes=2,
+        global_batch_size=4,
+        on_bad_record="skip",
+    )
+    service.faults.append(Fault("GET", r"2\.jpg($|\?)", 403, times))
+    if times:
+        ((_, labels, weights),) = input_pipelines.evaluation(data)
+        assert sorted(labels.numpy()) == [0, 0, 1, 1] and weights.numpy().tolist() == [1] * 4
+    else:
+        with pytest.raises(tf.errors.OpError, match=r"2\.jpg cannot be reached .*403"):
+            list(input_pipelines.evaluation(data))
+    assert "Skipped" not in caplog.text
+
+
+@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"data_dir": "/local"}, "for shards in a bucket"),
         ({"cache_gb": 0}, "must be above 0"),
-        ({"service": "grpc://localhost:1"}, "use only one of them"),
+        ({"service": "localhost:1"}, "use only one of them"),
     ],
 )
 def test_an_invalid_cache_fails_with_a_clear_error(tmp_path, changes, sentence):

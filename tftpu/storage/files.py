@@ -6,11 +6,13 @@ buckets are retried by the policy of `retry`.
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tftpu.errors import UserError
 from tftpu.storage import retry
 
 _T = TypeVar("_T")
@@ -20,6 +22,20 @@ StrPath = str | os.PathLike[str]
 def is_remote(path: StrPath) -> bool:
     """Returns whether a path needs TensorFlow's file systems, such as `gs://`."""
     return "://" in str(path)
+
+
+def check_folder(name: str, path: str) -> None:
+    """Raises `UserError` unless a path can be that of a folder, local or in a bucket.
+
+    Args:
+        name: of the flag or argument, for the message.
+        path: its value.
+    """
+    if "\0" in path or ("://" in path and not re.fullmatch(r"gs://[^/\s]+(/.*)?", path)):
+        raise UserError(
+            f"{name}={path} is no folder that tftpu can use: give a local one, or "
+            "gs://BUCKET/FOLDER."
+        )
 
 
 def join(*parts: StrPath) -> str:
@@ -95,10 +111,26 @@ def rename(path: StrPath, target: StrPath) -> None:
 
 
 def read(path: StrPath) -> bytes:
-    """Returns the content of a file; raises FileNotFoundError if there is none."""
+    """Returns the content of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is a folder or a pipe, or it cannot be read.
+    """
     if is_remote(path):
         return _remote(path, _download, path)
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could wait forever
+        raise OSError(f"{path} is not a file")
     return _operate("read", path, Path(path).read_bytes)
+
+
+def retried(path: StrPath, function: Callable[[], _T]) -> _T:
+    """Calls a function that reads a file, again while its bucket is out of reach.
+
+    Raises:
+        OSError: the bucket stays out of reach.
+    """
+    return _remote(path, function) if is_remote(path) else function()
 
 
 def exists(path: StrPath) -> bool:
@@ -167,12 +199,16 @@ def _remote(path: StrPath, function: Callable[..., _T], *args: Any) -> _T:
         errors.ResourceExhaustedError,
         errors.UnavailableError,
     )
+    name = getattr(function, "__name__", "read")
     try:
-        return retry.call(
-            lambda: _operate(function.__name__, path, function, *args), transient, str(path)
-        )
+        return retry.call(lambda: _operate(name, path, function, *args), transient, str(path))
     except errors.NotFoundError as error:
         raise FileNotFoundError(path) from error
+    except errors.UnimplementedError as error:
+        raise UserError(
+            f"{str(path)!r} is in a place that cannot be reached: give a local path, or "
+            "gs://BUCKET/NAME."
+        ) from error
     except errors.OpError as error:
         raise OSError(f"{path}: {str(error).splitlines()[0][:200]}") from error
 

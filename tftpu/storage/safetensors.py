@@ -7,13 +7,18 @@ https://huggingface.co/docs/safetensors.
 """
 
 import json
+import math
 import mmap
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 PIECE = 4 << 20  # bytes
+_LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors package
+_MOST_DIMENSIONS = 32
+_LARGEST = 1 << 62
 
 _DTYPES = {
     "BOOL": np.bool_,
@@ -70,17 +75,76 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     """Returns the arrays of a file by name, as read-only views of its bytes.
 
     Raises:
-        ValueError: the data is not in this format.
+        ValueError: the data is not in this format: the header is no valid JSON object, or the
+            arrays do not fill the rest of the file without gaps and overlaps.
     """
     start = 8 + int.from_bytes(data[:8], "little")
-    arrays = {}
-    for name, entry in json.loads(data[8:start]).items():
-        if name == "__metadata__":
-            continue
-        first, last = entry["data_offsets"]
-        flat = np.frombuffer(data, np.uint8, last - first, start + first)
-        dtype = _DTYPES.get(entry["dtype"])
-        if dtype is None:
-            raise ValueError(f"{name} has the unknown dtype {entry['dtype']}")
-        arrays[name] = flat.view(dtype).reshape(entry["shape"])
-    return arrays
+    if not 10 <= start <= len(data):
+        raise ValueError(f"its header should end at byte {start:,}, and it has {len(data):,}")
+    if start - 8 > _LONGEST_HEADER:
+        raise ValueError(f"its header has {start - 8:,} bytes; {_LONGEST_HEADER:,} are allowed")
+    try:
+        header = json.loads(data[8:start])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    entries = sorted((_entry(name, value) for name, value in header.items()), key=_place)
+    arrays, end = {}, 0
+    for entry in entries:
+        if entry.first != end:
+            kind = "overlaps another array" if entry.first < end else "follows a gap"
+            raise ValueError(f"{entry.name!r} {kind}")
+        end = entry.last
+        if start + end > len(data):
+            raise ValueError(f"{entry.name!r} ends behind the end of the file")
+        flat = np.frombuffer(data, np.uint8, entry.last - entry.first, start + entry.first)
+        arrays[entry.name] = flat.view(entry.dtype).reshape(entry.shape)
+    if start + end != len(data):
+        raise ValueError(f"{len(data) - start - end:,} bytes at its end belong to no array")
+    return {name: arrays[name] for name in header}
+
+
+class _Entry(NamedTuple):
+    """An array of a header: the bytes from `first` to `last`, counted from the header's end."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+
+def _place(entry: _Entry) -> tuple[int, int]:
+    return entry.first, entry.last
+
+
+def _entry(name: str, value: object) -> _Entry:
+    """Returns an entry of a header.
+
+    Raises:
+        ValueError: it is not valid.
+    """
+    name.encode()  # raises for a lone surrogate, which could not be printed either
+    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
+        raise ValueError(f"{name!r} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ValueError(f"{name!r} has the unknown dtype {dtype!r}")
+    kind = np.dtype(_DTYPES[dtype])
+    if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{name!r} has the shape {shape!r}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name!r} has the data_offsets {offsets!r}")
+    first, last = offsets
+    if last - first != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"{name!r} has {last - first:,} bytes, which is not {dtype} {shape!r}")
+    return _Entry(name, kind, tuple(shape), first, last)
+
+
+def _are_sizes(numbers: object) -> bool:
+    """Returns whether this is a list of whole numbers that can be sizes of an array."""
+    return isinstance(numbers, list) and all(
+        type(number) is int and 0 <= number < _LARGEST for number in numbers
+    )

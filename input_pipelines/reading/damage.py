@@ -1,0 +1,59 @@
+"""Records of a file that cannot be read, and why."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import tfrecord
+from tftpu.input_pipelines.tensors import Tensor
+
+
+class Damage(NamedTuple):
+    """The first record of a file that cannot be read, and why."""
+
+    record: int
+    reason: str
+
+
+def first(path: str, compression: str) -> Damage | None:
+    """Returns the first record of a file that cannot be read; None if all can be."""
+    number = 0
+    try:
+        for _ in tfrecord.records(path, compression):
+            number += 1
+    except UserError as error:
+        return Damage(number, str(error).removesuffix("."))
+    return None
+
+
+def readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:
+    """Returns `tfrecord.readable` of tensors, (), int64; this process has to compute it."""
+
+    def of_values(path: bytes, position: np.int64, count: np.int64) -> np.int64:
+        return np.int64(tfrecord.readable(path.decode(), int(position), int(count)))
+
+    found = tf.numpy_function(of_values, [path, position, count], tf.int64)
+    return tf.ensure_shape(found, ())
+
+
+def refuse_impossible(paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Refuses files in which a record states a length that the file does not have.
+
+    Args:
+        paths: of local files that are not compressed.
+        counts: the number of records to look at in each, from its beginning.
+
+    Raises:
+        UserError: there is such a record; names it.
+    """
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(tfrecord.readable, paths, [0] * len(paths), counts))
+    for path, count, good in zip(paths, counts, found):
+        if good < count:
+            raise UserError(
+                f"{path}: record {good} is corrupt: the file ends inside it. Restore the file."
+            )

@@ -1,0 +1,118 @@
+"""Arrays of Keras's HDF5 files, from nowhere but the file itself.
+
+HDF5 has links to other files, and arrays whose bytes lie in them: a weight file of a stranger could
+read any file of this machine into weights, which are then saved and shared. None of these is
+followed, and nothing larger than the file is allocated.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+# A file's arrays may have this many times its bytes: weights hardly shrink, but zeros do.
+_INFLATION = 100
+_DEFLATE = 1032  # the most bytes that one compressed byte can become
+
+
+class Hdf5:
+    """The arrays of an open file.
+
+    Args:
+        file: an `h5py.File`.
+        size: its bytes.
+    """
+
+    def __init__(self, file: Any, size: int):
+        self._file = file
+        self._left = size * _INFLATION  # bytes of arrays that may still be read
+        self._size = size
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the arrays, by the name of their layer and their index there: "conv1/0".
+
+        Raises:
+            ValueError: an array or a group is not in this file, or is larger than it.
+            KeyError: there is no such group.
+        """
+        file = self._file
+        legacy = _child(file, "model_weights") if "model_weights" in file else file
+        return self._legacy(legacy) if "layer_names" in legacy.attrs else self._current(file)
+
+    def _current(self, file: Any) -> dict[str, np.ndarray]:
+        """Reads a file of Keras 3: each layer has a group "vars" with arrays "0", "1", …"""
+        arrays = {}
+
+        def visit(path: str, group: Any) -> None:
+            if path.split("/")[-1] == "vars" and "name" in group.attrs:
+                for index in group:
+                    arrays[f"{group.attrs['name']}/{index}"] = self._array(_child(group, index))
+
+        file.visititems(visit)  # which follows no links to elsewhere
+        return arrays
+
+    def _legacy(self, file: Any) -> dict[str, np.ndarray]:
+        """Reads a file of Keras 2: each layer has a group, which lists its arrays in order."""
+        arrays = {}
+        for group in _texts(file.attrs["layer_names"]):
+            counts: dict[str, int] = {}
+            inside = _child(file, group)
+            for name in _texts(inside.attrs["weight_names"]):
+                parts = re.sub(r":\d+$", "", name).split("/")  # "stem/stem_conv/kernel:0"
+                if len(parts) < 2:
+                    raise ValueError(f"its array {name!r} names no layer")
+                layer = parts[-2]
+                index = counts.get(layer, 0)
+                counts[layer] = index + 1
+                arrays[f"{layer}/{index}"] = self._array(_child(inside, name))
+        return arrays
+
+    def _array(self, dataset: Any) -> np.ndarray:
+        """Returns the values of a dataset.
+
+        Raises:
+            ValueError: they are not in this file, are no numbers, or are larger than the file.
+        """
+        import h5py
+
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
+            raise ValueError(f"{dataset.name!r} is not an array")
+        if dataset.external or dataset.is_virtual:
+            raise ValueError(f"{dataset.name!r} lies in another file, which is not followed")
+        if dataset.dtype.kind not in "biufV" or dataset.dtype.hasobject:
+            raise ValueError(f"{dataset.name!r} has the dtype {dataset.dtype}, not numbers")
+        needed = math.prod(dataset.shape) * dataset.dtype.itemsize
+        stored = dataset.id.get_storage_size()
+        compressed = dataset.chunks is not None and dataset.id.get_create_plist().get_nfilters()
+        allowed = stored * _DEFLATE if compressed else stored
+        chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
+        if stored > self._size or max(needed, chunk) > min(allowed, self._left):
+            raise ValueError(
+                f"{dataset.name!r} states {needed:,} bytes, and the file holds {stored:,} of it"
+            )
+        self._left -= needed
+        return dataset[()]
+
+
+def _child(group: Any, path: str) -> Any:
+    """Returns a group or dataset inside a group, along hard links only.
+
+    Raises:
+        ValueError: a link leads elsewhere.
+        KeyError: there is none.
+    """
+    import h5py
+
+    for part in path.split("/"):
+        if not isinstance(group, h5py.Group):
+            raise KeyError(path)
+        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
+            raise ValueError(f"{part!r} is a link to elsewhere, which is not followed")
+        group = group[part]
+    return group
+
+
+def _texts(names: Iterable[bytes | str]) -> list[str]:
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]

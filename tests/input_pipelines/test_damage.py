@@ -1,0 +1,135 @@
+"""Records whose length their file does not have: an error, never the end of the process."""
+
+import dataclasses
+import gzip
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import data_sets, hostile
+from tftpu import input_pipelines
+from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import verify
+from tftpu.input_pipelines.formats import manifest, tfrecord
+from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.sources import Records
+
+LENGTHS = (1 << 36, 1 << 60)
+FEATURES = {"x": Feature("int64"), "y": Feature("int32")}
+
+
+def shards(folder, length=None, compression="") -> manifest.Manifest:
+    """Writes two shards of ten examples; the fourth of the second states a length."""
+    examples = [{"x": number, "y": 0} for number in range(20)]
+    parts = data_sets.split(examples, 10, 10)
+    made = data_sets.shards(folder, FEATURES, {"train": parts}, compression)
+    if length is None:
+        return made
+    path = folder / "train-00001"
+    if compression:
+        path.write_bytes(gzip.decompress(path.read_bytes()))
+    hostile.with_length(path, 3, length)
+    if compression:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    # An attacker writes a manifest that matches, too.
+    stored = dataclasses.replace(
+        made.splits["train"][1], bytes=path.stat().st_size, crc32c=tfrecord.checksum(str(path))
+    )
+    made = dataclasses.replace(made, splits={"train": (made.splits["train"][0], stored)})
+    manifest.write(made)
+    return made
+
+
+def settings(folder, **changes) -> Records:
+    given = {"data_dir": str(folder), "global_batch_size": 5, "features": ("x",)}
+    return Records(**{**given, **changes})
+
+
+def trained(data: Records) -> list[int]:
+    """Returns the numbers of an epoch's examples that count."""
+    found = []
+    for batch in input_pipelines.training(data).starting_at(0).take(4):
+        x, _, weights = batch if data.weighted else (*batch, tf.ones(5))
+        found += x.numpy()[weights.numpy() > 0].tolist()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, compression):
+    shards(tmp_path, length, compression)
+    named = f"record [3-9] of {tmp_path}/train-00001: cannot be read: .*record 3 is corrupt: the"
+    with pytest.raises(tf.errors.OpError, match=named):
+        trained(settings(tmp_path))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_it_and_the_records_behind_it_are_skipped(tmp_path, length, caplog):
+    shards(tmp_path, length)
+    assert trained(settings(tmp_path, on_bad_record="skip")) == list(range(13))
+    assert caplog.text.count("Skipped") == 7
+    assert "(7 so far)" in caplog.text
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_verify_names_it(tmp_path, length, compression):
+    shards(tmp_path, length, compression)
+    _, (problem,) = verify.run(str(tmp_path), workers=1)
+    assert re.search("train-00001: record 3 is corrupt: the file ends inside it", problem)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_so_do_files_without_a_manifest(tmp_path, monkeypatch, length):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    shards(tmp_path / "data", length)
+    (tmp_path / "data" / "dataset.json").unlink()
+    with pytest.raises(UserError, match="train-00001: record 3 is corrupt: the file ends inside"):
+        trained(settings(tmp_path / "data", spec=("x: int64", "y: int32")))
+
+
+def test_a_service_reads_no_such_file(tmp_path):
+    """Its processes run nothing of Python, so the files are looked at before."""
+    shards(tmp_path, 1 << 60)
+    data = settings(tmp_path, service="grpc://localhost:1")
+    with pytest.raises(UserError, match="train-00001: record 3 is corrupt: the file ends inside"):
+        input_pipelines.training(data)
+
+
+def test_only_what_a_reader_asks_for_is_looked_at(tmp_path):
+    path = tmp_path / "f"
+    tfrecord.write(str(path), [bytes(n) for n in range(6)])
+    assert tfrecord.readable(str(path), 0, 6) == 6
+    hostile.with_length(path, 4, 1 << 40)
+    assert [tfrecord.readable(str(path), 0, count) for count in (3, 4, 5, 6)] == [3, 4, 4, 4]
+    assert tfrecord.readable(str(path), 16 + 17, 4) == 2  # from the third record on
+    data = bytearray(path.read_bytes())
+    data[sum(16 + n for n in range(4)) + 9] ^= 1  # a checksum that TensorFlow finds itself
+    path.write_bytes(data)
+    assert tfrecord.readable(str(path), 0, 6) == 6
+    path.write_bytes(b"")
+    assert tfrecord.readable(str(path), 0, 6) == 6
+    assert tfrecord.readable(str(tmp_path / "none"), 0, 6) == 6
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "train-0")
+    with pytest.raises(UserError, match="train-0 is not a regular file"):
+        next(tfrecord.records(str(tmp_path / "train-0")))
+    with pytest.raises(UserError, match="train-0 is missing"):
+        data_sets.manifest.write(
+            manifest.Manifest(
+                str(tmp_path), FEATURES, {"train": (manifest.Shard("train-0", 1, 0),)}
+            )
+        )
+        trained(settings(tmp_path))
+
+
+def test_the_whole_data_set_is_still_read(tmp_path):
+    shards(tmp_path)
+    assert trained(settings(tmp_path)) == list(range(20))
+    assert np.sum(trained(settings(tmp_path, on_bad_record="skip"))) == 190
