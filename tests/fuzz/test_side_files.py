@@ -113,8 +113,8 @@ def test_any_metrics(run, lines):
 def test_any_manifest_of_a_checkpoint(run, data):
     (run / "checkpoints/2/manifest.json").write_bytes(data)
     show(run)
-    restored = Checkpoints(str(run)).restore(leaves(0))
-    assert restored.step in (1, 2)
+    with only_user_errors():  # a manifest that lists fewer files is that of another model
+        assert Checkpoints(str(run)).restore(leaves(0)).step in (1, 2)
 
 
 @fuzzed(60, data=content({"slices": [SLICE, SLICE]}))
