@@ -125,6 +125,17 @@ def test_a_mistake_gives_one_clear_message_and_exit_code_2(
     assert len(said.strip().splitlines()) == 1
 
 
+def test_a_refused_run_leaves_no_workdir(tmp_path, capsys):
+    command = [*TRAIN, f"--workdir={tmp_path}/run", "--config.cluster.tpu=nowhere"]
+    assert command_line.main(command) == 2
+    assert "cannot be connected to" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    command[-2] = f"--workdir={tmp_path}/mine"
+    assert command_line.main(command) == 2
+    assert (tmp_path / "mine").exists()
+
+
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["plain", "without asserts"])
 def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
     """Also under `python -O`, which removes every `assert` of the product."""

@@ -58,7 +58,8 @@ _held: dict[str, _Lock] = {}  # by the absolute path of the workdir
 def claim(workdir: files.StrPath) -> Iterator[None]:
     """Creates a workdir and locks it for one run until the end of the block.
 
-    Blocks of one process may be nested.
+    Blocks of one process may be nested. A folder on disk that the block made and left empty, as a
+    run does that is refused, is removed.
 
     Raises:
         HeldError: another process holds the lock.
@@ -68,6 +69,7 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
     if place in _held:
         yield
         return
+    is_new = not files.is_remote(workdir) and not Path(workdir).exists()
     lock = _taken(workdir)
     over = threading.Event()
     beats = threading.Thread(target=_beat, args=(workdir, lock, over), name="lock", daemon=True)
@@ -81,6 +83,16 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
         beats.join(timeout=5.0)  # a bucket that does not answer is not waited for
         with contextlib.suppress(OSError, UserError):
             lock.release()
+        if is_new:
+            _remove_if_empty(Path(workdir))
+
+
+def _remove_if_empty(workdir: Path) -> None:
+    """Removes a folder that holds nothing but the file of the lock."""
+    with contextlib.suppress(OSError):
+        if {*os.listdir(workdir)} <= {_LOCK}:
+            (workdir / _LOCK).unlink()
+            workdir.rmdir()
 
 
 def check(workdir: files.StrPath) -> None:
