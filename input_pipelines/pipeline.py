@@ -145,7 +145,8 @@ class Pipeline:
         size = _CHUNK if self.example else share
         if size != share:
             records = records.rebatch(size, drop_remainder=drop_remainder)
-        record, _, seed = records.element_spec
+        spec: Any = records.element_spec
+        record, _, seed = spec
         # Traced once and called several times: its graph holds all of the preparation.
         signature = (_of_any_size(record), _of_any_size(seed))
         attempt = tf.function(self._attempt, input_signature=signature)
