@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece huggingface_hub regex
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity exhaustive fuzz test-matrix lint types format \
+.PHONY: train test test-all test-slow test-parity exhaustive fuzz audit test-matrix lint types format \
 	docs pictures clean
 
 train: $(VENV)/.cpu
@@ -29,6 +29,11 @@ test-slow: $(VENV)/.dev
 # The zoo against implementations of others; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
 	$(PYTEST) -m parity
+
+# The packages that are installed, against the public database of vulnerabilities: over the network.
+audit: $(VENV)/.dev
+	$(BIN)/pip install -q pip-audit
+	$(BIN)/pip-audit --local --skip-editable
 
 # Every combination of the options of the step, not a covering set.
 exhaustive: $(VENV)/.dev

@@ -39,13 +39,15 @@ REQUIRES = [
     "ml_collections>=1.0",
     "numpy",
     "packaging",
-    "pillow>=10.1",  # TensorBoard asks for it, too
+    "pillow>=12.3",  # earlier ones write beyond an image's memory (CVE-2026-59199)
     "psutil>=5.9",
-    "pyyaml",
+    "pyyaml>=5.4",  # CVE-2020-14343
     "rich>=13",
     "safetensors>=0.4",
-    "scikit-learn>=1.4",  # its handwritten digits are the embedded image data set
-    "setuptools<82",  # tensorboard 2.20 imports pkg_resources, which 82 removed
+    # Its handwritten digits are the embedded image data set; CVE-2024-5206.
+    "scikit-learn>=1.5",
+    # tensorboard 2.20 imports pkg_resources, which 82 removed; CVE-2025-47273.
+    "setuptools>=78.1.1,<82",
     "tensorboard>=2.19,<2.22",
     "tensorflow-datasets>=4.9.9",
     "xprof>=2.20",  # TensorBoard's Profile tab
@@ -69,7 +71,7 @@ EXTRAS = {
     "bigquery": ["google-cloud-bigquery>=3.20", "google-cloud-bigquery-storage[pyarrow]>=2.24"],
     "plot": ["matplotlib>=3.8"],
     "text": ["tokenizers>=0.15"],
-    "gcp": ["google-cloud-aiplatform>=1.70", "google-cloud-tpu>=1.20"],
+    "gcp": ["google-cloud-aiplatform>=1.133", "google-cloud-tpu>=1.20"],
     # `make docs`.
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=0.29"],
 }

@@ -103,13 +103,17 @@ class Pipeline:
         """The number of examples of an epoch."""
         return self.source.count
 
-    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+    def starting_at(
+        self, step: int, host: int = 0, hosts: int = 1, machine: int = 0, machines: int = 1
+    ) -> tf.data.Dataset:
         """Returns the global batches from a step on, or one host's part of each.
 
         Args:
             step: the first batch.
             host, hosts: index of this host, and number of hosts. Hosts get equal, consecutive
                 parts, which together are the whole batch, in order.
+            machine, machines: only every `machines`-th batch, from the `machine`-th on, for one
+                of several machines that prepare the data.
 
         Raises:
             UserError: the number of hosts does not divide the global batch size.
@@ -117,12 +121,14 @@ class Pipeline:
         share = self._share(hosts)
         drawn = self.source.drawn(self.global_batch_size, self.context.seed, step, host, hosts)
 
-        def prepare(drawn: tf.data.Dataset) -> tf.data.Dataset:
-            return self._prepared(drawn, share, drop_remainder=True)
-
-        if self.data.services:
-            return service.distributed(drawn, prepare, self.data.services, step)
-        return prepare(drawn)
+        if machines > 1:
+            drawn = drawn.shard(machines, machine)
+        batches = self._prepared(drawn, share, drop_remainder=True)
+        if not self.data.services:
+            return batches
+        return service.distributed(
+            self.data, self.data.services, self.context, batches.element_spec, step, host, hosts
+        )
 
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in batches; the last batch may be smaller."""
@@ -167,16 +173,10 @@ class Pipeline:
         size = tf.shape(records)[0]
         fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
 
-        def stop() -> Any:
-            # A service's worker runs nothing of Python: it names them all.
-            what = ["One of these cannot be read or prepared:", self.source.names(numbers)]
-            with tf.control_dependencies([tf.debugging.Assert(False, what, summarize=-1)]):
-                return tf.nest.map_structure(tf.identity, (together, tf.fill([size], False)))
-
         examples, found = tf.cond(
             fine,
             lambda: (together, tf.fill([size], True)),
-            stop if self.data.services else (lambda: self._apart(attempt, records, numbers, seeds)),
+            lambda: self._apart(attempt, records, numbers, seeds),
         )
         static = records.shape[:1]
         examples = tf.nest.map_structure(

@@ -1,117 +1,198 @@
-"""tf.data service: other machines prepare the data for this one, in the same order.
+"""A data service: other machines prepare the data for this one, in the same order.
 
-    python -m tftpu.input_pipelines.service --port=5000 --host=10.0.0.3        # on each of them
-    tftpu train ... --config.data.service=grpc://10.0.0.3:5000,grpc://10.0.0.4:5000
+    tftpu data serve --config=photos.py --host=10.0.0.3 --port=5000        # on each of them
+    tftpu train --config=photos.py --config.data.service=10.0.0.3:5000,10.0.0.4:5000
 
-Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. Each
-machine is a separate service, a dispatcher with one worker, because the elements of several
-workers of one dispatcher arrive in no fixed order. The training machine takes one step from each in
-turn, so the stream is that of a run without a service, from any step on. If a machine dies, the
-run stalls or stops; once it is back, the same command resumes from the checkpoint.
+Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. The
+training machine takes one step from each in turn, so the stream is that of a run without a service,
+from any step on. If a machine dies, the run stops; once it is back, the same command resumes from
+the checkpoint.
+
+TensorFlow has a service of its own. It listens on all interfaces of a machine, and runs any graph
+that it is sent, which may read and write files. This one sends batches of one data set, and does
+nothing else for whoever reaches it. This module is the side that trains; `serving` is the other.
+
+The protocol: a line of JSON with what is wanted; a line of JSON with the shapes and dtypes of the
+parts of a batch, or with an error; then batches without end, each with the byte `BATCH`, the number
+of its step and the bytes of its parts. `ERROR` and a line of JSON end them.
 """
 
-import argparse
+import contextlib
+import dataclasses
+import json
 import socket
 import time
-import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
+import numpy as np
 import tensorflow as tf
 
+from tftpu.config import Data, DataContext, to_plain
 from tftpu.errors import UserError
-from tftpu.input_pipelines.tensors import Batch, Tensor
+from tftpu.input_pipelines.tensors import Spec
+from tftpu.version import __version__
 
+BATCH, ERROR = b"B", b"E"
+LINE = 1 << 20  # longest line, in bytes
 PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
+STALLED = 600.0  # seconds without a byte
+# Fields that say how data are read, not which.
+_HOW = ("service", "cache_dir", "cache_gb", "max_bad_records", "download")
 
-_service: Any = tf.data.experimental.service
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The batches that one machine prepares.
+
+    Attributes:
+        version: of tftpu.
+        data: the data set, as `config.json` has it, without what may differ between machines.
+        seed: of the order and the augmentation.
+        step: the first step of the stream.
+        host, hosts: the training host, and the number of hosts that share a batch.
+        machine, machines: this machine's steps are those after `step` with this number modulo the
+            number of machines.
+    """
+
+    version: str
+    data: dict[str, Any]
+    seed: int
+    step: int
+    host: int
+    hosts: int
+    machine: int
+    machines: int
+
+
+def described(data: Data) -> dict[str, Any]:
+    """Returns the fields of a data set that decide which batches there are."""
+    return {key: value for key, value in to_plain(data).items() if key not in _HOW}
 
 
 def distributed(
-    steps: tf.data.Dataset,
-    prepare: Callable[[tf.data.Dataset], tf.data.Dataset],
-    addresses: list[str],
-    step: int,
-) -> tf.data.Dataset:
-    """Returns `prepare(steps)`, computed by services, in order.
+    data: Data, addresses: list[str], context: DataContext, spec: Spec, step: int, host: int,
+    hosts: int,
+) -> tf.data.Dataset:  # fmt: skip
+    """Returns the batches that services prepare, in order.
 
     Args:
-        steps: an endless dataset that is cheap to make.
-        prepare: maps such a dataset to one with an element for each of its elements, in order.
-        addresses: of the services, such as grpc://10.0.0.2:5000.
-        step: the number of the first element.
+        data: the data set.
+        addresses: of the services, such as "10.0.0.2:5000".
+        context: of the run.
+        spec: of a batch.
+        step: the number of the first batch.
+        host, hosts: as for `Pipeline.starting_at`.
 
     Raises:
-        UserError: nothing listens at one of the addresses.
+        UserError: nothing listens at one of the addresses, or it serves another data set.
     """
-    for address in addresses:
-        _reach(address)
-    numbers = tf.data.Dataset.range(step, tf.int64.max)
+    parts = tf.nest.flatten(spec)
     made = []
     for machine, address in enumerate(addresses):
-        mine = [part.shard(len(addresses), machine) for part in (numbers, steps)]
-        # A unique name: a resumed run must not join a job that it began before it stopped.
-        job = _service.distribute(_service.ShardingPolicy.OFF, address, uuid.uuid4().hex)
-        made.append(tf.data.Dataset.zip(mine[0], prepare(mine[1])).apply(job))
+        wanted = Wanted(
+            __version__, described(data), context.seed, step, host, hosts, machine, len(addresses)
+        )
+        with _opened(address, wanted, parts):
+            pass  # a mistake is found before training
+        batches = tf.data.Dataset.from_generator(
+            lambda address=address, wanted=wanted: _received(address, wanted, parts),
+            output_signature=tuple(parts),
+        )
+        made.append(batches.prefetch(2))
     turns = tf.data.Dataset.range(len(made)).repeat()
-
-    def checked(expected: Tensor, found: tuple[Tensor, Batch]) -> Batch:
-        number, batch = found
-        message = "A tf.data service sent the wrong step: run the same command again."
-        with tf.control_dependencies([tf.debugging.assert_equal(number, expected, message)]):
-            return tf.nest.map_structure(tf.identity, batch)
-
     in_turn = tf.data.Dataset.choose_from_datasets(made, turns, stop_on_empty_dataset=True)
-    return tf.data.Dataset.zip(numbers, in_turn).map(lambda *parts: checked(*parts))
+    return in_turn.map(lambda *flat: tf.nest.pack_sequence_as(spec, flat))
 
 
-def _reach(address: str) -> None:
-    """Raises `UserError` if nothing listens at an address: TensorFlow would wait forever."""
-    host, _, port = address.removeprefix("grpc://").rpartition(":")
+def _received(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields the parts of each batch that a machine prepares."""
+    number = wanted.step + wanted.machine
+    try:
+        with _opened(address, wanted, parts) as stream:
+            while True:
+                kind = _exactly(stream, 1)
+                if kind == ERROR:
+                    raise UserError(_line(stream)["error"])
+                found = int.from_bytes(_exactly(stream, 8), "big")
+                if kind != BATCH or found != number:
+                    raise UserError(f"The data service at {address} sent the wrong step.")
+                yield tuple(_part(stream, part) for part in parts)
+                number += wanted.machines
+    except OSError as error:
+        raise UserError(
+            f"The data service at {address} ended ({error or type(error).__name__}): start it "
+            "again, and run the same command to resume."
+        ) from error
+
+
+@contextlib.contextmanager
+def _opened(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[IO[bytes]]:
+    """Opens a stream of batches, after the shapes that it has were compared."""
+    with _connected(address) as connection, connection.makefile("rb") as stream:
+        connection.settimeout(STALLED)
+        connection.sendall(json.dumps(dataclasses.asdict(wanted)).encode() + b"\n")
+        answer = _line(stream)
+        if "error" in answer:
+            raise UserError(f"The data service at {address} refuses: {answer['error']}")
+        if answer.get("parts") != shapes(parts):
+            raise UserError(
+                f"The data service at {address} has batches of {answer.get('parts')}, and this "
+                f"machine expects {shapes(parts)}: start it with the same config and files."
+            )
+        yield stream
+
+
+def shapes(parts: list[Any]) -> list[Any]:
+    """Returns the shapes and dtypes of the parts of a batch, for JSON.
+
+    Raises:
+        UserError: a part has no fixed size.
+    """
+    for part in parts:
+        if part.dtype == tf.string or not part.shape.is_fully_defined():
+            raise UserError(
+                f"A batch has a part of {part.dtype.name} {part.shape}, which data.service cannot "
+                "send: it sends numbers of fixed shapes. Remove data.service."
+            )
+    return [[part.dtype.name, part.shape.as_list()] for part in parts]
+
+
+def _connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-            return
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=5.0)
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(
-                    f"There is no tf.data service at {address} ({error}): start it there with "
-                    f"`python -m tftpu.input_pipelines.service --port={port} --host={host}`, or "
-                    "correct data.service."
+                    f"There is no data service at {address} ({error}): start it there with "
+                    f"`tftpu data serve --config=… --port={port} --host={host}`, or correct "
+                    "data.service."
                 ) from error
         time.sleep(0.5)
 
 
-def serve(port: int = 0, host: str = "localhost") -> tuple[Any, Any]:
-    """Starts a service.
-
-    Args:
-        port: of the dispatcher; 0: any free one. The worker takes any free one.
-        host: the name or address by which the training machine reaches this one.
-
-    Returns:
-        The dispatcher and its worker, which stop when garbage-collected.
-    """
-    dispatcher = _service.DispatchServer(_service.DispatcherConfig(port))
-    own = dispatcher.target.removeprefix("grpc://")
-    # TensorFlow replaces %port% with the port of the worker.
-    config = _service.WorkerConfig(own, worker_address=f"{host}:%port%")
-    return dispatcher, _service.WorkerServer(config)
+def _line(stream: IO[bytes]) -> dict[str, Any]:
+    line = stream.readline(LINE)
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError("its answer is no data service's") from error
+    if not isinstance(answer, dict):
+        raise ConnectionError("its answer is no data service's")
+    return answer
 
 
-def main() -> None:
-    """Runs a service until it is stopped."""
-    parser = argparse.ArgumentParser(
-        description="Prepares the data of a training machine on this one."
-    )
-    parser.add_argument("--port", type=int, default=5000)
-    parser.add_argument("--host", required=True, help="how the training machine reaches this one")
-    flags = parser.parse_args()
-    dispatcher, worker = serve(flags.port, flags.host)
-    print(f"grpc://{flags.host}:{dispatcher.target.rpartition(':')[2]}", flush=True)
-    worker.join()
+def _part(stream: IO[bytes], part: Any) -> np.ndarray:
+    dtype = np.dtype(part.dtype.as_numpy_dtype)
+    size = int(np.prod(part.shape.as_list(), dtype=np.int64)) * dtype.itemsize
+    return np.frombuffer(_exactly(stream, size), dtype).reshape(part.shape.as_list())
 
 
-if __name__ == "__main__":
-    main()
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise ConnectionError("the connection was closed")
+    return data

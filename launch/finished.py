@@ -10,7 +10,7 @@ from tftpu.config import Experiment, from_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import Overrides, flag
-from tftpu.launch.startup import import_tensorflow
+from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -110,16 +110,20 @@ def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
     """Returns the experiment of a config.json, after its own code was made importable."""
     try:
         recorded = json.loads(text).get("config_file", "")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
-    file = config or recorded
+    recorded = recorded if isinstance(recorded, str) else ""
+    file, folder = config or recorded, None
     if file and (config or Path(file).is_file()):
         code = own_code.own_code(file)
         if code is None:
             raise UserError(f"--config={config}: give the file, such as path/to/{config}.py.")
-        own_code.prepare(code)
+        quieten_tensorflow()  # which the file may import
+        with own_code.failures_of(f"The config {file!r}", code.folder):
+            own_code.import_config(code)
+        folder = code.folder
     try:
-        return from_json(text)
+        return from_json(text, folder)
     except UserError as error:
         if not recorded or config:
             raise

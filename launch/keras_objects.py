@@ -8,10 +8,11 @@ import dataclasses
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tftpu.config import Experiment, Function, KerasObject, Optimizer
+from tftpu.config.objects import names_in
 from tftpu.errors import UserError, did_you_mean
 
 # Names that `keras.Model.compile` alone understands.
@@ -174,21 +175,5 @@ def _looked_up(path: str, name: str) -> Any:
 def _from_description(value: KerasObject, name: str) -> Any:
     import keras
 
-    own = {
-        part["class_name"]: _looked_up(f"{part['module']}.{part['class_name']}", name)
-        for part in _parts(value.description)
-        if part["module"].partition(".")[0] not in ("keras", "builtins", "tftpu")
-    }
+    own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
     return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
-
-
-def _parts(value: Any) -> Iterator[dict[str, Any]]:
-    """Yields the descriptions of objects within a description, itself included."""
-    if isinstance(value, dict):
-        if isinstance(value.get("module"), str) and "class_name" in value:
-            yield value
-        for part in value.values():
-            yield from _parts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _parts(part)

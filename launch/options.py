@@ -11,6 +11,7 @@ the default is None. `--name=value` and `--name value` mean the same.
 """
 
 import dataclasses
+import math
 import os
 import types
 import typing
@@ -23,7 +24,9 @@ from tftpu.config import Cluster, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_flags
 from tftpu.launch.startup import import_tensorflow
+from tftpu.storage import files
 
+FOLDER = "DIR"  # placeholder of folders, local or gs://
 HELP = ("-h", "--help", "-help", "--helpfull")
 OVERRIDE = "config."  # prefix of the names of overrides, as in --config.train.steps
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -207,15 +210,15 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
 
 def words_of(options: Options) -> list[str]:
     """Returns the arguments that `parse` turns into these options; defaults are left out."""
-    words = []
+    words, alone = [], []
     for flag in flags_of(type(options)):
         value = getattr(options, flag.name)
         if flag.positional:
-            words += list(value) if flag.several else [value]
+            alone = ["--", *(value if flag.several else [value])]
         elif value != flag.default or flag.required:
             shown = str(value).lower() if flag.kind is bool else value
             words.append(f"--{flag.name}={shown}")
-    return [*words, *getattr(options, "overrides", ())]
+    return [*words, *getattr(options, "overrides", ()), *alone]
 
 
 def _split(
@@ -273,12 +276,16 @@ def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
         else:
             absl_flags.DEFINE_string(flag.name, flag.default, flag.help, flag_values=values)
     for word in words:
+        flag = flags[_name(flags, word)]
         try:
             values(["tftpu", word])
+            if flag.kind is float and not math.isfinite(values[flag.name].value or 0):
+                raise absl_flags.IllegalFlagValueError
         except absl_flags.Error as error:
-            flag = flags[_name(flags, word)]
             least = f" of {flag.minimum:g} or more" if flag.minimum is not None else ""
             raise UserError(f"{word}: the value must be {_KINDS[flag.kind]}{least}.") from error
+        if flag.metavar == FOLDER:
+            files.check_folder(f"--{flag.name}", str(values[flag.name].value))
     return {name: values[name].value for name in flags}
 
 

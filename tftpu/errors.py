@@ -5,7 +5,15 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. The command line prints its message and exits with 2."""
+    """A mistake that the user can fix. The command line prints its message and exits with 2.
+
+    Args:
+        message: the sentences. What no terminal or file can hold, such as half a character of a
+            file's name, is escaped.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(message.encode(errors="backslashreplace").decode())
 
 
 class Preempted(Exception):  # noqa: N818 (an outcome, not an error)

@@ -82,13 +82,13 @@ def count(builder: Builder, split: str) -> int:
     return examples
 
 
-def shards(builder: Builder, split: str, shuffle: int = SHUFFLE, in_process: bool = True) -> Shards:
+def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
 
     Args:
         builder: of the data set.
         split: of TFDS.
-        shuffle, in_process: as in `Shards`.
+        shuffle: as in `Shards`.
 
     Raises:
         UserError: no such split, an empty one, or files that are not TFRecord.
@@ -106,7 +106,7 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE, in_process: boo
         else Piece(str(part.filename), part.take, part.skip)
         for part in builder.info.splits[split].file_instructions
     ]
-    return Shards(checked(pieces), shuffle=shuffle, in_process=in_process)
+    return Shards(checked(pieces), shuffle=shuffle)
 
 
 def image_and_label(builder: Builder) -> tuple[str, str]:

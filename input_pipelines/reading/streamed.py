@@ -16,7 +16,7 @@ class Streamed(Data):
     shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled
     on_bad_record: str = "raise"  # skip: a record that cannot be used gets weight 0
     max_bad_records: int = 100  # the run stops after skipping more than this
-    service: str = ""  # grpc://HOST:PORT,...: machines that prepare the data; see `service`
+    service: str = ""  # HOST:PORT,...: machines that prepare the data; see `service`
     cache_dir: str = ""  # a local folder that keeps shards of a bucket after their first use
     cache_gb: float = 100.0  # size limit of that folder, in GiB
 
@@ -34,11 +34,11 @@ class Streamed(Data):
                 "other machines read the data: use only one of them."
             )
         if self.service and not all(
-            re.fullmatch(r"grpc://[^/,\s]+:\d+", address) for address in self.services
+            re.fullmatch(r"[^/,\s]+:\d{1,5}", address) for address in self.services
         ):
             raise UserError(
-                f"data.service is {self.service!r}: give addresses as grpc://HOST:PORT, separated "
-                "by commas."
+                f"data.service is {self.service!r}: give addresses as HOST:PORT, separated by "
+                "commas."
             )
         if self.service and self.on_bad_record == "skip":
             raise UserError(

@@ -45,6 +45,9 @@ class Order:
         service_account: e-mail address that the machine runs as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
         queue_timeout: how long to wait for capacity, "24h".
+        timeout: longest time of a run on a slice, "7d". The machine then stops it.
+        keep: whether the slice stays after the run; else its machine deletes it some minutes
+            after the end, if the launcher has not.
         spot: cheaper, may be preempted; the run then resumes on another slice.
     """
 
@@ -58,12 +61,24 @@ class Order:
     service_account: str | None = None
     labels: str = ""
     queue_timeout: str = "24h"
+    timeout: str = "7d"
+    keep: bool = False
     spot: bool = False
 
     @property
     def parent(self) -> str:
         """The location that the request is made in, as a resource name."""
         return f"projects/{self.project}/locations/{self.zone}"
+
+    @property
+    def limit(self) -> int:
+        """The longest time of a run on a slice, in seconds."""
+        return job.seconds("timeout", self.timeout)
+
+    def deletion(self, name: str) -> list[str]:
+        """Returns the command that deletes a slice."""
+        command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
+        return [*command, "--quiet", f"--project={self.project}", f"--zone={self.zone}"]
 
     def folder(self, name: str) -> str:
         """Returns the folder where the machine writes its log and its exit code."""
@@ -100,6 +115,8 @@ class Order:
             "export HOME=/root",
             'home="${TFTPU_HOME:-/opt/tftpu}"',
             f"folder={shlex.quote(self.folder(name))}",
+            f"limit={self.limit}",
+            f"delete=({shlex.join([] if self.keep else self.deletion(name))})",
             self.shipment.script(self.workdir, arguments),
             (Path(__file__).parent / "startup.sh").read_text(),
         ]

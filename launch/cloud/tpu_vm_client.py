@@ -4,6 +4,7 @@ On any failure, a slice that may still exist is named, with the command that del
 """
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,14 @@ from tftpu.launch.diagnosis.machine import Machine
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
 
+TIMED_OUT = 124  # the exit code of `timeout`, and of a run that hung
 POLL_S = 15.0
 # A connection that is lost for longer ends the wait, not the run.
 PATIENCE_S = 600.0
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
+# How long after the end of `--timeout` the exit code is waited for: it may have been lost.
+OVERDUE_S = 3600.0
 _GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
 
@@ -37,7 +41,7 @@ def tpu_client() -> "TpuClient":
     return google_cloud.call("finding credentials", tpu_v2.TpuClient)
 
 
-def train(client: "TpuClient", order: Order, keep: bool) -> None:
+def train(client: "TpuClient", order: Order) -> None:
     """Uploads what travels, rents a slice, waits for the end of the run, deletes the slice.
 
     A spot slice that is preempted is deleted and another one requested, on which the run resumes
@@ -46,7 +50,6 @@ def train(client: "TpuClient", order: Order, keep: bool) -> None:
     Args:
         client: Cloud TPU's client.
         order: what to rent, and what to run on it.
-        keep: leave the slice running after the run.
 
     Raises:
         UserError: there was no slice, or the run failed.
@@ -58,7 +61,7 @@ def train(client: "TpuClient", order: Order, keep: bool) -> None:
     while True:
         name = job.unique_name(order.config)
         try:
-            _train_once(client, order, name, keep)
+            _train_once(client, order, name)
             return
         except ConnectionLost as lost:
             raise UserError(str(lost)) from lost
@@ -72,7 +75,7 @@ def train(client: "TpuClient", order: Order, keep: bool) -> None:
             print("The slice was preempted: requesting another one.", flush=True)
 
 
-def _train_once(client: "TpuClient", order: Order, name: str, keep: bool) -> None:
+def _train_once(client: "TpuClient", order: Order, name: str) -> None:
     try:
         _create(client, order, name)
         print(f"Requested {order.slice.name} as {name}; {_deletion(order, name)}", flush=True)
@@ -96,14 +99,20 @@ def _train_once(client: "TpuClient", order: Order, name: str, keep: bool) -> Non
     except BaseException:
         print(f"The run may continue, and incur costs; {_deletion(order, name)}")
         raise
-    if keep:
+    if order.keep:
         print(f"The slice {name} is kept, and incurs costs; {_deletion(order, name)}")
     else:
         _delete(client, order, name)
-    if code:
+    log = f"{order.folder(name)}/log.txt has what it printed."
+    if code is None:
+        raise UserError(f"No exit code came from {name} within --timeout={order.timeout}; {log}")
+    if code == TIMED_OUT:
         raise UserError(
-            f"The run ended with code {code}; {order.folder(name)}/log.txt has what it printed."
+            f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} The "
+            "same command resumes from the last checkpoint."
         )
+    if code:
+        raise UserError(f"The run ended with code {code}; {log}")
 
 
 class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
@@ -155,8 +164,9 @@ def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
         time.sleep(POLL_S)
 
 
-def _follow(client: "TpuClient", order: Order, name: str) -> int:
-    """Prints the output of the run until it ends; returns its exit code."""
+def _follow(client: "TpuClient", order: Order, name: str) -> int | None:
+    """Prints the output of the run until it ends; returns its exit code, None if none came."""
+    overdue = time.monotonic() + order.limit + OVERDUE_S
     log = google_cloud.Follower(f"{order.folder(name)}/log.txt")
     end = google_cloud.Follower(f"{order.folder(name)}/exit_code")
     while True:
@@ -170,6 +180,8 @@ def _follow(client: "TpuClient", order: Order, name: str) -> int:
         state, _ = _state(client, order, name)
         if state in _GONE:
             raise _Preempted
+        if time.monotonic() > overdue:
+            return None
         time.sleep(POLL_S)
 
 
@@ -232,7 +244,4 @@ def _is_not_found(error: BaseException) -> bool:
 
 
 def _deletion(order: Order, name: str) -> str:
-    return (
-        f"this deletes it: gcloud compute tpus queued-resources delete {name} --force --quiet "
-        f"--project={order.project} --zone={order.zone}"
-    )
+    return f"this deletes it: {shlex.join(order.deletion(name))}"

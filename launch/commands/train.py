@@ -48,14 +48,15 @@ class Options(RunOptions):
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
     experiment = options.experiment()
+    if options.watchdog is not None:
+        experiment.train.watchdog_seconds = options.watchdog
+        experiment.train.validate()
     startup.require_tensorflow()
     backend.check_keras()
     quick.check(Machine())
     workdir = options.workdir or options.default_workdir
     if options.restarts:
         _supervise(options, workdir)
-    if options.watchdog is not None:
-        experiment.train.watchdog_seconds = options.watchdog
     from tftpu.runtime import hosts, preemption
 
     chief = hosts.task().chief

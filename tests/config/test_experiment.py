@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
 import keras
@@ -67,7 +68,7 @@ def test_an_experiment_of_own_classes_survives_json():
     before = experiment(
         model=Mine(sizes=[1], names={"b": 2}, pair=(3, 1)),
         optimizer=KerasObject({"class_name": "Adam", "config": {"betas": [0.9, 0.99]}}),
-        loss={"out": Function("losses.half")},
+        loss={"out": Function(f"{__name__}.experiment")},
         metrics=("mae", KerasObject({"class_name": "AUC", "config": {}})),
         train=tftpu.Train(epochs=3),
     )
@@ -83,6 +84,69 @@ def test_a_config_json_from_before_a_field_existed_is_read():
     for field in ("loss", "metrics", "config_file"):
         del plain[field]
     assert from_json(json.dumps(plain)) == experiment()
+
+
+def hostile(**fields):
+    """The JSON of an experiment in which some fields were replaced."""
+    return json.dumps({**json.loads(to_json(experiment())), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": {"class": "hostile_module.Model"}}, "'hostile_module' is not part of the run"),
+        ({"model": {"class": "subprocess.Popen", "args": "true"}}, "'subprocess' is not part of"),
+        ({"model": {"class": "tftpu.config.experiment.Cluster"}}, "which is no Model"),
+        ({"data": {"class": "tftpu.config.experiment.Experiment"}}, "which is no Data"),
+        ({"model": {"class": "tftpu.config.to_json"}}, "which is no Model"),
+        ({"loss": {"class": "tftpu.config.objects.Function", "name": "os.system"}}, "'os' is not"),
+        (
+            {
+                "optimizer": {
+                    "class": "tftpu.config.objects.KerasObject",
+                    "description": {"module": "hostile_module", "class_name": "A", "config": {}},
+                }
+            },
+            "'hostile_module' is not part of the run",
+        ),
+        ({"model": []}, "Experiment(model=…) is a tuple"),
+        ({"model": {"class": 3}}, "cannot be read"),
+    ],
+)
+def test_a_config_json_makes_no_object_of_classes_that_are_not_the_runs(
+    tmp_path, monkeypatch, fields, message
+):
+    ran = tmp_path / "ran"
+    (tmp_path / "hostile_module.py").write_text(f"open({str(ran)!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as error:
+        from_json(hostile(**fields))
+    assert message in str(error.value)
+    assert not ran.exists()
+
+
+def test_classes_of_the_runs_own_folder_are_imported(tmp_path, monkeypatch):
+    (tmp_path / "own_parts.py").write_text(
+        "import dataclasses, tftpu\n"
+        "@dataclasses.dataclass\nclass Head:\n    width: int = 1\n"
+        "@dataclasses.dataclass\nclass Net(tftpu.Model):\n"
+        "    head: Head = dataclasses.field(default_factory=Head)\n"
+        "    more: dict[str, Head] = dataclasses.field(default_factory=dict)\n"
+        "    sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)\n"
+    )
+    head = {"class": "own_parts.Head", "width": 3}
+    model = {"class": "own_parts.Net", "head": head, "more": {"a": head}, "sizes": [[1, 2]]}
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="'own_parts' is not part of the run"):
+        from_json(hostile(model=model))
+    found = from_json(hostile(model=model), tmp_path).model
+    assert (found.head.width, found.more["a"].width, found.sizes) == (3, 3, [(1, 2)])
+    monkeypatch.delitem(sys.modules, "own_parts")
+
+
+def test_deep_json_is_refused():
+    with pytest.raises(UserError, match=r"config\.json cannot be read"):
+        from_json("[" * 100_000)
 
 
 def test_what_json_cannot_hold_is_named():

@@ -1,7 +1,10 @@
-"""A tf.data service prepares the data, and the stream is the same as without it."""
+"""Other machines prepare the data: the stream is the same, and they do nothing else for anyone."""
 
+import json
+import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -9,26 +12,30 @@ import tensorflow as tf
 
 from tests.support import data_sets
 from tftpu import input_pipelines
+from tftpu.config import DataContext
 from tftpu.errors import UserError
-from tftpu.input_pipelines import service
+from tftpu.input_pipelines import service, serving
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 
 FEATURES = {"x": Feature("int32")}
 
 
-@pytest.fixture(scope="module")
-def machines():
-    """Yields the addresses of two services, each in a process started as a user would."""
-    command = [sys.executable, "-m", "tftpu.input_pipelines.service", "--port=0"]
-    command += ["--host=localhost"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        yield ",".join(process.stdout.readline().strip() for process in started)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+@pytest.fixture
+def serve():
+    """Returns a function that serves a data set on loopback, and returns the address."""
+    servers = []
+
+    def start(served) -> str:
+        server = serving.Server(served, "127.0.0.1", 0)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"127.0.0.1:{server.port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def data(folder, **changes) -> Records:
@@ -43,34 +50,137 @@ def write(folder, bad=()):
     data_sets.shards(folder, FEATURES, {"train": data_sets.split(examples, 11, 13, 9, 7)})
 
 
-@pytest.mark.slow
-def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, machines):
+def stream(pipeline, *place) -> list[np.ndarray]:
+    return list(pipeline.starting_at(*place).take(20).as_numpy_iterator())
+
+
+def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, serve):
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path), seed=2)
+    machines = ",".join(serve(data(tmp_path)) for _ in range(2))
     served = input_pipelines.training(data(tmp_path, service=machines), seed=2)
     assert served.starting_at(0).element_spec == alone.starting_at(0).element_spec
-    for step, host, hosts in ((0, 0, 1), (4, 1, 2)):
-        expected = alone.starting_at(step, host, hosts).take(20).as_numpy_iterator()
-        found = served.starting_at(step, host, hosts).take(20).as_numpy_iterator()
-        assert np.array_equal(list(found), list(expected))
+    for place in ((0, 0, 1), (4, 1, 2)):
+        assert np.array_equal(stream(served, *place), stream(alone, *place))
 
 
-def test_a_bad_record_is_named_across_the_service(tmp_path, machines):
+@pytest.mark.slow
+def test_the_command_serves_a_config(tmp_path):
+    write(tmp_path)
+    (tmp_path / "rows.py").write_text(
+        "import tftpu\nfrom tftpu.input_pipelines.sources import Records\n"
+        "def get_config():\n"
+        f"    data = Records(data_dir={str(tmp_path)!r}, features=('x',), label='',\n"
+        "        global_batch_size=6, shuffle=8)\n"
+        "    return tftpu.Experiment(model=tftpu.models.config('resnet'), data=data)\n"
+    )
+    command = [sys.executable, "-m", "tftpu.launch.main", "data", "serve"]
+    command += [f"--config={tmp_path}/rows.py", "--host=127.0.0.1", "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = next(line for line in process.stdout if line.startswith("127.")).strip()
+            served = input_pipelines.training(data(tmp_path, service=address), seed=2)
+            alone = input_pipelines.training(data(tmp_path), seed=2)
+            assert np.array_equal(stream(served, 3), stream(alone, 3))
+        finally:
+            process.kill()
+
+
+def test_a_bad_record_is_named_across_the_service(tmp_path, serve):
     write(tmp_path, bad=[14])
-    served = input_pipelines.training(data(tmp_path, service=machines))
-    with pytest.raises(tf.errors.OpError, match=f"record 3 of {tmp_path}/train-00001"):
+    served = input_pipelines.training(data(tmp_path, service=serve(data(tmp_path))))
+    with pytest.raises(tf.errors.OpError, match=f"UserError: record 3 of {tmp_path}/train-00001"):
         list(served.starting_at(0).take(8))
+
+
+def test_a_machine_that_dies_ends_the_run_with_a_clear_error(tmp_path, monkeypatch):
+    write(tmp_path)
+    pipeline = data(tmp_path).training(DataContext(0, 6))
+    spec = pipeline.starting_at(0).element_spec
+
+    def die(listening):
+        for part in range(2):  # the first one only looks
+            connection, _ = listening.accept()
+            connection.recv(10_000)
+            answer = {"parts": service.shapes(tf.nest.flatten(spec))}
+            connection.sendall(json.dumps(answer).encode() + b"\n" + (b"B" if part else b""))
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=die, args=[listening], daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        served = input_pipelines.training(data(tmp_path, service=address))
+        with pytest.raises(tf.errors.OpError, match=r"ended .*run the same command to resume"):
+            list(served.starting_at(0).take(2))
 
 
 def test_an_address_without_a_service_fails_with_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PATIENCE", 0.6)
     write(tmp_path)
-    alone = input_pipelines.training(data(tmp_path, service="grpc://127.0.0.1:9"))
-    with pytest.raises(UserError, match=r"no tf.data service at grpc://127.0.0.1:9 .*refused"):
+    alone = input_pipelines.training(data(tmp_path, service="127.0.0.1:9"))
+    with pytest.raises(UserError, match=r"no data service at 127.0.0.1:9 .*refused"):
         alone.starting_at(0)
 
 
-@pytest.mark.parametrize("address", ["localhost:5000", "grpc://a", "grpc://a:1, grpc://b:1"])
+def test_another_data_set_than_the_servers_is_refused(tmp_path, serve):
+    write(tmp_path)
+    address = serve(data(tmp_path, shuffle=9))
+    served = input_pipelines.training(data(tmp_path, service=address))
+    with pytest.raises(UserError, match=r"data\.shuffle is 9 here and 8 there"):
+        served.starting_at(0)
+
+
+@pytest.mark.parametrize("address", ["localhost", "grpc://a:1", "a:1, b:1", "a:123456"])
 def test_an_incomplete_address_fails(address):
-    with pytest.raises(UserError, match="grpc://HOST:PORT"):
+    with pytest.raises(UserError, match="as HOST:PORT"):
         data("/tmp", service=address).validate()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[" * 100_000 + b"\n",
+        b"{}\n",
+        b'{"version": 1}\n',
+        b"\xff" * 100 + b"\n",
+        b"null\n",
+    ],
+)
+def test_anything_else_gets_an_error_and_the_server_goes_on_serving(tmp_path, serve, line):
+    write(tmp_path)
+    address = serve(data(tmp_path))
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(line)
+        assert "was asked something else" in json.loads(connection.makefile().readline())["error"]
+    served = input_pipelines.training(data(tmp_path, service=address))
+    assert len(list(served.starting_at(0).take(1))) == 1
+
+
+@pytest.mark.parametrize("numbers", [{"step": -1}, {"hosts": 0}, {"machine": 1}, {"seed": True}])
+def test_numbers_that_no_run_has_are_refused(tmp_path, numbers):
+    asked = {"version": "1", "data": {}, "seed": 0, "step": 0, "host": 0, "hosts": 1}
+    asked |= {"machine": 0, "machines": 1}
+    serving._wanted(json.dumps(asked).encode())
+    with pytest.raises(UserError):
+        serving._wanted(json.dumps(asked | numbers).encode())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "2001:4860:4860::8888"])
+def test_a_public_address_needs_a_flag_that_names_the_risk(tmp_path, host):
+    with pytest.raises(UserError, match=r"can read the training data.*--allow_network"):
+        serving.Server(data(tmp_path), host, 0)
+
+
+def test_it_listens_at_the_given_address_alone(tmp_path):
+    with serving.Server(data(tmp_path), "127.0.0.1", 0) as server:
+        assert server.socket.getsockname()[0] == "127.0.0.1"
+    with serving.Server(data(tmp_path), "0.0.0.0", 0, allow_network=True) as server:
+        assert server.socket.getsockname()[0] == "0.0.0.0"
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.99", "a b"])
+def test_an_address_of_no_machine_or_another_one_fails_with_a_clear_error(tmp_path, host):
+    with pytest.raises(UserError, match=r"--host=|Cannot listen at"):
+        serving.Server(data(tmp_path), host, 0)

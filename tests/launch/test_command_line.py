@@ -82,7 +82,7 @@ MISTAKES = [
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
     (["evaluate", "--config=digits_resnet"], "needs --workdir=DIR"),
     (["status", "x", "--config.train.steps=5"], "takes no --config"),
-    (["data"], "needs one of check, convert, show, verify after it"),
+    (["data"], "needs one of check, convert, serve, show, verify after it"),
     (["data", "chek"], "Did you mean 'check'?"),
     (["data", "verify"], "needs FOLDER"),
     (["data", "verify", "a", "b"], "takes one FOLDER"),
@@ -91,6 +91,17 @@ MISTAKES = [
     (["export-weights", "--to=a.bin", "--workdir=x"], "ends in .weights.h5 or .safetensors"),
     (["export-weights", "--to=a.weights.h5", "--workdir=/nowhere"], "There is no run in"),
     ([*TRAIN, "--restarts=-1"], "--restarts=-1"),
+    *(([*TRAIN, f"--watchdog={v}"], "must be a number of 1 or more") for v in ("inf", "nan")),
+    ([*TRAIN, "--watchdog=1e300"], "train.watchdog_seconds is 1e+300: it must be at most"),
+    ([*TRAIN, "--config.train.watchdog_seconds=inf"], "watchdog_seconds is inf: it must be a f"),
+    (["data", "check", "--config=python_gpt", "--need=nan"], "the value must be a number"),
+    *(
+        ([*TRAIN, f"--workdir={path}"], "is no folder that tftpu can use")
+        for path in ("gs://", "gs:///run", "s3://bucket/run")
+    ),
+    (["evaluate", "--workdir=gs://"], "--workdir=gs:// is no folder"),
+    (["data", "serve", "--config=digits_resnet", "--host=10.0.0.3"], "cannot be served"),
+    (["data", "serve", "--config=python_gpt"], "needs --host=HOST"),
     ([*TRAIN, "--config.train.checkpoint_minutes=-1"], "train.checkpoint_minutes is -1"),
     (["configs", "all"], "flags only"),
     (
@@ -230,7 +241,7 @@ def test_the_way_data_is_read_may_change_between_restarts(tmp_path):
         return made
 
     run_in(tmp_path, experiment())
-    for same in ({"service": "grpc://a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
+    for same in ({"service": "a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
         train._check_same_run(experiment(**same), str(tmp_path))
     for other in ({"shuffle": 5}, {"global_batch_size": 8}):
         with pytest.raises(UserError, match="another data configuration"):

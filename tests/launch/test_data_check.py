@@ -112,8 +112,8 @@ def test_the_buckets_region_is_compared_with_the_tpus(monkeypatch, where, zone, 
 def test_a_slow_host_gives_the_number_of_hosts_needed():
     (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=1)
     assert finding.text == (
-        "this host gives 1,900 examples/s, a v5e-8 needs 7,400: 4 hosts like this one, or a "
-        "tf.data service (data.service)"
+        "this host gives 1,900 examples/s, a v5e-8 needs 7,400: 4 hosts like this one, or "
+        "other machines that prepare the data (data.service)"
     )
     (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=4)
     assert finding.level == "ok"

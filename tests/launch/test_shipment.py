@@ -99,8 +99,9 @@ def test_a_tpu_vm_receives_wheel_and_code_and_trains_to_the_end(own, machine, mo
     run, outputs, scripts = machine.folder / "run", [], []
 
     def boot(script: str, host: str) -> None:
-        command = ["bash", "-c", without_a_tpu(script, run)]
-        outputs.append(machine.run(command, timeout=240, STORAGE_EMULATOR_HOST=host))
+        file = machine.folder / "startup-script"
+        file.write_text(without_a_tpu(script, run))
+        outputs.append(machine.run(["bash", str(file)], timeout=240, STORAGE_EMULATOR_HOST=host))
 
     def create(request):
         (spec,) = request.queued_resource.tpu.node_spec

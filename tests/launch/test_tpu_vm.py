@@ -271,6 +271,47 @@ def test_a_boot_after_a_saved_stop_resumes(machine):
     assert (boot(machine, order()) / "exit_code").read_text() == "0\n"
 
 
+DELETION = "compute tpus queued-resources delete n --force --quiet --project=p --zone=us-west4-a"
+
+
+def test_the_machine_deletes_its_slice_some_time_after_the_end(machine):
+    boot(machine, order())
+    assert machine.lines("called") == [DELETION]
+    assert machine.lines("slept")[-1] == "900"
+    boot(machine, order())  # the machine was restarted before
+    assert machine.lines("called") == [DELETION] * 2
+    assert len(machine.arguments()) == 5
+
+
+def test_a_stopped_and_saved_run_waits_for_a_restart_until_the_end_of_its_time(machine):
+    machine.tftpu("exit 75")
+    boot(machine, order(timeout="2h"))
+    assert machine.lines("called") == [DELETION]
+    assert 7100 < int(machine.lines("slept")[-1]) <= 7200
+
+
+def test_a_slice_that_is_kept_is_not_deleted(machine):
+    boot(machine, order(keep=True))
+    assert not machine.lines("called")
+
+
+def test_a_run_that_takes_too_long_is_stopped(machine):
+    machine.tftpu('trap "echo stopped; exit 75" TERM; while true; do /bin/sleep 0.1; done')
+    (machine.home / "ends").write_text("1")  # long over
+    reports = boot(machine, order())
+    assert (reports / "exit_code").read_text() == "124\n"
+    assert "stopped" in (reports / "log.txt").read_text()
+    assert machine.lines("called") == [DELETION]
+
+
+def test_the_exit_code_is_sent_until_it_arrives(machine):
+    sent = machine.folder / "tries"
+    fails = f'echo try >>{sent}; [ "$(wc -l <{sent})" -gt 3 ] || exit 1'
+    machine.tool("gcloud", f'case "$5" in *exit_code) {fails} ;; esac')
+    boot(machine, order())
+    assert len(sent.read_text().splitlines()) == 4
+
+
 def test_shellcheck_finds_nothing(tmp_path):
     shellcheck = Path(sys.executable).parent / "shellcheck"
     if not shellcheck.exists():

@@ -220,6 +220,21 @@ def test_a_stopped_and_saved_run_resumes_on_another_slice(service):
     assert not service.slices
 
 
+def test_a_lost_exit_code_does_not_leave_the_slice_running(service, capsys, monkeypatch):
+    service.hangs = True
+    monkeypatch.setattr(tpu_vm_client, "OVERDUE_S", -59.9)
+    assert launch("--timeout=1m") == 2
+    said = capsys.readouterr()
+    assert f"No exit code came from {id_of(service)} within --timeout=1m" in said.err
+    assert not service.slices
+
+
+def test_a_run_that_took_too_long_is_called_so(service, capsys):
+    service.exit_codes = [124]
+    assert launch() == 2
+    assert "took longer than --timeout=7d" in capsys.readouterr().err
+
+
 def test_a_slice_that_is_not_spot_is_not_rented_again(service, capsys):
     service.states = [["ACTIVE", "SUSPENDED"]]
     assert launch() == 2

@@ -17,7 +17,7 @@ from tftpu.models.layers.token_model import FactoredTokenModel
 
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsum", "Erf", "Rsqrt")
 # The tied head of Llama makes another class of model than the untied one.
-QUICK = ("gpt", "resnet")
+QUICK = ("gpt",)
 CASES = [
     *(
         pytest.param(family, {}, marks=[] if family in QUICK else pytest.mark.slow)

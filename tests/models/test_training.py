@@ -14,17 +14,16 @@ __all__ = ["slice_of_eight"]  # a fixture
 
 
 def long(family: str, policy: str):
-    """Returns a case, marked slow for the family that takes ten times as long as others."""
-    marks = [pytest.mark.slow] if family == "efficientnetv2" else []
-    return pytest.param(family, policy, marks=marks)
+    """Returns a case; a CNN and a transformer in float32 are quick ones, the others slow."""
+    quick = policy == "float32" and family in ("resnet", "gpt")
+    return pytest.param(family, policy, marks=[] if quick else pytest.mark.slow)
 
 
 def cases() -> list:
-    slow = pytest.mark.slow  # float16 is not a format of TPUs
     return [
         *(long(family, "float32") for family in zoo.TINY),
         *(long(family, "mixed_bfloat16") for family in zoo.TINY if family not in zoo.VARIANTS),
-        *(pytest.param(family, "mixed_float16", marks=slow) for family in zoo.TINY),
+        *(long(family, "mixed_float16") for family in zoo.TINY),  # not a format of TPUs
     ]
 
 

@@ -1,5 +1,6 @@
 """Being asked to stop: real signals to real processes, and a metadata server on loopback."""
 
+import contextlib
 import http.server
 import signal
 import socketserver
@@ -108,6 +109,7 @@ def metadata(monkeypatch):
             key = self.path.removeprefix("/computeMetadata/v1/instance/")
             known = key in answers and self.headers["Metadata-Flavor"] == "Google"
             self.send_response(200 if known else 404)
+            self.send_header("Metadata-Flavor", "Google")
             self.end_headers()
             if known:
                 self.wfile.write(answers[key].encode())
@@ -147,17 +149,76 @@ def test_a_metadata_server_that_does_not_answer_gives_no_notice(metadata, monkey
     assert preemption.maintenance_event() is None
 
 
-@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe"])
-def test_signals_arrive_for_any_answer_of_the_metadata_server(answer, monkeypatch):
+@contextlib.contextmanager
+def server(answer, monkeypatch):
+    """Answers each request by a function of its socket, as the metadata server."""
+
     class Handler(socketserver.BaseRequestHandler):
         def handle(self):
             self.request.recv(1024)
-            self.request.sendall(answer)
+            with contextlib.suppress(OSError):
+                answer(self.request)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_address[1]}")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as found:
+        found.daemon_threads = True
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{found.server_address[1]}")
         monkeypatch.setattr(preemption, "POLL_SECONDS", 0.05)
+        yield
+        found.shutdown()
+
+
+def test_an_answer_that_is_not_of_googles_metadata_server_is_no_notice(monkeypatch):
+    text = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n%s\r\nTRUE"
+    with server(lambda s: s.sendall(text % b""), monkeypatch):
+        assert preemption.maintenance_event() is None
+    with server(lambda s: s.sendall(text % b"Metadata-Flavor: Google\r\n"), monkeypatch):
+        assert preemption.maintenance_event() == "TRUE"
+
+
+def drip(start):
+    def answer(request):
+        request.sendall(start)
+        while True:
+            request.sendall(b"x")
+            time.sleep(0.05)
+
+    return answer
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX: ", HEAD + b"\r\n"])
+def test_an_answer_that_drips_ends_and_delays_no_signal(start, monkeypatch):
+    monkeypatch.setattr(preemption, "_TOTAL", 1.0)
+    with server(drip(start), monkeypatch):
+        began = time.monotonic()
+        assert preemption.maintenance_event() is None
+        assert time.monotonic() - began < 4  # two answers
+        monkeypatch.setattr(preemption, "_TOTAL", 60.0)
+        monkeypatch.setattr(preemption, "_JOIN_SECONDS", 0.1)
+        with preemption.PreemptionNotice(grace_seconds=30) as notice:
+            time.sleep(0.3)
+            began = time.monotonic()
+            signal.raise_signal(signal.SIGTERM)
+            while notice.requested is None and time.monotonic() < began + 5:
+                time.sleep(0.01)
+            assert notice.requested == "SIGTERM"
+            assert time.monotonic() - began < 1
+            began = time.monotonic()
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("host", ["a b", "[", "a:b", "\u2603" * 80, "a\nb", "127.0.0.1:99999999"])
+def test_a_host_that_is_none_gives_no_notice(host, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", host)
+    assert preemption.maintenance_event() is None
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe"])
+def test_signals_arrive_for_any_answer_of_the_metadata_server(answer, monkeypatch):
+    with server(lambda s: s.sendall(answer), monkeypatch):
         with preemption.PreemptionNotice(grace_seconds=30) as notice:
             time.sleep(0.3)
             signal.raise_signal(signal.SIGTERM)
@@ -165,7 +226,6 @@ def test_signals_arrive_for_any_answer_of_the_metadata_server(answer, monkeypatc
             while notice.requested is None and time.monotonic() < end:
                 time.sleep(0.01)
         assert notice.requested == "SIGTERM"
-        server.shutdown()
 
 
 def test_loops_too_long_for_the_grace_period_cause_one_warning(caplog):

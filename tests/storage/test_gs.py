@@ -220,7 +220,7 @@ def test_an_image_in_a_bucket_that_is_away_for_a_while_is_read_again(service, ti
     [
         ({"data_dir": "/local"}, "for shards in a bucket"),
         ({"cache_gb": 0}, "must be above 0"),
-        ({"service": "grpc://localhost:1"}, "use only one of them"),
+        ({"service": "localhost:1"}, "use only one of them"),
     ],
 )
 def test_an_invalid_cache_fails_with_a_clear_error(tmp_path, changes, sentence):

@@ -27,7 +27,7 @@ def on_devices(count: int, **options) -> keras.Model:
         return compiled(**options)
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_fit_on_arrays_equals_keras_fit_with_a_smaller_last_batch(count):
     x, y = examples()
     arguments = {

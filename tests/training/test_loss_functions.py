@@ -179,7 +179,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_functions_train_as_in_plain_tensorflow(case, replicas):
     make, logic, updates = CASES[case]

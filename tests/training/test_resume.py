@@ -115,7 +115,9 @@ def uninterrupted(tmp_path_factory):
     return results
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "cut", [pytest.param(c, marks=pytest.mark.slow if n % 4 else []) for n, c in enumerate(CUTS)]
+)
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupted, tmp_path):
     replicas = 2 if cut % 4 == 0 else 1
     with pytest.raises(CutError):

@@ -13,6 +13,7 @@ from tftpu.errors import UserError, did_you_mean
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 WRITERS = ("mlflow", "wandb")
+LONGEST = 1e7  # seconds of a watchdog, about four months
 
 
 @dataclasses.dataclass
@@ -81,6 +82,11 @@ class TrainOptions:
         at_least("train.checkpoint_minutes", self.checkpoint_minutes, 0.0)
         at_least("train.grace_seconds", self.grace_seconds, 1.0)
         above("train.watchdog_seconds", self.watchdog_seconds, 0.0)
+        if (self.watchdog_seconds or 0.0) > LONGEST:
+            raise UserError(
+                f"train.watchdog_seconds is {self.watchdog_seconds:g}: it must be at most "
+                f"{LONGEST:g}, or None for no watchdog."
+            )
         above("train.global_clipnorm", self.global_clipnorm, 0.0)
         if self.ema_momentum is not None and not 0 < self.ema_momentum < 1:
             raise UserError(

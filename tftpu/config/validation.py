@@ -35,7 +35,7 @@ def one_of(field: str, value: str, allowed: Collection[str]) -> None:
 
 
 def check_types(group: str, value: Any) -> None:
-    """Raises `UserError` if a field's value is not of its declared type.
+    """Raises `UserError` if a field's value is not of its declared type, or not finite.
 
     Args:
         group: the name of the config in the message, such as "train".
@@ -52,6 +52,8 @@ def check_types(group: str, value: Any) -> None:
         name, found = f"{group}.{field.name}", getattr(value, field.name)
         if dataclasses.is_dataclass(found):
             check_types(name, found)
+        elif isinstance(found, float) and not math.isfinite(found):
+            raise UserError(f"{name} is {found}: it must be a finite number.")
         elif not _is_instance(found, declared[field.name]):
             kind = declared[field.name]
             expected = kind.__name__ if isinstance(kind, type) else str(kind)

@@ -1,8 +1,8 @@
 """Notices to stop: SIGTERM, Ctrl-C, or a maintenance event of Google Cloud.
 
 The training loop sees the notice, saves and stops. The main thread may spend seconds in a device
-loop, where no Python runs, so a separate thread receives the signals, counts the grace period and
-polls the metadata server.
+loop, where no Python runs, so a separate thread receives the signals and counts the grace period.
+Another one asks the metadata server, since no network may delay a signal.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -23,7 +22,11 @@ from typing import Any
 
 PREEMPTED = 75  # the exit code EX_TEMPFAIL: run the same command again
 POLL_SECONDS = 5.0  # between two requests to the metadata server
-_TIMEOUT = 2.0  # seconds for its answer
+_TIMEOUT = 2.0  # seconds for its next bytes
+_TOTAL = 5.0  # seconds for its whole answer
+_LONGEST = 1000  # bytes of an answer
+_JOIN_SECONDS = 2.0  # that the end of the block waits for the threads
+_MAINTENANCE = 0  # sent where the signals' numbers are
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +64,13 @@ class PreemptionNotice:
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, lambda *_: None)
-        self._thread = threading.Thread(target=self._listen, name="preemption", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._listen, name="preemption", daemon=True)]
+        if on_google_cloud():
+            poll = threading.Thread(target=self._poll, name="maintenance", daemon=True)
+            self._threads.append(poll)
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,8 +78,10 @@ class PreemptionNotice:
             signal.set_wakeup_fd(self._previous_descriptor)
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
-        self._kernels.close()  # which ends the thread
-        self._thread.join()
+        self._ended.set()
+        self._kernels.close()  # which ends the thread that listens
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)  # the other one may wait for a network
         self._ours.close()
 
     def measured(self, steps: int, seconds: float) -> None:
@@ -94,13 +104,20 @@ class PreemptionNotice:
             max(1, int(steps * self._grace / 2 / seconds)),
         )
 
+    # In a thread for the metadata server
+
+    def _poll(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            if maintenance_event():
+                with contextlib.suppress(OSError):  # the block has ended
+                    self._kernels.send(bytes([_MAINTENANCE]))
+                return
+
     # In the listening thread
 
     def _listen(self) -> None:
-        poll = POLL_SECONDS if on_google_cloud() else None
         while True:
-            ends = [t for t in (poll, self._left()) if t is not None]
-            ready, _, _ = select.select([self._ours], [], [], min(ends, default=None))
+            ready, _, _ = select.select([self._ours], [], [], self._left())
             if ready:
                 numbers = self._ours.recv(64)
                 if not numbers:
@@ -108,10 +125,10 @@ class PreemptionNotice:
                 for number in numbers:
                     if number in self._previous:
                         self._note(signal.Signals(number).name, number)
+                    elif number == _MAINTENANCE and self.requested is None:
+                        self._note("a maintenance event")
             elif self._left() == 0:
                 self._run_out()
-            elif self.requested is None and maintenance_event():
-                self._note("a maintenance event")
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -162,28 +179,49 @@ def on_google_cloud() -> bool:
     """Returns whether there is a metadata server; GCE_METADATA_HOST may name one."""
     if os.environ.get("GCE_METADATA_HOST"):
         return True
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         return "Google" in Path("/sys/class/dmi/id/product_name").read_text()
     return False
 
 
 def maintenance_event() -> str | None:
     """Returns the event that the metadata server announces for this machine, or None."""
-    host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
-    # This thread must survive any answer of the server: it receives the signals.
-    no_answer = (OSError, http.client.HTTPException, UnicodeDecodeError)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for key, nothing in quiet.items():
-        request = urllib.request.Request(
-            f"http://{host}/computeMetadata/v1/instance/{key}",
-            headers={"Metadata-Flavor": "Google"},
-        )
-        with contextlib.suppress(*no_answer), opener.open(request, timeout=_TIMEOUT) as answer:
-            text = answer.read().decode().strip()
+        # The next try may be answered, whatever went wrong with this one: ValueError is of names
+        # that are no host's.
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            text = _metadata(f"/computeMetadata/v1/instance/{key}")
             if text and text != nothing:
                 return text
     return None
+
+
+def _metadata(path: str) -> str | None:
+    """Returns the metadata server's answer; None if it is another server's, or not in time."""
+    host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+    connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
+    connection.connect()
+    server = connection.sock  # which the connection forgets once the answer begins
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+    limit = threading.Timer(_TOTAL, end)
+    limit.start()
+    try:
+        connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+        answer = connection.getresponse()
+        if answer.status != 200 or answer.headers["Metadata-Flavor"] != "Google":
+            return None
+        text = answer.read(_LONGEST).decode().strip()
+        return None if late.is_set() else text
+    finally:
+        limit.cancel()
+        connection.close()
 
 
 def _interactive() -> bool:

@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import time
@@ -33,6 +34,20 @@ class HeldError(UserError):
 def is_remote(path: StrPath) -> bool:
     """Returns whether a path needs TensorFlow's file systems, such as `gs://`."""
     return "://" in str(path)
+
+
+def check_folder(name: str, path: str) -> None:
+    """Raises `UserError` unless a path can be that of a folder, local or in a bucket.
+
+    Args:
+        name: of the flag or argument, for the message.
+        path: its value.
+    """
+    if "\0" in path or ("://" in path and not re.fullmatch(r"gs://[^/\s]+(/.*)?", path)):
+        raise UserError(
+            f"{name}={path} is no folder that tftpu can use: give a local one, or "
+            "gs://BUCKET/FOLDER."
+        )
 
 
 def join(*parts: StrPath) -> str:

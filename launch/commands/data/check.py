@@ -243,7 +243,10 @@ def speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
             text += f": {hosts} host{'s are' if hosts > 1 else ' is'} enough"
             found.append(Finding("ok", text))
         else:
-            text += f": {wanted} hosts like this one, or a tf.data service (data.service)"
+            text += (
+                f": {wanted} hosts like this one, or other machines that prepare the data "
+                "(data.service)"
+            )
             found.append(Finding("warning", text))
     return found
 

@@ -36,6 +36,7 @@ class Options(ConfigOptions):
     )
     labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
     queue_timeout: str = flag("24h", "how long to wait for capacity", metavar="TIME")
+    timeout: str = flag("7d", "when the run is ended: 90m, 24h, 7d", metavar="TIME")
     preflight: str | None = flag(
         None, "JSON of `tftpu preflight`, to show the price of the run", metavar="FILE"
     )
@@ -66,7 +67,7 @@ def run(options: Options) -> None:
         _ask()
     from tftpu.launch.cloud import tpu_vm_client
 
-    tpu_vm_client.train(tpu_vm_client.tpu_client(), order, options.keep)
+    tpu_vm_client.train(tpu_vm_client.tpu_client(), order)
 
 
 def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
@@ -93,6 +94,8 @@ def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
         service_account=options.service_account,
         labels=options.labels,
         queue_timeout=options.queue_timeout,
+        timeout=options.timeout,
+        keep=options.keep,
         spot=options.spot,
     )
 

@@ -1,0 +1,176 @@
+"""The machine that prepares data for another one; `service` describes how, and for whom.
+
+Whoever reaches the port can read batches of the data set, and keep the machine busy: there are no
+passwords and no encryption. So a server listens at one address, and at one of the internet or at
+all addresses only if it is told to.
+"""
+
+import contextlib
+import dataclasses
+import ipaddress
+import json
+import logging
+import socket
+import socketserver
+from typing import Any, cast
+
+import tensorflow as tf
+
+from tftpu.config import Data, DataContext
+from tftpu.errors import UserError
+from tftpu.input_pipelines.pipeline import Pipeline
+from tftpu.input_pipelines.service import BATCH, ERROR, LINE, Wanted, described, shapes
+from tftpu.version import __version__
+
+ASKING = 30.0  # seconds in which a client must say what it wants
+
+_log = logging.getLogger(__name__)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """A server of one data set.
+
+    Args:
+        data: the data set.
+        host: name or address to listen at.
+        port: 0 takes any free one.
+        allow_network: listen at a public address, or at all of them.
+
+    Raises:
+        UserError: the address is public, or cannot be listened at.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, data: Data, host: str, port: int, allow_network: bool = False):
+        self.data = dataclasses.replace(data, service="")  # not of other machines in turn
+        family, address = _resolved(host, port)
+        if not allow_network:
+            _refuse_public(host, address[0])
+        self.address_family = family
+        try:
+            super().__init__(address, _Client)
+        except OSError as error:
+            raise UserError(f"Cannot listen at {host}:{port}: {error.strerror}.") from error
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        return self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.warning("A client at %s failed.", client_address[0], exc_info=True)
+
+
+class _Client(socketserver.StreamRequestHandler):
+    """A connection of a training machine."""
+
+    timeout = ASKING
+
+    @property
+    def _data(self) -> Data:
+        return cast("Server", self.server).data
+
+    def handle(self) -> None:
+        try:
+            wanted = _wanted(self.rfile.readline(LINE))
+        except OSError:
+            return None  # it said nothing
+        except UserError as error:
+            return self._send(b"", {"error": str(error)})
+        try:
+            batches = self._batches(wanted)
+            answer = {"parts": shapes(tf.nest.flatten(batches.element_spec))}
+        except (UserError, OSError, tf.errors.OpError) as error:
+            return self._send(b"", {"error": _first_line(error)})
+        self.connection.settimeout(None)  # a machine that trains may pause
+        number = wanted.step + wanted.machine
+        try:
+            self._send(b"", answer)
+            for batch in batches:
+                self.wfile.write(BATCH + number.to_bytes(8, "big"))
+                for part in tf.nest.flatten(batch):
+                    self.wfile.write(part.numpy().tobytes())
+                number += wanted.machines
+        except OSError:
+            return None  # the training machine left
+        except (UserError, tf.errors.OpError) as error:
+            self._send(ERROR, {"error": _first_line(error)})
+
+    def _batches(self, wanted: Wanted) -> tf.data.Dataset:
+        """Returns the batches that a client asks for.
+
+        Raises:
+            UserError: they are not of this data set.
+        """
+        if wanted.version != __version__:
+            raise UserError(
+                f"tftpu is {__version__} here and {wanted.version} there: install the same one."
+            )
+        here = described(self._data)
+        for key in sorted({*here, *wanted.data}):
+            if here.get(key) != wanted.data.get(key):
+                raise UserError(
+                    f"data.{key} is {here.get(key)!r} here and {wanted.data.get(key)!r} there: "
+                    "start both with the same config."
+                )
+        context = DataContext(wanted.seed, self._data.global_batch_size)
+        pipeline = self._data.training(context)
+        if not isinstance(pipeline, Pipeline):
+            raise UserError(
+                f"{type(self._data).__name__} cannot be served: data.service is for sources "
+                "that are read while training."
+            )
+        return pipeline.starting_at(
+            wanted.step, wanted.host, wanted.hosts, wanted.machine, wanted.machines
+        )
+
+    def _send(self, kind: bytes, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the training machine left
+            self.wfile.write(kind + json.dumps(answer).encode() + b"\n")
+
+
+def _wanted(line: bytes) -> Wanted:
+    """Returns what a client's first line asks for."""
+    try:
+        wanted = Wanted(**json.loads(line))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError("this is a data service of tftpu, and was asked something else.") from error
+    numbers = (wanted.seed, wanted.step, wanted.host, wanted.hosts, wanted.machine, wanted.machines)
+    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise UserError(f"the numbers {numbers} are not those of a run.")
+    if not isinstance(wanted.data, dict) or not wanted.host < wanted.hosts:
+        raise UserError("this is a data service of tftpu, and was asked something else.")
+    if not wanted.machine < wanted.machines:
+        raise UserError(f"there is no machine {wanted.machine} of {wanted.machines}.")
+    return wanted
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise UserError(
+            f"--host={host} is no address of this machine ({error}): give the one by which the "
+            "training machine reaches it."
+        ) from error
+    return found[0][0], found[0][4]
+
+
+def _refuse_public(host: str, address: str) -> None:
+    """Raises `UserError` for an address that machines of others may reach."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if found.is_loopback or (found.is_private and not found.is_unspecified):
+        return
+    what = "all addresses of this machine" if found.is_unspecified else "a public address"
+    raise UserError(
+        f"--host={host} means {what}. Whoever reaches the port can read the training data, without "
+        "a password, and keep this machine busy. Give a private address of this machine, such as "
+        "10.0.0.3; or, where a firewall lets only your training machines in, add --allow_network."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = getattr(error, "message", None) or str(error)
+    return text.split("\nTraceback")[0].strip().removeprefix("UserError: ").splitlines()[0]
