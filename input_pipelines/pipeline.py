@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 Parse = Callable[[Tensor], Batch]
 Prepare = Callable[[Any, Tensor], Any]
 Finish = Callable[[Batch, Tensor], Any]
+Attempt = Callable[[Tensor, Tensor], Batch]  # `Pipeline._attempt`, traced
 
 
 class RecordSource(Protocol):
@@ -150,23 +151,32 @@ class Pipeline:
         size = _CHUNK if self.example else share
         if size != share:
             records = records.rebatch(size, drop_remainder=drop_remainder)
-        chunks = records.map(self._chunk, tf.data.AUTOTUNE, deterministic=True)
+        spec: Any = records.element_spec
+        record, _, seed = spec
+        # Traced once and called several times: its graph holds all of the preparation.
+        signature = (_of_any_size(record), _of_any_size(seed))
+        attempt = tf.function(self._attempt, input_signature=signature)
+
+        def chunk(*drawn: Tensor) -> tuple[Batch, Tensor, Tensor]:
+            return self._chunk(attempt, *drawn)
+
+        chunks = records.map(chunk, tf.data.AUTOTUNE, deterministic=True)
         if size != share:
             chunks = chunks.rebatch(share, drop_remainder=drop_remainder)
         return chunks.map(self._finished, tf.data.AUTOTUNE, deterministic=True)
 
     def _chunk(
-        self, records: Tensor, numbers: Tensor, seeds: Tensor
+        self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor, Tensor]:
         """Returns the examples of some records, a mask of the good ones, and their seeds."""
-        together = self._attempt(records, seeds)
+        together = attempt(records, seeds)
         size = tf.shape(records)[0]
         fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
 
         examples, found = tf.cond(
             fine,
             lambda: (together, tf.fill([size], True)),
-            lambda: self._apart(records, numbers, seeds),
+            lambda: self._apart(attempt, records, numbers, seeds),
         )
         static = records.shape[:1]
         examples = tf.nest.map_structure(
@@ -175,17 +185,19 @@ class Pipeline:
         # A copy: TensorFlow complains on stderr of slices of a batch that are batched again.
         return examples, tf.ensure_shape(found, static), tf.gather(seeds, tf.range(size))
 
-    def _apart(self, records: Tensor, numbers: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
+    def _apart(
+        self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
+    ) -> tuple[Batch, Tensor]:
         """Returns the examples of some records, zeros for bad ones; and a mask of the good."""
 
         def one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
-            first = self._attempt(record[None], seed[None])
+            first = attempt(record[None], seed[None])
 
             def again() -> tuple[Batch, Tensor]:
                 # It returns for a bad record, and once a bucket that was away is back.
                 bad = tf.numpy_function(self._judge, [record, number, seed], tf.bool)
                 with tf.control_dependencies([bad]):
-                    return self._attempt(record[None], seed[None]), tf.ensure_shape(bad, ())
+                    return attempt(record[None], seed[None]), tf.ensure_shape(bad, ())
 
             example, bad = tf.cond(_is_one(first), lambda: (first, tf.constant(False)), again)
             what = [self.source.names(number[None]), "can be prepared at times only."]
@@ -298,6 +310,10 @@ class Pipeline:
             return features, labels, weights
         weights = tf.reshape(weights, (-1, *[1] * (given[0].shape.rank - 1)))
         return features, labels, given[0] * weights
+
+
+def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
 def _is_lost(record: Any) -> bool:

@@ -109,7 +109,7 @@ def hostile(**fields):
             },
             "'hostile_module' is not part of the run",
         ),
-        ({"model": []}, "Experiment(model=…) is a tuple"),
+        ({"model": []}, "model is ()"),
         ({"model": {"class": 3}}, "cannot be read"),
     ],
 )

@@ -92,14 +92,6 @@ def test_so_do_files_without_a_manifest(tmp_path, monkeypatch, length):
         trained(settings(tmp_path / "data", spec=("x: int64", "y: int32")))
 
 
-def test_a_service_reads_no_such_file(tmp_path):
-    """Its processes run nothing of Python, so the files are looked at before."""
-    shards(tmp_path, 1 << 60)
-    data = settings(tmp_path, service="grpc://localhost:1")
-    with pytest.raises(UserError, match="train-00001: record 3 is corrupt: the file ends inside"):
-        input_pipelines.training(data)
-
-
 def test_only_what_a_reader_asks_for_is_looked_at(tmp_path):
     path = tmp_path / "f"
     tfrecord.write(str(path), [bytes(n) for n in range(6)])

@@ -32,7 +32,7 @@ def fuzzed(quick: int, **inputs: st.SearchStrategy) -> Callable[[Callable], Call
     def decorate(test: Callable) -> Callable:
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
-            name = test.__name__
+            name = f"{test.__module__}.{test.__name__}"
             TRIED[name] = 0
 
             def once(**drawn: Any) -> None:
