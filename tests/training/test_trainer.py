@@ -87,9 +87,9 @@ def test_the_step_is_traced_once_over_a_fit_with_evaluation():
     trainer = make_trainer(model, steps_per_loop=4)
     traces.clear()
     trainer.fit(data(), steps=10, validation_data=data(batch=20), eval_every=5)
-    # Keras builds the model, the guard tries the layer of its own, the step inspects it; one trace
-    # to train; whether padding matters; one trace to evaluate.
-    assert traces == [False, True, True, True, False, False]
+    # Keras builds the model, the guard tries the layer of its own, the step inspects it; whether
+    # padding matters, which also finds wrong validation data; one trace each to train and evaluate.
+    assert traces == [False, True, True, False, True, False]
     trainer.fit(data(), steps=20, validation_data=data(batch=20))
     assert len(traces) == 6
 
