@@ -133,8 +133,29 @@ def _described(value: Any, name: str) -> Any:
         )
     import keras
 
-    description: Any = keras.saving.serialize_keras_object(value)
-    return KerasObject(description)
+    try:
+        description: Any = keras.saving.serialize_keras_object(value)
+    except Exception as error:
+        raise UserError(
+            f"{name}: get_config() of {type(value).__name__} fails with {_reason(error)}."
+        ) from error
+    described = KerasObject(description)
+    _check_settings(value, _from_description(described, name), name)
+    return described
+
+
+def _check_settings(value: Any, again: Any, name: str) -> None:
+    """Raises `UserError` if an own object that is made again has other settings than the first."""
+    if type(value).__module__.partition(".")[0] in ("keras", "tftpu"):
+        return
+    for setting, was in vars(value).items():
+        now = getattr(again, setting, None)
+        if isinstance(was, bool | int | float | str) and was != now:
+            raise UserError(
+                f"{name}: {setting} of {type(value).__name__} is {was!r}, and {now!r} in another "
+                "made from its get_config(), as each model gets one: add it there, as in "
+                "`return {**super().get_config(), 'scale': self.scale}`."
+            )
 
 
 def _recorded(callback: Any) -> Any:
@@ -176,4 +197,17 @@ def _from_description(value: KerasObject, name: str) -> Any:
     import keras
 
     own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
-    return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
+    try:
+        return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
+    except Exception as error:
+        raise UserError(
+            f"{name}: no {value.name} can be made from its get_config(), as each model gets one: "
+            f"{_reason(error)}. Its __init__ must take every key of get_config(), as with "
+            "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns an exception on one line; that of the user's code, where Keras wraps it."""
+    first = error.__context__ or error
+    return f"{type(first).__name__}: {' '.join(str(first).split()).rstrip('.')}"
