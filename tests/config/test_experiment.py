@@ -186,6 +186,12 @@ def test_optimizers_go_by_keras_names(optimizer):
         experiment(optimizer=f"{optimizer}x").validate()
 
 
+@pytest.mark.parametrize("optimizer", ["Nadam", tftpu.Optimizer("nadam")])
+def test_a_keras_optimizer_that_cannot_be_split_says_why(optimizer):
+    with pytest.raises(UserError, match="'nadam', whose step also changes a number that all"):
+        experiment(optimizer=optimizer).validate()
+
+
 def test_smoothing_without_the_default_loss_is_refused():
     experiment(train=tftpu.Train(label_smoothing=0.1)).validate()
     with pytest.raises(UserError, match="set it there"):

@@ -107,6 +107,8 @@ def _steps(experiment: Experiment) -> int | None:
     """Returns the number of steps of the run; None if only data that are elsewhere can tell."""
     if experiment.train.steps is not None:
         return experiment.train.steps
+    if getattr(experiment.data, "download", False):  # which would start here
+        return None
     try:
         startup.import_tensorflow()
         from tftpu.launch.experiment import with_length
