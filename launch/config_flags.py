@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def load(name: str, overrides: list[str]) -> Experiment:
 
 def _come_with_tftpu(name: str) -> types.ModuleType:
     if name not in names():
+        if os.path.isfile(f"{name}.py"):
+            raise UserError(
+                f"There is no config {name!r}, but a file of that name: write {name}.py, as in "
+                f"--config={name}.py."
+            )
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
     return importlib.import_module(f"{configs.__name__}.{name}")
 
