@@ -6,6 +6,7 @@ made in the scope of its devices, however many models are built from one config.
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import types
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from typing import Any
 from tftpu.config import Experiment, Function, KerasObject, Optimizer
 from tftpu.config.objects import names_in
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.startup import import_tensorflow
 
+_CONTAINERS = (list, tuple, dict)
 # Names that `keras.Model.compile` alone understands.
 _COMPILE_ONLY = ("accuracy", "acc", "ce", "crossentropy")
 
@@ -72,6 +75,23 @@ def losses_of(experiment: Experiment) -> Any:
     import keras
 
     return made(experiment.loss, "loss", keras.losses)
+
+
+def check_names(experiment: Experiment) -> None:
+    """Checks the names of losses and metrics, without making a model.
+
+    Imports Keras if there is a name to check, and checks nothing where it is not installed.
+
+    Raises:
+        UserError: Keras has none of a name.
+    """
+    fields = {"loss": "losses", "metrics": "metrics", "weighted_metrics": "metrics"}
+    found = [(f, m, n) for f, m in fields.items() for n in _texts(getattr(experiment, f))]
+    if not found or importlib.util.find_spec("tensorflow") is None:
+        return
+    import_tensorflow()
+    for field, module, name in found:
+        _named(name, field, importlib.import_module(f"keras.{module}"))
 
 
 def metrics_of(value: Any, name: str = "metrics") -> Any:
@@ -168,6 +188,14 @@ def _recorded(callback: Any) -> Any:
         if isinstance(getattr(callback, key, None), bool | int | float | str)
     }
     return KerasObject({"module": cls.__module__, "class_name": cls.__name__, "config": settings})
+
+
+def _texts(value: Any) -> list[str]:
+    """Returns the texts in a value, and in lists and dicts of it."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return [t for part in parts for t in _texts(part)] if isinstance(value, _CONTAINERS) else []
 
 
 def _named(value: str, name: str, known: types.ModuleType) -> str:

@@ -203,34 +203,6 @@ def test_a_wrong_loss_or_length_is_named(rest, message, tmp_path):
     assert message in str(error.value)
 
 
-KWARGS = ("scale=1.0, **kwargs", "super().__init__(**kwargs)")
-SETTING = ', "scale": self.scale'
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            [*zip(KWARGS, ("scale=1.0", "super().__init__()"), strict=True)],
-            "loss: no losses.Scaled can be made from its get_config(), as each model gets one: "
-            "TypeError: Scaled.__init__() got an unexpected keyword argument 'name'. Its __init__",
-        ),
-        ([(SETTING, "")], "loss: scale of Scaled is 2.0, and 1.0 in another"),
-        ([("**super().get_config()", "**{}[0]")], "get_config() of Scaled fails with KeyError: 0."),
-    ],
-    ids=["no name", "a setting is left out", "get_config fails"],
-)
-def test_an_object_that_cannot_be_made_again_is_refused_with_its_config(changes, message, tmp_path):
-    text = projects.LOSSES
-    for before, after in changes:
-        assert before in text
-        text = text.replace(before, after)
-    path = write(tmp_path, "loss=losses.Scaled(scale=2.0)", losses=text)
-    with pytest.raises(UserError) as error:
-        config_flags.load(path, [])
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
 def test_one_metric_and_one_callback_need_no_list(tmp_path):
     path = write(tmp_path, 'loss="mse", metrics="mae", callbacks=keras.callbacks.TerminateOnNaN()')
     settings = config_flags.load(path, [])

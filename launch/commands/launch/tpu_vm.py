@@ -11,7 +11,7 @@ import sys
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import startup
+from tftpu.launch import keras_objects, startup
 from tftpu.launch.cloud import google_cloud, job, shipment, tpu_vm
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
@@ -56,6 +56,7 @@ def run(options: Options) -> None:
             capacity or quota, or the run failed.
     """
     experiment = options.experiment()
+    keras_objects.check_names(experiment)
     wanted = tpu_vm.one_host(parse_slice(options.slice))
     experiment.validate(wanted.replicas)
     order = _order(options, wanted)
