@@ -220,14 +220,14 @@ class Pipeline:
         none = tf.data.Dataset.from_tensors(none)
         return examples.concatenate(none).take(1).get_single_element()
 
-    def _judge(self, record: Any, number: np.int64, seed: np.ndarray) -> bool:
+    def _judge(self, record: Any, drawn: np.int64, seed: np.ndarray) -> bool:
         """Counts a record as bad, or waits until the bucket that it is in can be read again.
 
         Raises:
             UserError: the run stops at a bad record, or has skipped too many, or the bucket stays
                 out of reach.
         """
-        number = int(number)
+        number = int(drawn)
         if number in self._skipped:
             return True
         reason = self._reason(record, number, seed)

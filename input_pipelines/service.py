@@ -129,7 +129,7 @@ def _received(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[tuple[
 @contextlib.contextmanager
 def _opened(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[IO[bytes]]:
     """Opens a stream of batches, after the shapes that it has were compared."""
-    with _connected(address) as connection, connection.makefile("rb", 1 << 20) as stream:
+    with _connected(address) as connection, connection.makefile("rb") as stream:
         connection.settimeout(STALLED)
         connection.sendall(json.dumps(dataclasses.asdict(wanted)).encode() + b"\n")
         answer = _line(stream)

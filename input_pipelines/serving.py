@@ -12,7 +12,7 @@ import json
 import logging
 import socket
 import socketserver
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -66,8 +66,11 @@ class Server(socketserver.ThreadingTCPServer):
 class _Client(socketserver.StreamRequestHandler):
     """A connection of a training machine."""
 
-    server: Server
     timeout = ASKING
+
+    @property
+    def _data(self) -> Data:
+        return cast("Server", self.server).data
 
     def handle(self) -> None:
         try:
@@ -105,18 +108,18 @@ class _Client(socketserver.StreamRequestHandler):
             raise UserError(
                 f"tftpu is {__version__} here and {wanted.version} there: install the same one."
             )
-        here = described(self.server.data)
+        here = described(self._data)
         for key in sorted({*here, *wanted.data}):
             if here.get(key) != wanted.data.get(key):
                 raise UserError(
                     f"data.{key} is {here.get(key)!r} here and {wanted.data.get(key)!r} there: "
                     "start both with the same config."
                 )
-        context = DataContext(wanted.seed, self.server.data.global_batch_size)
-        pipeline = self.server.data.training(context)
+        context = DataContext(wanted.seed, self._data.global_batch_size)
+        pipeline = self._data.training(context)
         if not isinstance(pipeline, Pipeline):
             raise UserError(
-                f"{type(self.server.data).__name__} cannot be served: data.service is for sources "
+                f"{type(self._data).__name__} cannot be served: data.service is for sources "
                 "that are read while training."
             )
         return pipeline.starting_at(

@@ -279,13 +279,13 @@ def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
         flag = flags[_name(flags, word)]
         try:
             values(["tftpu", word])
-            if flag.kind is float and not math.isfinite(values[flag.name].value):
+            if flag.kind is float and not math.isfinite(values[flag.name].value or 0):
                 raise absl_flags.IllegalFlagValueError
         except absl_flags.Error as error:
             least = f" of {flag.minimum:g} or more" if flag.minimum is not None else ""
             raise UserError(f"{word}: the value must be {_KINDS[flag.kind]}{least}.") from error
         if flag.metavar == FOLDER:
-            files.check_folder(f"--{flag.name}", values[flag.name].value)
+            files.check_folder(f"--{flag.name}", str(values[flag.name].value))
     return {name: values[name].value for name in flags}
 
 

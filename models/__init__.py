@@ -10,7 +10,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from tftpu.config import Model
+from tftpu.config import Model, Share
+from tftpu.config.validation import check_types
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import sizes
 from tftpu.models.parameters import PARAMETERS
@@ -49,7 +50,7 @@ def config(name: str, **fields: Any) -> Model:
     for field, value in fields.items():
         if field not in allowed:
             raise UserError(f"Model {name!r} has no field {field!r}.{did_you_mean(field, allowed)}")
-        setattr(model, field, value)
+        setattr(model, field, tuple(value) if isinstance(value, list) else value)
     return model
 
 
@@ -73,6 +74,9 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
             f"build() takes fields ({', '.join(fields)}) only with the name of a model: set them "
             "on the hyper-parameters instead."
         )
+    if type(model).__module__ == sizes.__name__:
+        check_types("model", model)
+        model.validate(_fitting(model))
     built = model.build()
     import keras
 
@@ -82,6 +86,12 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
             "keras.Model, not compiled."
         )
     return built
+
+
+def _fitting(model: Model) -> Share:
+    """Returns a share of a batch that fits the model: there is no batch yet."""
+    group = getattr(model, "norm_batch", 1)
+    return Share(group if isinstance(group, int) and group > 0 else 1, replicas=1)
 
 
 def load_model(path: str, **options: Any) -> "keras.Model":

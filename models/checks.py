@@ -9,6 +9,8 @@ from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
 REMATS = ("none", "block")
+_DEEPEST = 10_000  # blocks or layers
+_LARGEST = (1 << 31) - 1
 
 
 class _HasHeads(Protocol):
@@ -41,15 +43,24 @@ def rate(field: str, value: float) -> None:
 def sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
     """Raises `UserError` for a whole number, alone or in a tuple, that is not 1 or more.
 
+    Also for an empty tuple, for a number that no array can have, and for a depth that nobody wants.
+
     Args:
         config: the config of a family.
         may_be_zero: fields where 0 is allowed, too.
     """
     for field, value in dataclasses.asdict(config).items():
+        if value == ():
+            raise UserError(f"model.{field} is (): give it an entry for each stage.")
         low = 0 if field in may_be_zero else 1
+        high = _DEEPEST if field in ("blocks", "layers") else _LARGEST
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int) and not isinstance(number, bool) and number < low:
+            if not isinstance(number, int) or isinstance(number, bool):
+                continue
+            if number < low:
                 raise UserError(f"model.{field} is {value}: it must be {low} or more.")
+            if number > high:
+                raise UserError(f"model.{field} is {value}: it must be {high:,} or less.")
 
 
 def heads(config: _HasHeads) -> None:

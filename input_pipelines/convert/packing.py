@@ -7,11 +7,19 @@ within a segment, and a token is predicted if its predecessor is of the same seg
 but the first of each document, exactly once.
 """
 
+import contextlib
+import functools
+import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from tftpu.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 Tokenizer = Callable[[str], np.ndarray]
 
@@ -20,8 +28,8 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
     """Returns a function from a document to its tokens, int32, and the size of the vocabulary.
 
     Args:
-        path: a file of Hugging Face `tokenizers` (tokenizer.json); None: the bytes of the text in
-            UTF-8.
+        path: a file of Hugging Face `tokenizers` (tokenizer.json), whose truncation and padding
+            are switched off; None: the bytes of the text in UTF-8.
         end_of_text: a token of that vocabulary, put after every document; None: no such token.
 
     Raises:
@@ -31,23 +39,76 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
         if end_of_text:
             raise UserError("Bytes have no token for the end of a text: set a tokenizer, too.")
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
-    try:
-        loaded = tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # the library has no exception class of its own
-        raise UserError(f"The tokenizer {path} cannot be read: {error}") from error
+    loaded = _load(path)
+    with _errors_of_the_library(path):
+        highest = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest >= 1 << 31:
+        raise UserError(f"The tokenizer {path} has a token with the number {highest}.")
     end = loaded.token_to_id(end_of_text) if end_of_text else None
     if end_of_text and end is None:
         raise UserError(f"The tokenizer {path} has no token {end_of_text!r}.")
     tail = [] if end is None else [end]
+    if asked := _asked(loaded):
+        loaded.no_truncation()
+        loaded.no_padding()
+        _say_switched_off(path, " and ".join(asked))
 
     def tokens(text: str) -> np.ndarray:
-        return np.array(loaded.encode(text, add_special_tokens=False).ids + tail, np.int32)
+        with _errors_of_the_library(path):
+            ids = loaded.encode(text, add_special_tokens=False).ids
+        return np.array(ids + tail, np.int32)
 
-    return tokens, loaded.get_vocab_size(with_added_tokens=True)
+    return tokens, max(highest + 1, loaded.get_vocab_size(with_added_tokens=True))
+
+
+def switched_off(path: str | None) -> list[str]:
+    """Returns which of truncation and padding a tokenizer's file asks for, and does not get.
+
+    Both are for a batch of questions to a model: they would drop text, or train on padding.
+    """
+    return _asked(_load(path)) if path else []
+
+
+def _asked(loaded: Any) -> list[str]:
+    return [name for name in ("truncation", "padding") if getattr(loaded, name)]
+
+
+@functools.cache
+def _say_switched_off(path: str, asked: str) -> None:
+    if multiprocessing.parent_process() is None:  # once, not in each process of a conversion
+        _log.warning(
+            "The tokenizer %s asks for %s, which is switched off: documents are packed whole.",
+            path,
+            asked,
+        )
+
+
+def _load(path: str) -> Any:
+    """Returns a `tokenizers.Tokenizer`.
+
+    Raises:
+        UserError: no such file, or none that can be read; or the package is missing.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
+    if not os.path.isfile(path):
+        raise UserError(f"The tokenizer {path} cannot be read: there is no such file.")
+    with _errors_of_the_library(path):
+        return tokenizers.Tokenizer.from_file(path)
+
+
+@contextlib.contextmanager
+def _errors_of_the_library(path: str) -> Iterator[None]:
+    """Turns the errors of `tokenizers`, which has no class for them, into `UserError`."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic of its Rust code derives from BaseException.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"The tokenizer {path} cannot be used: {error}") from error
 
 
 def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -20,7 +20,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import google_crc32c
@@ -97,7 +97,9 @@ class Staging:
         for path in (self._note(part), self._skipped(part)):
             files.remove(path)
         made = tfrecord.write(str(self.folder / f"part-{part}"), measured())
-        beside = {self._lengths(part): _npy(np.array(lengths, np.int64))}
+        beside: dict[Path, Iterable[bytes]] = {
+            self._lengths(part): _npy(np.array(lengths, np.int64))
+        }
         if not self.reader.ordered:
             beside[self._hashes(part)] = _npy(np.array(hashes, "S16"))
         if skipped:

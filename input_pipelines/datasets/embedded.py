@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.input_pipelines.tensors import Batch
 from tftpu.storage import files
@@ -64,6 +65,7 @@ def in_memory(name: str, data_dir: str | None, split: str) -> Batch | None:
     count = _count(place, split)
     if not count or not os.path.exists(path):
         return None
+    damage.refuse_impossible([str(path)], [count])
     records = tf.data.TFRecordDataset(str(path)).batch(count).get_single_element()
     features = {n: tf.io.FixedLenFeature((), dtype) for n, dtype in layout.features.items()}
     examples: dict[str, Any] = tf.io.parse_example(records, features)

@@ -79,7 +79,7 @@ def _pipeline(data: "Tokens", folder: str, split: str, context: DataContext) -> 
     features = {name: found.features[name] for name in ("tokens", "segments")}
     parse = example_proto.parser(features)
     return Pipeline(
-        shards.of_manifest(found, split, cache.of(data), data.shuffle, not data.services),
+        shards.of_manifest(found, split, cache.of(data), data.shuffle),
         data,
         context,
         lambda serialized: parse(serialized, tf.fill(tf.shape(serialized), "")),

@@ -75,7 +75,7 @@ def _pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
         return batches.narrowed(parse(records, tf.fill(tf.shape(records), "")), features)
 
     return Pipeline(
-        shards.of_manifest(found, split, cache.of(data), data.shuffle, not data.services),
+        shards.of_manifest(found, split, cache.of(data), data.shuffle),
         data,
         context,
         parsed,

@@ -95,13 +95,13 @@ def _source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
         from tftpu.input_pipelines.datasets import tfds  # slow to import
 
         builder = tfds.prepared(data.name, data.data_dir, data.download)
-        source = tfds.shards(builder, split, data.shuffle, not data.services)
+        source = tfds.shards(builder, split, data.shuffle)
         image, label = tfds.image_and_label(builder)
         features = {image: Feature("string", (), "image")}
         features[label] = Feature("int32", (), "list", builder.info.features[label].num_classes)
     else:
         found = manifest.read(data.data_dir or "")
-        source = shards.of_manifest(found, split, cache.of(data), data.shuffle, not data.services)
+        source = shards.of_manifest(found, split, cache.of(data), data.shuffle)
         image, label = "image", "label"
         features = {name: f for name, f in found.features.items() if name in (image, label)}
         if set(features) != {image, label} or features[image].encoding != "image":

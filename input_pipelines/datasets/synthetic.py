@@ -1,11 +1,14 @@
 """Random examples in memory."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from tftpu.config import DataContext
+from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import batches
 from tftpu.input_pipelines.formats.manifest import parse_features
 from tftpu.input_pipelines.reading.epochs import Training
@@ -35,7 +38,14 @@ def batch_spec(data: "Synthetic", examples: int) -> Spec:
 def _random(data: "Synthetic") -> Any:
     rng = np.random.default_rng(0)
     values = {}
-    for name, feature in parse_features(data.spec).items():
+    features = parse_features(data.spec)
+    size = 4 * data.examples * sum(math.prod(feature.shape) for feature in features.values())
+    if size > psutil.virtual_memory().available:
+        raise UserError(
+            f"data.examples={data.examples} of data.spec are {size / 2**30:,.1f} GiB, more than "
+            "the memory that is free: use fewer, or smaller ones."
+        )
+    for name, feature in features.items():
         shape = (data.examples, *feature.shape)
         if feature.dtype == "float32":
             values[name] = rng.standard_normal(shape, np.float32)

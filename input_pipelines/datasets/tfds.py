@@ -47,6 +47,12 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
         near = did_you_mean(name, known)
         near = near if "Did you mean" in near else " tfds.list_builders() lists what TFDS has."
         raise UserError(f"There is no data set {name!r}.{near}") from error
+    except Exception as error:  # of many kinds: AssertionError, and those of a network
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"TFDS has no data set {name!r} ({why}): data.name is NAME, NAME/CONFIG or NAME:1.0.0. "
+            "The folder of a data set is data.data_dir."
+        ) from error
     if download:
         _prepare(builder)
     if not builder.is_prepared():
@@ -76,13 +82,13 @@ def count(builder: Builder, split: str) -> int:
     return examples
 
 
-def shards(builder: Builder, split: str, shuffle: int = SHUFFLE, in_process: bool = True) -> Shards:
+def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
 
     Args:
         builder: of the data set.
         split: of TFDS.
-        shuffle, in_process: as in `Shards`.
+        shuffle: as in `Shards`.
 
     Raises:
         UserError: no such split, an empty one, or files that are not TFRecord.
@@ -100,7 +106,7 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE, in_process: boo
         else Piece(str(part.filename), part.take, part.skip)
         for part in builder.info.splits[split].file_instructions
     ]
-    return Shards(checked(pieces), shuffle=shuffle, in_process=in_process)
+    return Shards(checked(pieces), shuffle=shuffle)
 
 
 def image_and_label(builder: Builder) -> tuple[str, str]:

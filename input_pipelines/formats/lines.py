@@ -14,10 +14,15 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     """
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise UserError(f"{place} is not a JSON object.")
+    if "\\u" in line:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{place} holds half of a character: {error}") from error
     return row
 
 

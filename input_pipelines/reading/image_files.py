@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import re
 from collections.abc import Sequence
 
 from tftpu.errors import UserError
@@ -15,6 +16,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "eval")
 SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
+_NUMBER = re.compile(r"-?[0-9]+")
+_MOST_CLASSES = 1 << 24  # of class ids; more is a mistake, and would be a model of many GB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,26 +125,31 @@ def in_index(path: str) -> ImageFiles:
     with tfrecord.opened(path) as file:
         text = lines.utf8(file.read(), path).removeprefix("\ufeff").splitlines()  # as Excel writes
     if path.endswith(".csv"):
-        rows = list(csv.DictReader(io.StringIO("\n".join(text))))
+        rows = _csv_rows(text, path)
     else:
         rows = [lines.json_object(line, f"line {n} of {path}") for n, line in enumerate(text, 1)]
     folder = os.path.dirname(path) or "."
     sizes = listing.tree(folder)
+    labels = []
     for number, row in enumerate(rows, 1):
-        for column in ("image", "label"):
-            if row.get(column) in (None, ""):
-                raise UserError(
-                    f"Record {number} of {path} has no {column!r}: an index needs the columns "
-                    "image and label."
-                )
-        if row["image"] not in sizes:
+        image, label = row.get("image"), row.get("label")
+        if image in (None, "") or label in (None, ""):
+            missing = "image" if image in (None, "") else "label"
             raise UserError(
-                f"Record {number} of {path}: there is no image {row['image']} in {folder}."
+                f"Record {number} of {path} has no {missing!r}: an index needs the columns "
+                "image and label."
             )
-    labels = [str(row["label"]) for row in rows]
+        if not isinstance(image, str) or type(label) not in (str, int):
+            raise UserError(
+                f"Record {number} of {path}: image must be a text, and label a text or a whole "
+                "number."
+            )
+        if image not in sizes:
+            raise UserError(f"Record {number} of {path}: there is no image {image} in {folder}.")
+        labels.append(str(label))
     names = None
-    if all(label.isdigit() for label in labels):  # class ids, not names
-        ids = [int(label) for label in labels]
+    if all(_NUMBER.fullmatch(label) for label in labels):  # class ids, not names
+        ids = [_class_id(label, f"Record {n} of {path}") for n, label in enumerate(labels, 1)]
     else:
         names = sorted(set(labels))
         known = {name: number for number, name in enumerate(names)}
@@ -151,3 +159,21 @@ def in_index(path: str) -> ImageFiles:
         for row, label in zip(rows, ids)
     ]
     return ImageFiles(images, max(ids, default=0) + 1, names, folder)
+
+
+def _csv_rows(text: list[str], path: str) -> list[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO("\n".join(text)))
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise UserError(f"{path} is not CSV after line {reader.line_num}: {error}.") from error
+
+
+def _class_id(label: str, place: str) -> int:
+    number = int(label) if len(label) < 12 else -1
+    if not 0 <= number < _MOST_CLASSES:
+        raise UserError(
+            f"{place} has the label {label[:20]}: a class id is 0 or more, and below "
+            f"{_MOST_CLASSES:,}."
+        )
+    return number

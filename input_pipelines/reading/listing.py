@@ -8,13 +8,15 @@ from tftpu.storage import buckets, files
 
 
 def tree(folder: str) -> dict[str, int]:
-    """Returns the sizes of all files below a folder, by their sorted relative path."""
+    """Returns the sizes of all regular files below a folder, by their sorted relative path."""
     if files.is_remote(folder):
         return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
     sizes = {}
     for path, _, names in os.walk(folder):
         for name in names:
             whole = os.path.join(path, name)
+            if not os.path.isfile(whole):  # a pipe, or a link to nothing
+                continue
             sizes[os.path.relpath(whole, folder).replace(os.sep, "/")] = os.path.getsize(whole)
     return dict(sorted(sizes.items()))
 

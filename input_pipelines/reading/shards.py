@@ -61,12 +61,9 @@ class Shards:
         tracks: largest number of files read side by side.
         local: maps a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
             path to read until this reader asks for another; None: the same path.
-        in_process: whether this process reads the files; False: tf.data services do, which run
-            nothing of Python.
 
     Raises:
-        UserError: no examples; or, for services, a record with a length that its file does not
-            have.
+        UserError: no examples.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class Shards:
         shuffle: int = SHUFFLE,
         tracks: int = AT_MOST,
         local: Local | None = None,
-        in_process: bool = True,
     ):
         self.pieces = [piece for piece in pieces if piece.examples]
         self.compression = compression
@@ -86,11 +82,7 @@ class Shards:
         self._lost: dict[str, damage.Damage | None] = {}
         on_disk = local or not any(files.is_remote(piece.path) for piece in self.pieces)
         # TensorFlow inflates compressed files piece by piece, whatever length a record states.
-        checkable = not compression and bool(on_disk)
-        self._checks_lengths = checkable and in_process
-        if checkable and not in_process:
-            ends = [piece.first + piece.examples for piece in self.pieces]
-            damage.refuse_impossible([piece.path for piece in self.pieces], ends)
+        self._checks_lengths = not compression and bool(on_disk)
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
             raise UserError("The shards have no examples.")
@@ -302,7 +294,6 @@ def of_manifest(
     split: str,
     cache: Cache | None = None,
     shuffle: int = SHUFFLE,
-    in_process: bool = True,
 ) -> Shards:
     """Returns the shards of a split.
 
@@ -310,7 +301,7 @@ def of_manifest(
         data: the data set.
         split: name of the split.
         cache: keeps shards of a bucket on local disk after their first use; None: no cache.
-        shuffle, in_process: as in `Shards`.
+        shuffle: as in `Shards`.
 
     Raises:
         UserError: no such split, an empty one, or a shard that is missing or does not have the
@@ -322,7 +313,7 @@ def of_manifest(
     ]
     pieces = checked(pieces)
     local = _through(cache, data, split) if cache else None
-    return Shards(pieces, data.compression, shuffle, local=local, in_process=in_process)
+    return Shards(pieces, data.compression, shuffle, local=local)
 
 
 def _through(cache: Cache, data: Manifest, split: str) -> Local:

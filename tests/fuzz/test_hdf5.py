@@ -39,7 +39,7 @@ def test_the_files_are_read(tmp_path, make):
     assert files.read(str(tmp_path / "w.h5"))
 
 
-@fuzzed(200, data=damaged(keras_3()) | damaged(keras_2()) | st.binary(max_size=64))
+@fuzzed(80, data=damaged(keras_3()) | damaged(keras_2()) | st.binary(max_size=64))
 def test_damaged_bytes(tmp_path, data):
     path = tmp_path / "w.h5"
     path.write_bytes(data)

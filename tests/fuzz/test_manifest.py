@@ -19,14 +19,14 @@ WHOLE = manifest.to_json(
 )
 
 
-@fuzzed(150, text=damaged(WHOLE.encode()) | st.binary(max_size=64))
+@fuzzed(80, text=damaged(WHOLE.encode()) | st.binary(max_size=64))
 def test_damaged_bytes(tmp_path, text):
     (tmp_path / manifest.NAME).write_bytes(text)
     with only_user_errors():
         manifest.read(str(tmp_path))
 
 
-@fuzzed(150, value=reshaped(json.loads(WHOLE)))
+@fuzzed(80, value=reshaped(json.loads(WHOLE)))
 def test_any_json(value):
     with only_user_errors():
         found = manifest.from_json(json.dumps(value), ".")

@@ -1,5 +1,6 @@
 """Text as tokens, packed into sequences."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import packing
+from tftpu.input_pipelines.convert.readers import text
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 
 
 @settings(max_examples=50, deadline=None)
@@ -51,3 +54,47 @@ def test_a_tokenizer_of_hugging_face_and_its_end_of_text(tmp_path):
         packing.tokenizer(path, "</s>")
     with pytest.raises(UserError, match="cannot be read"):
         packing.tokenizer(str(tmp_path / "none.json"))
+
+
+def test_truncation_and_padding_of_a_tokenizer_are_switched_off_and_said_once(tmp_path, caplog):
+    model = tokenizers.models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="a")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    paths = {}
+    for name in ("plain", "both"):
+        if name == "both":
+            tokenizer.enable_truncation(8)
+            tokenizer.enable_padding(pad_id=1, length=60)
+        paths[name] = str(tmp_path / f"{name}.json")
+        tokenizer.save(paths[name])
+    for words in ("a " * 50, "a"):
+        expected = packing.tokenizer(paths["plain"])[0](words).tolist()
+        assert packing.tokenizer(paths["both"])[0](words).tolist() == expected
+        assert len(expected) == words.count("a")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"The tokenizer {paths['both']} asks for truncation and padding, which is switched off: "
+        "documents are packed whole."
+    ]
+
+
+def test_text_that_was_converted_with_truncation_is_not_taken_for_the_same(tmp_path):
+    """An older tftpu truncated: the name of its packed text must not be found again."""
+    (tmp_path / "a.txt").write_text("a a a")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = ReadOptions(tokenizer=str(tmp_path / "tokenizer.json"))
+    reader = text.TextReader(str(tmp_path / "a.txt"), options)
+    assert reader.state == [*reader.parts, "truncation"]
+    assert text.TextReader(str(tmp_path / "a.txt"), ReadOptions()).state == reader.parts
+
+
+def test_the_vocabulary_reaches_to_the_highest_token(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    model = tokenizers.models.WordLevel({"a": 0, "b": 9}, unk_token="a")
+    tokenizers.Tokenizer(model).save(str(path))
+    assert packing.tokenizer(str(path))[1] == 10
+    path.write_text(re.sub(r"\b9\b", "3000000000", path.read_text()))
+    with pytest.raises(UserError, match=r"cannot be read|a token with the number 3000000000"):
+        packing.tokenizer(str(path))

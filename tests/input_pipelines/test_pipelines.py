@@ -13,7 +13,7 @@ from tftpu import input_pipelines
 from tftpu.engines.tensorflow import feed
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading.epochs import Training
-from tftpu.input_pipelines.sources import Images, Text
+from tftpu.input_pipelines.sources import Images, Synthetic, Text
 from tftpu.launch import config_flags
 
 
@@ -137,6 +137,19 @@ def test_a_shifted_image_is_the_image_moved():
 def test_a_tfds_data_set_that_is_not_prepared_fails_with_advice(tmp_path):
     with pytest.raises(UserError, match="tfds build mnist"):
         input_pipelines.training(Images("mnist", data_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a b", "", "mnist:9.9.9", "mnist/other"])
+def test_a_name_that_tfds_cannot_read_is_one_clear_error(name):
+    with pytest.raises(UserError, match=r"TFDS has no data set .* data\.data_dir") as error:
+        input_pipelines.training(Images(name))
+    assert "\n" not in str(error.value)
+
+
+def test_random_data_that_do_not_fit_into_memory_fail_with_a_clear_error():
+    data = Synthetic(spec=("x: float32[99999999]", "y: int32 num_classes=2"))
+    with pytest.raises(UserError, match=r"data.examples=1024 of data.spec are 381.5 GiB, more"):
+        input_pipelines.training(data)
 
 
 def test_an_unknown_data_set_or_split_fails_with_a_clear_error():

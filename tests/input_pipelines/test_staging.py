@@ -2,37 +2,19 @@
 
 import contextlib
 import itertools
-import os
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from tests.support.conversions import content, silent
+from tests.support.conversions import content, of_text, silent
 from tests.support.faulty_storage import KilledError, storage
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import converter, publishing, shards, staging, verify
 from tftpu.input_pipelines.convert.conversion import Conversion
-from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.storage import files
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 STAGED = ".converting-train"
-
-
-@pytest.fixture
-def texts(tmp_path) -> str:
-    """Writes two parts of text; returns their source."""
-    for name in ("a", "b"):
-        words = " ".join(f"{name}{number}" for number in range(400))
-        (tmp_path / f"{name}.txt").write_text(words)
-    return f"text:{tmp_path}/*.txt"
-
-
-def conversion(source: str, folder: Path | str) -> Conversion:
-    options = ReadOptions(context=63)
-    return Conversion(source, str(folder), options, min_shards=3)
 
 
 def interrupted(made: Conversion, before: tuple[object, str]) -> None:
@@ -73,8 +55,8 @@ DAMAGE = {
     ],
 )
 def test_a_staged_file_that_was_damaged_is_made_again(texts, tmp_path, name, how):
-    converter.run(conversion(texts, tmp_path / "whole"), workers=1, say=silent)
-    made = conversion(texts, tmp_path / "out")
+    converter.run(of_text(texts, tmp_path / "whole"), workers=1, say=silent)
+    made = of_text(texts, tmp_path / "out")
     interrupted(made, (shards.Maker, "__call__"))
     path = tmp_path / "out" / STAGED / name
     path.write_bytes(DAMAGE[how](path.read_bytes()))
@@ -85,8 +67,8 @@ def test_a_staged_file_that_was_damaged_is_made_again(texts, tmp_path, name, how
 @pytest.mark.parametrize("how", ["cut to nothing", "a bit in the middle"])
 @pytest.mark.parametrize("place", ["shard", "note"])
 def test_a_finished_shard_that_was_damaged_is_made_again(texts, tmp_path, place, how):
-    converter.run(conversion(texts, tmp_path / "whole"), workers=1, say=silent)
-    made = conversion(texts, tmp_path / "out")
+    converter.run(of_text(texts, tmp_path / "whole"), workers=1, say=silent)
+    made = of_text(texts, tmp_path / "out")
     interrupted(made, (publishing, "publish"))
     name = "train-00001-of-00003.tfrecord"
     path = tmp_path / "out" / name
@@ -99,7 +81,7 @@ def test_a_finished_shard_that_was_damaged_is_made_again(texts, tmp_path, place,
 
 
 def test_a_record_damaged_while_it_waits_is_not_signed_again(texts, tmp_path, monkeypatch):
-    made = conversion(texts, tmp_path / "out")
+    made = of_text(texts, tmp_path / "out")
     path = tmp_path / "out" / STAGED / "part-1"
     make = shards.Maker.__call__
 
@@ -116,21 +98,13 @@ def test_a_record_damaged_while_it_waits_is_not_signed_again(texts, tmp_path, mo
 
 def test_the_order_of_a_source_without_one_is_made_of_whole_hashes(texts, tmp_path, monkeypatch):
     monkeypatch.setattr("tftpu.input_pipelines.convert.readers.text.TextReader.ordered", False)
-    converter.run(conversion(texts, tmp_path / "whole"), workers=1, say=silent)
-    made = conversion(texts, tmp_path / "out")
+    converter.run(of_text(texts, tmp_path / "whole"), workers=1, say=silent)
+    made = of_text(texts, tmp_path / "out")
     interrupted(made, (staging.Staging, "put_in_order"))
     path = tmp_path / "out" / STAGED / "part-1.hashes.npy"
     path.write_bytes(flipped(path.read_bytes(), 140))
     converter.run(made, workers=1, say=silent)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
-
-
-@pytest.fixture
-def memory():
-    """Yields a folder in memory, where fsync is free."""
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield Path(folder)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +117,10 @@ def memory():
 )
 def test_the_nth_operation_of_a_conversion_fails_for_every_n(how, texts, memory):
     """Whatever failed, the same command then gives the same bytes."""
-    converter.run(conversion(texts, memory / "whole"), workers=1, say=silent)
+    converter.run(of_text(texts, memory / "whole"), workers=1, say=silent)
     whole = content(memory / "whole")
     for n in itertools.count(1):
-        made = conversion(texts, memory / str(n))
+        made = of_text(texts, memory / str(n))
         with storage(n, how) as faulty, contextlib.suppress(KilledError, OSError):
             converter.run(made, workers=1, say=silent)
         converter.run(made, workers=1, say=silent)

@@ -106,11 +106,34 @@ def test_a_sequence_longer_than_the_learned_positions_fails(family):
         ("convnext_tiny", "widths", (96, 192), "widths has 2 entries and model.blocks 4"),
         ("efficientnetv2_s", "strides", (1, 2), "strides has 2 entries and model.blocks 6"),
         ("efficientnetv2_s", "norm_batch", 48, "does not divide the 64 examples"),
+        ("resnet18", "blocks", (), r"model.blocks is \(\): give it an entry for each stage"),
+        ("resnet18", "blocks", (-1, 1), "it must be 1 or more"),
+        ("resnet18", "blocks", (99999999,), "it must be 10,000 or less"),
+        ("gpt2_small", "layers", 10**9, "it must be 10,000 or less"),
+        ("gpt2_small", "vocabulary", 10**12, "it must be 2,147,483,647 or less"),
+        ("resnet18", "width", 0, "model.width is 0: it must be 1 or more"),
     ],
 )
 def test_a_wrong_field_fails_with_a_clear_error_before_the_model_is_built(name, field, value, said):
     with pytest.raises(tftpu.UserError, match=said):
         models.config(name, **{field: value}).validate(Share(512, 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"width": 0}, "model.width is 0: it must be 1 or more"),
+        ({"width": "a"}, "model.width is 'a': its type must be int"),
+        ({"blocks": ()}, r"model.blocks is \(\)"),
+        ({"blocks": (-1, 1)}, "it must be 1 or more"),
+        ({"blocks": 3}, "its type must be tuple"),
+        ({"dropout": 2.0}, "model.dropout is 2.0"),
+        ({"norm_batch": 0}, "model.norm_batch is 0"),
+    ],
+)
+def test_build_refuses_such_fields_too(fields, said):
+    with pytest.raises(tftpu.UserError, match=said):
+        models.build("resnet18", **fields)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

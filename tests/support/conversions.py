@@ -4,11 +4,18 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
 
 
 def silent(*_: object) -> None:
     """Ignores the messages of a conversion."""
+
+
+def of_text(source: str, folder: Path | str) -> Conversion:
+    """Returns a conversion of text into three shards of short sequences."""
+    return Conversion(source, str(folder), ReadOptions(context=63), min_shards=3)
 
 
 def content(folder: Path) -> dict[str, bytes]:

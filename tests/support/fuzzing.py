@@ -18,7 +18,7 @@ from tftpu.errors import UserError
 # Seconds for each test; 0: the quick set, the same inputs each time.
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 TRIED: dict[str, int] = {}  # inputs, by the test's name; `tests/fuzz/conftest.py` prints them
-_ROUND = 500  # inputs between two looks at the clock
+_ROUND = 10  # quick sets between two looks at the clock
 
 
 def fuzzed(quick: int, **inputs: st.SearchStrategy) -> Callable[[Callable], Callable]:
@@ -43,7 +43,7 @@ def fuzzed(quick: int, **inputs: st.SearchStrategy) -> Callable[[Callable], Call
             seed = time.time_ns() if SECONDS else 0
             while True:
                 settings = hypothesis.settings(
-                    max_examples=_ROUND if SECONDS else quick,
+                    max_examples=_ROUND * quick if SECONDS else quick,
                     deadline=None,
                     database=None,
                     suppress_health_check=list(hypothesis.HealthCheck),

@@ -29,16 +29,22 @@ def load(contents: Mapping[str, bytes], leaves: Mapping[str, Sequence[Leaf]], st
         step: the checkpoint's, for the error message.
 
     Raises:
-        UserError: the checkpoint belongs to another model or optimizer; the message lists the
-            differences.
+        UserError: the checkpoint belongs to another model or optimizer (the message lists the
+            differences), or a file of it is not in tftpu's format.
     """
     assignments: list[tuple[Leaf, np.ndarray]] = []
     for group, members in leaves.items():
         data = contents.get(f"{group}.safetensors")
         if data is None and group in _OPTIONAL:
             continue
-        decoded = safetensors.decode(data) if data is not None else {}
-        saved = [(key.split(" ", 1)[1], decoded[key]) for key in sorted(decoded)]
+        try:
+            decoded = safetensors.decode(data) if data is not None else {}
+            saved = [(key.split(" ", 1)[1], decoded[key]) for key in sorted(decoded)]
+        except (ValueError, IndexError) as error:  # its checksum matches: tftpu wrote no such file
+            raise UserError(
+                f"The checkpoint of step {step} was not written by tftpu, or was changed: "
+                f"{group}.safetensors cannot be read ({error})."
+            ) from error
         differences = _differences(saved, members)
         if differences:
             raise UserError(

@@ -98,7 +98,7 @@ def _from_plain(value: Any, kind: Any, folder: Path | None) -> Any:
         kinds = typing.get_type_hints(cls)
         parts = {k: _from_plain(v, kinds.get(k), folder) for k, v in value.items() if k != "class"}
         for name, part in parts.items():
-            if dataclasses.is_dataclass(kinds.get(name)) and not isinstance(part, kinds[name]):
+            if _is_dataclass(kinds.get(name)) and not isinstance(part, kinds[name]):
                 raise TypeError(f"{name} is {part!r}")
         return cls(**parts)
     inner = _inner(kind, value)
@@ -167,4 +167,8 @@ def _is_in(folder: Path, module: str) -> bool:
 def _dataclasses_in(kind: Any) -> tuple[type, ...]:
     """Returns the dataclasses among the types of a declaration, such as `A | tuple[B, ...]`."""
     inner = [cls for part in typing.get_args(kind) for cls in _dataclasses_in(part)]
-    return (*((kind,) if dataclasses.is_dataclass(kind) else ()), *inner)
+    return (kind, *inner) if _is_dataclass(kind) else tuple(inner)
+
+
+def _is_dataclass(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)

@@ -86,11 +86,17 @@ class CompiledLosses:
                 )
         for bound in self._metrics:
             # Replicas add up their states, which is correct only for sums and counts.
+            bound.metric.reset_state()  # Keras may have used it before
             if any(v.numpy().any() for v in bound.metric.variables):
                 raise UserError(
                     f"The metric {bound.metric.name!r} has a state that does not start at zero, so "
                     "it cannot be added up over replicas: use a metric made of sums and counts."
                 )
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """True if a metric is not Keras's own, so that its states may be no sums."""
+        return not self._weighable
 
     @property
     def functions(self) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras.src import backend, models
 from keras.src.backend.common import global_state
+from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 
@@ -69,6 +70,33 @@ def compute_loss(
 ) -> Tensor | None:
     """Calls a model's own `compute_loss`, with the arguments that it takes."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+_SCALING = (
+    losses_module.scale_loss_for_distribution,
+    losses_module.unscale_loss_for_distribution,
+)
+_unscaled: list[object] = []  # the open blocks: replicas are traced by threads that take turns
+
+
+@contextlib.contextmanager
+def unscaled_losses() -> Iterator[None]:
+    """Makes Keras's reductions the means that they are on one device, within the block.
+
+    Under a strategy Keras divides each mean by the number of replicas, because its own step adds
+    up the replicas' gradients. A loss that calls Keras's losses would come out too small here.
+    """
+    block = object()
+    _unscaled.append(block)
+    losses_module.scale_loss_for_distribution = lambda value: value
+    losses_module.unscale_loss_for_distribution = lambda value: value
+    try:
+        yield
+    finally:
+        _unscaled.remove(block)
+        if not _unscaled:
+            losses_module.scale_loss_for_distribution = _SCALING[0]
+            losses_module.unscale_loss_for_distribution = _SCALING[1]
 
 
 def function_of(loss: keras.losses.Loss) -> Any:

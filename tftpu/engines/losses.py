@@ -16,6 +16,11 @@ import numpy as np
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
+# Names in the results that are no loss's, or the total's.
+RESERVED = (
+    *("loss", "grad_norm", "weight_norm", "learning_rate", "skipped_steps", "examples_per_sec"),
+    *("step", "time"),
+)
 
 
 class Term(NamedTuple):
@@ -80,6 +85,11 @@ class Losses(Protocol):
     @property
     def metric_variables(self) -> list[keras.Variable]:
         """The states of the metrics, which `compute` updates."""
+        ...
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """True if a metric is not Keras's own, so that its states may be no sums."""
         ...
 
     def compute(

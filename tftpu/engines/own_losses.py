@@ -7,7 +7,7 @@ import keras
 
 from tftpu.engines import keras_internals
 from tftpu.engines.compiled_losses import CompiledLosses
-from tftpu.engines.losses import MEAN, Computed, Elements, Term, sum_of_own
+from tftpu.engines.losses import MEAN, RESERVED, Computed, Elements, Term, sum_of_own
 from tftpu.engines.objective import LossFunction
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
@@ -35,8 +35,18 @@ class FunctionLosses:
         self._loss_fn = loss_fn
         self._name = name
         _, values = keras_internals.build_by(lambda given: self._call(given, False), batch)
+        for key in {*RESERVED, f"{name}_loss"} & {*values}:
+            raise UserError(
+                f"The loss function {name!r} returns a value named {key!r}, as tftpu names what it "
+                "logs itself: give it another name."
+            )
         named = [Term(key, MEAN, 0.0, key) for key in values]
         self.terms = [Term(name, MEAN, 1.0, f"{name}_loss" if logged else None), *named]
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """False: it has no metrics."""
+        return False
 
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
@@ -82,6 +92,11 @@ class ComputedLoss:
         self._compiled = compiled
         self.metric_variables = compiled.metric_variables
         self.terms = [Term("loss", MEAN, 1.0, None)]
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """True if a metric is not Keras's own, so that its states may be no sums."""
+        return self._compiled.unknown_metrics
 
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]

@@ -12,6 +12,7 @@ import numpy as np
 
 from tftpu.engines.losses import Losses, Term
 from tftpu.engines.names import without_counters
+from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 
 _LEAST = 1e-30  # divisor of what has nothing to divide
@@ -64,8 +65,8 @@ class _Sums:
         found: dict[str, float] = {}
         with keras.StatelessScope(state_mapping=list(zip(self._variables, values))):
             for one in self._losses:
-                results = one.metric_results()
-                found.update({name: float(value) for name, value in results.items()})
+                for name, value in one.metric_results().items():
+                    found[name] = _number(name, value)
         return found
 
 
@@ -189,6 +190,17 @@ class EvalSums(_Sums):
     def result_names(self) -> list[str]:
         """Names of the results of an evaluation."""
         return list(self.read(np.zeros(self.size)))
+
+
+def _number(name: str, value: Tensor) -> float:
+    """Returns the result of a metric; raises `UserError` if it is not one number."""
+    result = ops.convert_to_numpy(value)
+    if result.size != 1:
+        raise UserError(
+            f"The metric {name!r} gives {result.size} numbers, and tftpu logs one: let it take "
+            "their mean, such as F1Score(average='macro')."
+        )
+    return float(result.reshape(()))
 
 
 def _logged(terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:

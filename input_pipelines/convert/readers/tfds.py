@@ -14,6 +14,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
     chosen,
 )
 from tftpu.input_pipelines.formats.manifest import DTYPES, Feature
+from tftpu.storage import files
 
 _WIDER = {"bool": "uint8", "int8": "int32", "int16": "int32", "uint32": "int64"}
 
@@ -50,6 +51,7 @@ class TfdsReader(OrderedReader):
         import tensorflow_datasets as tfds
 
         from tftpu.input_pipelines.datasets.tfds import prepared
+        from tftpu.input_pipelines.reading import damage
 
         features = prepared(self._name, self._data_dir).info.features
         encoded = {
@@ -58,6 +60,8 @@ class TfdsReader(OrderedReader):
             if isinstance(features[name], tfds.features.Image)
         }
         path, skip, take = part
+        if not files.is_remote(path):
+            damage.refuse_impossible([path], [skip + take if take >= 0 else 1 << 62])
         records = tf.data.TFRecordDataset(path).skip(skip).take(take)
         examples = records.map(lambda r: features.deserialize_example(r, decoders=encoded))
         for example in examples.as_numpy_iterator():

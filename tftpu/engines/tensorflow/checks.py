@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.losses import Computed
+from tftpu.engines.losses import Computed, Term
 from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import internals
 from tftpu.errors import UserError
@@ -120,6 +120,27 @@ def refuse_frozen(model: keras.Model, parts: Sequence["Part"]) -> None:
             "trainable=False. A layer trains only if its model is trainable too: set "
             "model.trainable = True, and freeze single layers."
         )
+
+
+def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
+    """Raises `UserError` if the loss depends on no variable, so that no step would change any.
+
+    Args:
+        terms: of the loss.
+        reached: for each variable, whether the loss depends on it.
+    """
+    if any(reached):
+        return
+    if not terms:
+        raise UserError(
+            "There is no loss to train on: name one, as in model.compile(optimizer, loss='mse'), "
+            "or pass a loss_fn to the Trainer."
+        )
+    raise UserError(
+        f"The loss {terms[0].name!r} depends on no trainable variable, so training would change "
+        "nothing: it must be computed from what the model returns, by operations that have "
+        "gradients (not argmax, round, comparisons, or NumPy)."
+    )
 
 
 def warn_of_means(part: "Part", computed: Computed) -> None:

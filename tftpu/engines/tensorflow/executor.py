@@ -1,6 +1,7 @@
 """A compiled Keras model on a TensorFlow strategy: training, evaluation, prediction, state."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tftpu.engines.losses import examples_of
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, internals, mixing
-from tftpu.engines.tensorflow.batches import data_errors
+from tftpu.engines.tensorflow.batches import data_errors, finite_dataset, narrow
 from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
@@ -94,11 +95,11 @@ class TensorFlowExecutor:
         self.variables.step.assign(step)
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns if the examples of a batch depend on each other."""
+        """Warns if examples of a batch depend on each other; refuses metrics that are no sums."""
+        batches = functools.partial(feed.for_training, dataset, 0, class_weight)
         with target.compiling_for(self._platform), self._strategy.scope():
-            mixing.warn_of_mixing(
-                self.variables, lambda: feed.for_training(dataset, 0, class_weight)
-            )
+            mixing.refuse_metrics(self.variables, batches)
+            mixing.warn_of_mixing(self.variables, batches)
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
@@ -114,6 +115,9 @@ class TensorFlowExecutor:
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
+        if not self.evaluation_compiled:
+            with target.compiling_for(self._platform), self._strategy.scope():
+                mixing.refuse_metrics(self.variables, lambda: narrow(finite_dataset(dataset)))
         if not self._is_separable(dataset):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tftpu.engines import keras_internals
 from tftpu.engines.losses import Computed, Losses
 from tftpu.engines.tensorflow.collectives import Division, divided
 from tftpu.engines.tensorflow.state import ModelState
@@ -82,7 +83,8 @@ class ForwardPass:
         """
         if values.metrics is None:
             values = values._replace(metrics=self.zero_metrics())
-        with self._scope(values) as scope, divided(division):
+        means = keras_internals.unscaled_losses()
+        with self._scope(values) as scope, divided(division), means:
             computed = self._losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
             states = [scope.get_current_value(v) for v in self._losses.metric_variables]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tftpu.engines.compiled_losses import CompiledLosses
 from tftpu.engines.losses import divisor, weighted_sum
+from tftpu.engines.tensorflow.checks import refuse_unreached
 from tftpu.engines.tensorflow.collectives import Division
 from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
@@ -105,6 +106,7 @@ class ShareGradients:
                 scaled = loss if scale is None else loss * scale
             grads: Any = tape.gradient(scaled, watched)
             reached[:] = [grad is not None for grad in grads]
+            refuse_unreached(self._terms, reached)
             grads = [
                 tf.zeros_like(value) if grad is None else tf.convert_to_tensor(grad)
                 for grad, value in zip(grads, watched)

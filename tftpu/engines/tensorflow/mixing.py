@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.compiled_losses import CompiledLosses
-from tftpu.engines.losses import examples_of
+from tftpu.engines.losses import Losses, examples_of
 from tftpu.engines.tensorflow.collectives import Division, gathering
 from tftpu.engines.tensorflow.forward import ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 # More than rounding: the same examples in another place of a batch may be summed in another order.
@@ -61,6 +62,47 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
                 "tftpu.all_gather() gives a loss function the examples of all devices.",
                 stacklevel=2,
             )
+
+
+def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
+    """Raises `UserError` for a metric whose states cannot be added up over batches and devices.
+
+    Keras's own metrics are made of sums and counts. Others are tried: the state after a batch twice
+    over must be twice that after it once.
+
+    Args:
+        state: the variables.
+        batches: as for `warn_of_mixing`.
+    """
+    own = [losses for losses in state.losses if losses.unknown_metrics]
+    if not own:
+        return
+    batch = _first_examples(state, batches())
+    compute = tf.function(lambda given: _metric_states(state, own, given), autograph=False)
+    names = [v.path for losses in own for v in losses.metric_variables]
+    for name, once, twice in zip(names, *compute(batch)):
+        if not np.allclose(2 * once.numpy(), twice.numpy(), rtol=1e-3, atol=1e-6, equal_nan=True):
+            raise UserError(
+                f"The state {name!r} of a metric is no sum over examples: tftpu adds up the states "
+                "of batches and devices, which would give a wrong number. Make the metric of sums "
+                "and counts (as keras.metrics.Mean is), or compute it in a callback."
+            )
+
+
+def _metric_states(
+    state: ModelState, own: list[Losses], batch: Nest
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the states of metrics after a batch, and after the same batch twice."""
+    once: list[Tensor] = []
+    twice: list[Tensor] = []
+    for losses in own:
+        forward = ForwardPass(state, losses, [])
+        values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
+        first = forward.run(batch, values, training=False, division=Division()).metrics
+        values = values._replace(metrics=first)
+        once += first
+        twice += forward.run(batch, values, training=False, division=Division()).metrics
+    return once, twice
 
 
 def _has_unknown_code(state: ModelState) -> bool:
