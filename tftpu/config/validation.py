@@ -72,6 +72,8 @@ def check_types(group: str, value: Any) -> None:
 def _is_instance(value: Any, kind: Any) -> bool:
     """Returns whether a value has a declared type. An int is also a float, a bool is neither."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
     if origin in (types.UnionType, typing.Union):
         return any(_is_instance(value, argument) for argument in arguments)
     if origin is typing.Literal:
