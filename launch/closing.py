@@ -54,7 +54,7 @@ def _checkpoints(step: int, results: dict[str, float], workdir: str) -> list[tup
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     rows = [("eval, last", f"step {step:,}  {numbers}")]
     path = files.join(workdir, "checkpoints", "best")
-    best = side_files.read(path, "step", "metric", "value")
+    best = side_files.read(path, step=int, metric=str, value=float)
     if best:
         text = f"step {best['step']:,}  {best['metric']} {best['value']:.4f}"
         rows.append(("eval, best", f"{text}  (checkpoints/{best['step']})"))

@@ -1,5 +1,6 @@
 """Predictions of `tftpu preflight` that are in a workdir."""
 
+import math
 from typing import Any
 
 from tftpu.storage import files, side_files
@@ -12,7 +13,7 @@ def step_times(workdir: str, replicas: int) -> str:
     found = [
         f"{item['slice']}: {item['step_ms']:.3g} ms"
         for item in _slices(workdir)
-        if item["step_ms"] and item["replicas"] == replicas
+        if item.get("step_ms") and item.get("replicas") == replicas
     ]
     return ", ".join(found)
 
@@ -27,5 +28,14 @@ def rates(workdir: str) -> dict[str, float]:
 
 
 def _slices(workdir: str) -> list[dict[str, Any]]:
-    record = side_files.read(files.join(workdir, FILE), "slices")
-    return record["slices"] if record else []
+    record = side_files.read(files.join(workdir, FILE), slices=list)
+    found = record["slices"] if record else []
+    return [item for item in found if _is_slice(item)]
+
+
+def _is_slice(item: Any) -> bool:
+    """Returns whether an item is one that `tftpu preflight` writes."""
+    if not isinstance(item, dict) or not isinstance(item.get("slice"), str):
+        return False
+    numbers = (item.get(name) for name in ("step_ms", "replicas", "examples_per_second"))
+    return all(n is None or (isinstance(n, int | float) and math.isfinite(n)) for n in numbers)

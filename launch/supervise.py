@@ -1,15 +1,19 @@
 """Restarts a run that crashes, as long as it makes progress: `tftpu train --restarts=N`."""
 
+import ctypes
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.runtime.preemption import PREEMPTED
 
 _NOT_RESTARTED = (0, 2, PREEMPTED)  # done; the user's mistake; asked to stop
 _LONGEST_WAIT = 60.0
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0) -> int:
@@ -51,7 +55,10 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
 
 
 class _Child:
-    """A command in its own process group, so that a terminal's Ctrl-C arrives once."""
+    """A command in its own process group, so that a terminal's Ctrl-C arrives once.
+
+    It ends with this process, also if that is killed: it would keep the lock of its workdir.
+    """
 
     def __init__(self, command: list[str]):
         self._command = command
@@ -62,7 +69,9 @@ class _Child:
 
     def run(self) -> int:
         """Runs the command; returns its exit code, or 128 and the signal that killed it."""
-        self._process = subprocess.Popen(self._command, process_group=0)
+        self._process = subprocess.Popen(
+            self._command, process_group=0, preexec_fn=_ending_with(os.getpid())
+        )
         if self.stopped.is_set():  # the signal arrived before the process was started
             self._process.terminate()
         code = self._process.wait()
@@ -72,6 +81,20 @@ class _Child:
         self.stopped.set()
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def _ending_with(parent: int) -> Callable[[], None] | None:
+    """Returns a function for the child: SIGTERM ends it with its parent, after it saved."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(128 + signal.SIGTERM)
+
+    return prepare
 
 
 def _described(code: int) -> str:

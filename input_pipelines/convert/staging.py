@@ -34,7 +34,7 @@ from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
-from tftpu.storage import buckets, files
+from tftpu.storage import buckets, claims, files
 
 _PIECE = 1 << 20  # bytes written at a time
 
@@ -197,9 +197,9 @@ def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(files.claim(str(folder)))
+                held.enter_context(claims.claim(str(folder)))
                 break
-            except files.HeldError:
+            except claims.HeldError:
                 if not said:
                     say(f"Another process is making this conversion in {folder}: waiting for it.")
                 said = True

@@ -3,10 +3,8 @@
 tftpu plot runs/digits_resnet --output=curves.png
 """
 
-import contextlib
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from tftpu import installation
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.options import argument, flag
 from tftpu.observe.writers import THROUGHPUT, format_number
-from tftpu.storage import files, side_files
+from tftpu.storage import files, lines, side_files
 
 # Drawn first, in this order, before the others by name.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
@@ -93,20 +91,13 @@ def curves(workdir: str) -> Curves:
     Raises:
         UserError: it has none.
     """
-    path = files.join(workdir, "metrics.jsonl")
     found = Curves(best=_best(workdir))
-    if files.exists(path):
-        for line in files.read(path).decode(errors="replace").splitlines():
-            # A line that is still being written, or damaged.
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                record = json.loads(line)
-                step, split = record.pop("step"), record.pop("split")
-                record.pop("time", None)
-                for name, value in record.items():
-                    if math.isfinite(value):
-                        curve = found.curves.setdefault((name, split), Curve([], []))
-                        curve.steps.append(step)
-                        curve.values.append(value)
+    for step, split, numbers in lines.read(files.join(workdir, "metrics.jsonl")):
+        for name, value in numbers.items():
+            if math.isfinite(value):
+                curve = found.curves.setdefault((name, split), Curve([], []))
+                curve.steps.append(step)
+                curve.values.append(value)
     if not found.curves:
         raise UserError(f"There are no metrics in {workdir!r}: has a run been started there?")
     return found
@@ -213,5 +204,5 @@ def _rows(count: int) -> list[int]:
 def _best(workdir: str) -> Best | None:
     """Reads which checkpoint is the best; None if none is marked."""
     path = files.join(workdir, "checkpoints", "best")
-    record = side_files.read(path, "step", "metric", "value")
+    record = side_files.read(path, step=int, metric=str, value=float)
     return Best(record["step"], record["metric"], record["value"]) if record else None

@@ -5,11 +5,8 @@ It reads only the files of the workdir, and works during a run as well as after 
     tftpu status runs/digits_resnet
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import json
-import os
 import time
 from typing import Any
 
@@ -18,7 +15,8 @@ from tftpu.errors import UserError
 from tftpu.launch.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
-from tftpu.storage import files, side_files
+from tftpu.storage import claims, files, side_files
+from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead; it writes every 10 s.
 _SILENT = 120.0
@@ -68,7 +66,7 @@ def status(workdir: str) -> dict[str, Any]:
         UserError: no run was ever started there.
     """
     account = goodput.read(workdir)
-    if account is None and not files.is_remote(workdir) and _held(workdir):
+    if account is None and claims.held(workdir):
         return {"workdir": workdir, "state": "starting"}
     if account is None:
         raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
@@ -79,7 +77,7 @@ def status(workdir: str) -> dict[str, Any]:
     del facts["global_batch_size"]
     metrics = _last_metrics(workdir)
     # goodput.json is written every 10 s, metrics.jsonl at every log line.
-    logged = max((last["step"] for last in metrics.values() if "step" in last), default=0)
+    logged = max((int(last["step"]) for last in metrics.values()), default=0)
     facts["step"] = max(facts["step"] or 0, logged)
     return {
         "workdir": workdir,
@@ -102,7 +100,7 @@ def lines(record: dict[str, Any]) -> list[str]:
         return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
     ago = console.duration(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
-    rows = [("state", _IN_WORDS[record["state"]])]
+    rows = [("state", _IN_WORDS.get(record["state"], record["state"]))]
     rows.append(("process", f"{record['process']}, last update {ago} ago"))
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
@@ -137,40 +135,22 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 def _alive(workdir: str, account: goodput.Record) -> bool:
     """Returns whether a process uses the workdir: it holds the lock, or wrote recently."""
-    if files.is_remote(workdir):
-        return time.time() - account.updated < _SILENT
-    return _held(workdir)
-
-
-def _held(workdir: str) -> bool:
-    """Returns whether a process holds the lock of a local workdir."""
-    with contextlib.suppress(OSError), open(os.path.join(workdir, ".lock")) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    held = claims.held(workdir)
+    return abs(time.time() - account.updated) < _SILENT if held is None else held
 
 
 def _checkpoints(workdir: str) -> dict[str, Any]:
     """Returns the steps of the complete checkpoints, and the best one."""
     folder = files.join(workdir, "checkpoints")
-    best = side_files.read(files.join(folder, "best"), "step", "metric", "value")
+    best = side_files.read(files.join(folder, "best"), step=int, metric=str, value=float)
     return {"steps": manifest.steps(folder), "best": best}
 
 
 def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
     """Returns the last line of each split in `metrics.jsonl`."""
-    path = files.join(workdir, "metrics.jsonl")
     last: dict[str, dict[str, float]] = {}
-    if not files.exists(path):
-        return last
-    for line in files.read(path).decode(errors="replace").splitlines():
-        # A line that is still being written, or damaged.
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            record = json.loads(line)
-            record.pop("time", None)
-            last[record.pop("split")] = record
+    for step, split, numbers in line_files.read(files.join(workdir, "metrics.jsonl")):
+        last[split] = {"step": step, **numbers}
     return last
 
 

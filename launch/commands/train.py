@@ -10,6 +10,7 @@ steps.
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tftpu.checkpoint import manifest
@@ -21,8 +22,10 @@ from tftpu.launch import startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.options import RunOptions, flag
-from tftpu.storage import files, side_files
+from tftpu.storage import claims, files, side_files
 
+# The working directory comes last, and after the package: a folder `tftpu` in it is not that.
+_MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
 # Fields that configure how the data is read, not which data.
 _HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
@@ -66,9 +69,9 @@ def run(options: Options) -> None:
             f"{experiment.data.global_batch_size:,} examples, in {workdir}",
             flush=True,
         )
-    claimed = files.claim(workdir) if chief else contextlib.nullcontext()
+    claimed = claims.claim(workdir) if chief else contextlib.nullcontext()
     with preemption.exit_on_notice(), claimed:
-        _check_same_run(experiment, workdir)
+        _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         startup.import_tensorflow()
         from tftpu.launch import training
 
@@ -80,12 +83,12 @@ def _supervise(options: Options, workdir: str) -> None:
     from tftpu.launch import supervise
 
     again = command_options.words_of(dataclasses.replace(options, restarts=0))
-    command = [sys.executable, *_interpreter_flags(), "-m", "tftpu.launch.main", "train", *again]
+    command = [sys.executable, *_interpreter_flags(), "-c", _MAIN, "train", *again]
     sys.exit(supervise.run(command, workdir, options.restarts))
 
 
 def _interpreter_flags() -> list[str]:
-    """Returns the flags of this interpreter, and -P: a `tftpu` folder here is not the package."""
+    """Returns the flags of this interpreter, and -P: `_MAIN` adds the working directory."""
     return ["-P", *["-O"] * sys.flags.optimize]
 
 
@@ -93,11 +96,21 @@ def _length(train: Train) -> str:
     return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
 
 
-def _check_same_run(experiment: Experiment, workdir: str) -> None:
-    """Raises `UserError` if the workdir holds checkpoints of another model, data or objective."""
+def _check_same_run(
+    experiment: Experiment,
+    workdir: str,
+    read: Callable[..., dict[str, Any] | None] = side_files.read,
+) -> None:
+    """Raises `UserError` if the workdir holds checkpoints of another model, data or objective.
+
+    Args:
+        experiment: to train.
+        workdir: of the run.
+        read: of `side_files`; a process that writes to the workdir takes its config.json.
+    """
     if not manifest.steps(files.join(workdir, "checkpoints")):
         return  # nothing to resume, such as after a run that diverged at once
-    before = side_files.read(files.join(workdir, "config.json"), *_GROUPS)
+    before = read(files.join(workdir, "config.json"), **dict.fromkeys(_GROUPS, object))
     if before is None:  # the checkpoint itself rejects another model
         return
     for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
@@ -118,9 +131,11 @@ def _fields(plain: Any) -> dict[str, Any]:
     """Returns the fields of a group of a config, as JSON; "" is the group itself without fields."""
     if not isinstance(plain, dict) or "class" not in plain:
         return {"": plain}
-    if "description" in plain:  # a Keras object, whose name Keras numbers within a process
-        description = plain["description"]
-        settings = {k: v for k, v in description.get("config", {}).items() if k != "name"}
+    description = plain.get("description")
+    if isinstance(description, dict):  # a Keras object, whose name Keras numbers in a process
+        settings = description.get("config")
+        settings = settings if isinstance(settings, dict) else {}
+        settings = {name: value for name, value in settings.items() if name != "name"}
         return {"": description.get("class_name"), **settings}
     return plain
 

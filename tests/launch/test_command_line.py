@@ -16,7 +16,7 @@ from tftpu.errors import UserError
 from tftpu.launch import config_flags
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import train
-from tftpu.storage import files
+from tftpu.storage import claims, files
 
 TRAIN = ("train", "--config=digits_resnet")
 
@@ -125,6 +125,17 @@ def test_a_mistake_gives_one_clear_message_and_exit_code_2(
     assert len(said.strip().splitlines()) == 1
 
 
+def test_a_refused_run_leaves_no_workdir(tmp_path, capsys):
+    command = [*TRAIN, f"--workdir={tmp_path}/run", "--config.cluster.tpu=nowhere"]
+    assert command_line.main(command) == 2
+    assert "cannot be connected to" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    command[-2] = f"--workdir={tmp_path}/mine"
+    assert command_line.main(command) == 2
+    assert (tmp_path / "mine").exists()
+
+
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["plain", "without asserts"])
 def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
     """Also under `python -O`, which removes every `assert` of the product."""
@@ -171,8 +182,8 @@ def test_models_are_listed_with_parameters_and_sizes(capsys):
 
 def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):
     code = (
-        "import sys, time\nfrom tftpu.storage import files\n"
-        "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom tftpu.storage import claims\n"
+        "with claims.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -184,7 +195,7 @@ def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, caps
     finally:
         holder.kill()
         holder.wait()
-    with files.claim(str(tmp_path)):  # the lock was released with its holder
+    with claims.claim(str(tmp_path)):  # the lock was released with its holder
         pass
 
 
@@ -192,9 +203,9 @@ def test_a_disk_without_locks_does_not_prevent_training(tmp_path, monkeypatch, c
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(files.fcntl, "flock", refused)
-    with files.claim(str(tmp_path)):
-        assert "start only one run on it" in caplog.text
+    monkeypatch.setattr(claims.fcntl, "flock", refused)
+    with claims.claim(str(tmp_path)):
+        assert "cannot be locked by the system" in caplog.text
 
 
 def run_in(workdir, experiment) -> None:

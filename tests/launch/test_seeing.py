@@ -18,7 +18,7 @@ from tftpu.launch import main as command_line
 from tftpu.launch.commands import plot, profile, status
 from tftpu.launch.commands.status import lines
 from tftpu.runtime import goodput
-from tftpu.storage import files
+from tftpu.storage import claims, files
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,14 @@ def test_the_status_of_a_finished_run_matches_its_files(run):
 
 def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     """The run is running while the lock is held, and crashed once its holder disappears."""
-    with files.claim(str(tmp_path)):
+    with claims.claim(str(tmp_path)):
         assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
     record = goodput.read(str(run)).to_json()
     record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     code = (
-        "import sys, time\nfrom tftpu.storage import files\n"
-        "with files.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom tftpu.storage import claims\n"
+        "with claims.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -78,7 +78,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
         holder.kill()
         holder.wait()
     assert status.status(str(tmp_path))["state"] == "crashed"
-    with files.claim(str(tmp_path)):  # status leaves no lock behind
+    with claims.claim(str(tmp_path)):  # status leaves no lock behind
         pass
 
 

@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tftpu.launch.commands import train
 
 # Runs a script of words: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
 CHILD = """
@@ -100,3 +103,32 @@ def test_signals_are_forwarded_to_the_run_and_end_the_supervisor(number, tmp_pat
     assert lives_left(tmp_path) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "asleep").read_text()), 0)
+
+
+def test_a_killed_supervisor_takes_its_child_along(tmp_path):
+    """Otherwise the child would train on and keep the workdir's lock, and nobody restarts it."""
+    process = start(tmp_path, ["sleep", "exit:0"], 3)
+    end = time.monotonic() + 60
+    asleep = tmp_path / "asleep"
+    while not (asleep.exists() and asleep.read_text()) and time.monotonic() < end:
+        time.sleep(0.01)
+    child = psutil.Process(int(asleep.read_text()))
+    process.kill()
+    process.wait(timeout=60)
+    child.wait(timeout=10)
+    assert lives_left(tmp_path) == 1
+
+
+def test_a_supervised_run_imports_modules_of_the_working_directory(tmp_path):
+    """Last of all: a folder here that is called tftpu does not replace the package."""
+    (tmp_path / "neighbour.py").write_text("print('imported')")
+    (tmp_path / "tftpu").mkdir()
+    (tmp_path / "tftpu/__init__.py").write_text("raise SystemExit('the wrong tftpu')")
+    code = train._MAIN.replace("run()", "import neighbour")
+    done = subprocess.run(
+        [sys.executable, *train._interpreter_flags(), "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("imported\n", "")

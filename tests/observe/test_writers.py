@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,7 +22,7 @@ from tests.support.training import compiled, data, make_trainer
 from tftpu.config import profile_plan
 from tftpu.errors import UserError
 from tftpu.observe import console as consoles
-from tftpu.observe import samples, writers
+from tftpu.observe import samples, services, writers
 from tftpu.runtime.goodput import Clock
 
 
@@ -250,10 +251,10 @@ def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
     mlflow.set_tracking_uri("http://127.0.0.1:9")
     began = time.monotonic()
     with pytest.raises(UserError, match=r"'mlflow' cannot start: .*Set MLFLOW_TRACKING_URI"):
-        writers.MLflow(str(tmp_path))
+        services.MLflow(str(tmp_path))
     assert time.monotonic() - began < 30  # not the minutes that MLflow would try
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
-    sink = writers.Writers([writers.MLflow(str(tmp_path))])
+    sink = writers.Writers([services.MLflow(str(tmp_path))])
     for run in (tmp_path / "store").glob("*/*/meta.yaml"):
         shutil.rmtree(run.parent)
     sink.write(1, "train", {"loss": 1.0})
@@ -263,7 +264,7 @@ def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
 @pytest.mark.slow
 def test_weights_and_biases_without_a_key_fails_with_a_clear_error(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
-    code = "import sys; from tftpu.observe import writers; writers.WandB(sys.argv[1])"
+    code = "import sys; from tftpu.observe import services; services.WandB(sys.argv[1])"
     done = subprocess.run(  # in a separate process: the package remembers its configuration
         [sys.executable, "-c", code, str(tmp_path)],
         env={**environment, "NETRC": str(tmp_path / "none")},
@@ -319,3 +320,14 @@ def test_weights_and_biases_holds_the_run(tmp_path, monkeypatch):
     for name in (b"train/loss", b"eval/accuracy", b"goodput/step", b"data.name"):
         assert name in written
     assert list(tmp_path.rglob("media/images/samples*.png"))
+
+
+def test_memory_does_not_grow_with_the_lines_that_are_written(tmp_path):
+    process, tensorboard = psutil.Process(), writers.TensorBoard(str(tmp_path))
+    held = []
+    for step in range(600):
+        scalars = {f"metric_{n}": 1.0 / (1 + n + 10 * step) for n in range(10)}
+        tensorboard.write(step, "train", scalars)
+        if step in (150, 599):
+            held.append(process.memory_info().rss / 2**20)
+    assert held[1] - held[0] < 1.5, held

@@ -17,7 +17,7 @@ from tests.support.doc_blocks import PAGES, ROOT
 CHECKED = {
     "README.md": 3,
     "docs/installation.md": 3,
-    "docs/guides/input-data.md": 2,
+    "docs/guides/input-data.md": 3,
     "docs/guides/launching.md": 5,
     "docs/guides/watching-a-run.md": 2,
 }

@@ -151,7 +151,7 @@ def test_the_time_until_a_restart_counts_if_the_run_was_cut_off(state, counts, t
     account = goodput.Account(str(tmp_path), clock)
     account.write(state, goodput.Facts())
     record = json.loads((tmp_path / goodput.FILE).read_text())
-    record["updated"] -= 100
+    record["uptime"] -= 100
     (tmp_path / goodput.FILE).write_text(json.dumps(record))
     again = goodput.Account(str(tmp_path), goodput.Clock())
     assert again.seconds()["restart"] == pytest.approx(100.0 if counts else 0.0, abs=1.0)
@@ -161,8 +161,57 @@ def test_a_clock_that_was_set_back_subtracts_nothing(tmp_path):
     goodput.Account(str(tmp_path), goodput.Clock()).write(goodput.RUNNING, goodput.Facts())
     record = json.loads((tmp_path / goodput.FILE).read_text())
     record["updated"] += 3600
+    for boot in (record["boot"], "another machine"):
+        (tmp_path / goodput.FILE).write_text(json.dumps(record | {"boot": boot}))
+        again = goodput.Account(str(tmp_path), goodput.Clock())
+        assert again.seconds()["restart"] == pytest.approx(0.0, abs=1.0)
+
+
+def test_time_on_another_machine_is_lost_by_the_clock_of_days(tmp_path):
+    goodput.Account(str(tmp_path), goodput.Clock()).write(goodput.RUNNING, goodput.Facts())
+    record = json.loads((tmp_path / goodput.FILE).read_text())
+    record |= {"updated": record["updated"] - 100, "boot": "another machine"}
     (tmp_path / goodput.FILE).write_text(json.dumps(record))
-    assert goodput.Account(str(tmp_path), goodput.Clock()).seconds()["restart"] == 0.0
+    again = goodput.Account(str(tmp_path), goodput.Clock())
+    assert again.seconds()["restart"] == pytest.approx(100.0, abs=1.0)
+
+
+YEARS = 10 * 365 * 86_400.0
+
+
+@pytest.mark.parametrize("boot", ["this machine", "another machine"])
+@pytest.mark.parametrize("ahead", ["first", "second"])
+def test_a_clock_ten_years_ahead_does_not_destroy_the_account(ahead, boot, tmp_path, monkeypatch):
+    """Neither while it is wrong, nor for the processes after it."""
+    real, wrong = time.time, lambda: real() + YEARS
+    for number, name in enumerate(("first", "second", "third")):
+        monkeypatch.setattr(time, "time", wrong if name == ahead else real)
+        account = goodput.Account(str(tmp_path), goodput.Clock())
+        account.clock.turn_to("step")
+        account.clock.move(0.0, "step", "step")
+        account.write(goodput.RUNNING, goodput.Facts(step=number))
+        if boot == "another machine":
+            path = tmp_path / goodput.FILE
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": str(number)}))
+    assert sum(account.seconds().values()) < 60.0
+    assert account.restarts == 2
+    assert abs(goodput.read(str(tmp_path)).started - real()) < 60.0
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-5", "1e999", '"x"', "[]", "null", "true"])
+@pytest.mark.parametrize("field", ["started", "updated", "uptime", "seconds", "restarts", "step"])
+def test_any_value_in_an_account_is_survived(field, value, tmp_path):
+    account = goodput.Account(str(tmp_path), goodput.Clock())
+    account.write(goodput.FAILED, goodput.Facts(step=3))
+    record = json.loads((tmp_path / goodput.FILE).read_text())
+    record[field] = "VALUE" if field != "seconds" else record["seconds"] | {"step": "VALUE"}
+    text = json.dumps(record).replace('"VALUE"', value)
+    (tmp_path / goodput.FILE).write_text(text)
+    again = goodput.Account(str(tmp_path), goodput.Clock())
+    again.write(goodput.RUNNING, goodput.Facts(step=4))
+    seconds = goodput.read(str(tmp_path)).seconds
+    assert all(0.0 <= s < 1e6 for s in seconds.values())
+    assert 0 <= again.reached <= 10
 
 
 def test_a_damaged_account_is_started_again(tmp_path):

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support import data_sets, gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
@@ -322,3 +323,21 @@ def test_a_killed_run_in_a_bucket_resumes(bucket, service, tmp_path):
         results.append([(x["step"], x["split"], x["loss"]) for x in lines])
     assert results[0] == results[1]
     assert tf.io.gfile.glob(f"{workdir}/train/events*")
+
+
+def test_what_events_upload_does_not_grow_with_the_length_of_the_run(service, monkeypatch):
+    """Every flush uploads a file whole: long runs begin new ones, which TensorBoard joins."""
+    monkeypatch.setattr(writers, "EVENTS", 5_000)
+    tensorboard = writers.TensorBoard(f"gs://{BUCKET}/long")
+    uploaded = []
+    for step in range(1, 41):
+        before = service.uploaded
+        tensorboard.write(step, "train", {f"metric_{n}": 1.0 / step for n in range(10)})
+        tensorboard._writers["train"].flush()
+        uploaded.append(service.uploaded - before)
+    tensorboard.close()
+    assert max(uploaded[20:]) < 1.2 * max(uploaded[:20])
+    accumulator = EventAccumulator(f"gs://{BUCKET}/long/train", size_guidance={"tensors": 0})
+    # Files of the same second may be read in another order.
+    steps = sorted(event.step for event in accumulator.Reload().Tensors("metric_3"))
+    assert steps == list(range(1, 41))

@@ -32,12 +32,14 @@ class Fault:
             before the answer; "truncate": breaks it in the middle of the answer; "corrupt": changes
             a byte of the answer.
         times: how often; None: always.
+        after: number of matching requests that are answered first.
     """
 
     method: str
     path: str
     what: int | str
     times: int | None = 1
+    after: int = 0
 
 
 class FakeStorage:
@@ -49,6 +51,7 @@ class FakeStorage:
         self.lock = threading.Lock()
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
+        self.uploaded = 0  # bytes of the bodies of all requests
         self.url = ""
 
     def requested(self, method: str, pattern: str) -> int:
@@ -77,6 +80,9 @@ class FakeStorage:
             for fault in self.faults:
                 if fault.times == 0 or fault.method != method or not re.search(fault.path, path):
                     continue
+                if fault.after > 0:
+                    fault.after -= 1
+                    continue
                 if fault.times is not None:
                     fault.times -= 1
                 return fault.what
@@ -103,6 +109,7 @@ class Handler(server.RequestHandler):
     def _serve(self, method: str) -> None:
         body = self._body()
         self.service.requests.append((method, self.path))
+        self.service.uploaded += len(body)
         fault = self.service.take_fault(method, self.path)
         if isinstance(fault, int):
             self._answer(_error(fault, "injected"))
@@ -134,7 +141,7 @@ class Handler(server.RequestHandler):
         query = parse_qs(url.query)
         if "ifGenerationMatch" not in query or "upload_id" in query:
             return True  # an upload in parts was checked when it began
-        bucket, name = re.search(r"/b/([^/]+)/o/?(.*)", url.path).groups()
+        bucket, name = re.search(r"/b/([^/]+)/o/?(.*?)(?:/compose)?$", url.path).groups()
         name = unquote(name) or query.get("name", [""])[0]
         if not name:
             name = json.loads(re.search(rb'"name":\s*("(?:[^"\\]|\\.)*")', body)[1])

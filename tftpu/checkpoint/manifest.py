@@ -8,6 +8,7 @@ alike.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import google_crc32c
@@ -42,16 +43,34 @@ def read(folder: str) -> dict[str, bytes]:
     """Reads the files of a checkpoint.
 
     Raises:
-        OSError, ValueError, KeyError: a file is missing or damaged.
+        OSError, ValueError: a file is missing or damaged.
     """
-    manifest = json.loads(files.read(files.join(folder, FILE)))
     contents = {}
-    for name, expected in manifest["files"].items():
+    for name, crc32c in _listed(files.read(files.join(folder, FILE))).items():
         data = files.read(files.join(folder, name))
-        if google_crc32c.value(data) != expected["crc32c"]:
+        if google_crc32c.value(data) != crc32c:
             raise ValueError(f"{name} does not match its checksum")
         contents[name] = data
     return contents
+
+
+def _listed(manifest: bytes) -> dict[str, int]:
+    """Returns the checksums of the files of a manifest; raises ValueError if it is damaged."""
+    try:
+        record = json.loads(manifest.decode())
+    except RecursionError:
+        raise ValueError(f"{FILE} is nested too deeply") from None
+    listed = record.get("files") if isinstance(record, dict) else None
+    if not isinstance(listed, dict):
+        raise ValueError(f"{FILE} lists no files")
+    for name, expected in listed.items():
+        if not isinstance(expected, dict) or not isinstance(expected.get("crc32c"), int):
+            raise ValueError(f"{FILE} has no checksum of {name!r}")
+        if not re.fullmatch(r"\w[\w.-]*", name):  # of this folder, and of no other
+            raise ValueError(f"{FILE} lists {name!r}, which is no file of a checkpoint")
+    if "state.json" not in listed:
+        raise ValueError(f"{FILE} does not list state.json")
+    return {name: expected["crc32c"] for name, expected in listed.items()}
 
 
 def discard(folder: str) -> None:

@@ -16,7 +16,7 @@ Training waits for a copy to host memory; a thread writes the copy, one save at 
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from tftpu.checkpoint import manifest, matching
 from tftpu.checkpoint.host_copy import HostCopy
 from tftpu.engines.engine import Leaf
 from tftpu.errors import UserError
-from tftpu.storage import files, safetensors, side_files
+from tftpu.storage import claims, files, safetensors, side_files
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str, keep: int = 3, keep_every: int = 0):
+        self._workdir = workdir
         self.folder = files.join(workdir, "checkpoints")
         self.keep = keep
         self.keep_every = keep_every
@@ -83,8 +84,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Returns the step of the best checkpoint, or None if none is marked."""
-        record = side_files.read(files.join(self.folder, "best"), "step")
-        return record["step"] if record else None
+        return self._best(side_files.read)
 
     def save(
         self,
@@ -92,6 +92,7 @@ class Checkpoints:
         leaves: Mapping[str, Sequence[Leaf]],
         state: Mapping[str, Any],
         best: Best | None = None,
+        first: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts writing a checkpoint; returns as soon as the leaves may change again.
 
@@ -103,6 +104,7 @@ class Checkpoints:
             leaves: by group; each group becomes a file.
             state: the host's state as JSON; arrays become lists.
             best: marks the checkpoint as the best so far, which is kept regardless of its age.
+            first: called by the thread that writes, before the checkpoint becomes valid.
         """
         self.wait()
         copies = self._copy.take(leaves)
@@ -111,7 +113,7 @@ class Checkpoints:
             for group, arrays in copies.items()
         }
         contents["state.json"] = [json.dumps(state, default=_plain).encode()]
-        self._pending = step, self._writer.submit(self._write, step, contents, best)
+        self._pending = step, self._writer.submit(self._write, step, contents, best, first)
 
     def mark_best(self, step: int, best: Best) -> None:
         """Marks a checkpoint that was saved earlier as the best one so far."""
@@ -169,12 +171,13 @@ class Checkpoints:
             folder = files.join(self.folder, str(candidate))
             try:
                 contents = manifest.read(folder)
-            except (OSError, ValueError, KeyError) as error:
+                state = json.loads(contents["state.json"])
+            except (OSError, ValueError, KeyError, RecursionError) as error:
                 _log.warning("The checkpoint %s is damaged (%s) and was skipped.", folder, error)
                 continue
             matching.load(contents, leaves, candidate)
             self.newest = candidate
-            return Restored(candidate, json.loads(contents["state.json"]))
+            return Restored(candidate, state)
         if candidates:
             raise self._none_complete(candidates, step)
         return None
@@ -196,8 +199,16 @@ class Checkpoints:
 
     # In the writer's thread
 
-    def _write(self, step: int, contents: Mapping[str, Iterable[bytes]], best: Best | None) -> None:
+    def _write(
+        self,
+        step: int,
+        contents: Mapping[str, Iterable[bytes]],
+        best: Best | None,
+        first: Callable[[], None],
+    ) -> None:
         folder = files.join(self.folder, str(step))
+        claims.check(self._workdir)
+        first()
         try:
             manifest.write(folder, step, contents)
             self.newest = step
@@ -212,7 +223,12 @@ class Checkpoints:
         except OSError as error:
             _log.warning("Old checkpoints could not be removed: %s", error)
 
+    def _best(self, read: Callable[..., dict[str, Any] | None]) -> int | None:
+        record = read(files.join(self.folder, "best"), step=int)
+        return record["step"] if record else None
+
     def _mark_best(self, step: int, best: Best) -> None:
+        self._best(side_files.take)  # a damaged one is kept
         record = {"step": step, **best._asdict()}
         files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
 
@@ -223,7 +239,7 @@ class Checkpoints:
         and stay until the run reaches their steps again.
         """
         complete = [step for step in manifest.steps(self.folder) if step <= newest]
-        kept = {self.best(), *complete[-self.keep :]}
+        kept: set[int | None] = {self._best(side_files.take), *complete[-self.keep :]}
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}
         for step in manifest.folders(self.folder):

@@ -5,14 +5,13 @@ import json
 import logging
 import os
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tftpu.errors import UserError
 from tftpu.storage import files
+from tftpu.storage.lines import Lines
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +20,8 @@ Hyperparameters = Mapping[str, bool | int | float | str]
 # Scalars that are drawn as curves, but left out of log lines.
 CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
 THROUGHPUT = "examples_per_sec"
+# Bytes of events after which a file in a bucket is ended: every flush uploads all of the file.
+EVENTS = 1 << 18
 HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
 
 
@@ -54,6 +55,16 @@ class Writer:
     def say(self, text: str) -> None:
         """Writes a line for people."""
 
+    def roll_back(self, step: int) -> None:
+        """Drops what was written for later steps than this one: the run repeats them."""
+
+    def flush(self, durable: bool = False) -> None:
+        """Writes what is kept back, if anything is.
+
+        Args:
+            durable: whether it is to survive a crash of the machine, too.
+        """
+
     def close(self) -> None:
         """Ends the run; nothing is written afterwards."""
 
@@ -80,6 +91,12 @@ class Writers(Writer):
     def say(self, text: str) -> None:
         self._all("say", text)
 
+    def roll_back(self, step: int) -> None:
+        self._all("roll_back", step)
+
+    def flush(self, durable: bool = False) -> None:
+        self._all("flush", durable)
+
     def close(self) -> None:
         self._all("close")
 
@@ -103,13 +120,21 @@ class JsonLines(Writer):
     """
 
     def __init__(self, path: str, resumed_at: int):
-        self._path = path
-        files.truncate_lines(path, resumed_at)
+        self._lines = Lines(path, resumed_at)
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         if split != HOST:
             record = {"step": step, "split": split, **scalars, "time": round(time.time(), 3)}
-            _append(self._path, json.dumps(record) + "\n")
+            self._lines.append(json.dumps(record) + "\n")
+
+    def roll_back(self, step: int) -> None:
+        self._lines.roll_back(step)
+
+    def flush(self, durable: bool = False) -> None:
+        self._lines.flush(durable)
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 class LogFile(Writer):
@@ -121,7 +146,7 @@ class LogFile(Writer):
     """
 
     def __init__(self, path: str, steps: int):
-        self._path = path
+        self._lines = Lines(path)
         self._steps = steps
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
@@ -130,7 +155,13 @@ class LogFile(Writer):
 
     def say(self, text: str) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        _append(self._path, "".join(f"{now}  {part}\n" for part in text.splitlines()))
+        self._lines.append("".join(f"{now}  {part}\n" for part in text.splitlines()))
+
+    def flush(self, durable: bool = False) -> None:
+        self._lines.flush(durable)
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 class TensorBoard(Writer):
@@ -151,6 +182,7 @@ class TensorBoard(Writer):
         self._start = start
         self._config: Hyperparameters = {}  # until it is written
         self._writers: dict[str, Any] = {}  # tf.summary.SummaryWriter by folder
+        self._written: dict[str, int] = {}  # approximate bytes in their files
 
     def begin(self, config: Hyperparameters) -> None:
         self._config = config
@@ -162,20 +194,20 @@ class TensorBoard(Writer):
 
         if split == "eval":
             self._write_hyperparameters("eval")
-        with self._at("train" if split == HOST else split, step):
+        with self._at("train" if split == HOST else split, step, 100 * len(scalars)):
             for name, value in scalars.items():
-                tf.summary.scalar(name, value)
+                tf.summary.scalar(name, np.asarray(value))  # an array, for the reason in `_at`
 
     def write_text(self, step: int, name: str, text: str) -> None:
         import tensorflow as tf
 
-        with self._at("train", step):
+        with self._at("train", step, len(text)):
             tf.summary.text(name, text)
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
         import tensorflow as tf
 
-        with self._at("eval", step):
+        with self._at("eval", step, images.nbytes):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
@@ -193,106 +225,45 @@ class TensorBoard(Writer):
                 hparams.hparams(shown, trial_id=os.path.abspath(self._workdir))
         self._config = {}
 
-    def _at(self, folder: str, step: int) -> Any:
+    def _at(self, folder: str, step: int, size: int = 0) -> Any:
+        """Returns the context of a folder's writer.
+
+        Args:
+            folder: of the workdir.
+            step: of what is written in the context.
+            size: its approximate bytes.
+        """
         import tensorflow as tf
 
+        self._written[folder] = self._written.get(folder, 0) + size
+        full = self._written[folder] > EVENTS and folder in self._writers
+        if full and files.is_remote(self._workdir):
+            with contextlib.suppress(tf.errors.OpError):  # the bucket is away: later, then
+                self._writers[folder].flush()
+                self._writers.pop(folder).close()
+                self._written[folder] = size
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
-            self._writers[folder] = tf.summary.create_file_writer(path, flush_millis=10_000)
-        return self._writers[folder].as_default(step=step)
+            # TensorFlow also flushes a full queue: on a disk at once, in a bucket by time only.
+            queue = 10_000 if files.is_remote(path) else 10
+            self._writers[folder] = tf.summary.create_file_writer(path, queue, flush_millis=10_000)
+        # TensorFlow keeps every Python number that it ever converted, and no array.
+        writer, now = self._writers[folder], np.array(step)
+        if files.is_remote(self._workdir):
+            return _unflushed(writer, now)
+        return writer.as_default(step=now)
 
 
-class MLflow(Writer):
-    """A run of MLflow, configured by its environment (MLFLOW_TRACKING_URI, ...).
+@contextlib.contextmanager
+def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
+    """Writes events by a writer of TensorFlow, whose own context would flush at its end."""
+    import tensorflow as tf
 
-    A workdir keeps its run when it is resumed.
-    """
-
-    def __init__(self, workdir: str):
-        mlflow = _required("mlflow", "mlflow-skinny")
-        self.failures = (mlflow.exceptions.MlflowException,)
-        # By default, MLflow retries for minutes, and the run would wait at every line.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        path = files.join(workdir, "mlflow_run")
-        known = files.read(path).decode() if files.exists(path) else None
-        self._client = mlflow.MlflowClient()
-        if known is None:
-            with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
-                known = self._created(os.path.basename(workdir))
-            files.write_whole(path, known.encode())
-        self._run = known
-        self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
-
-    def _created(self, name: str) -> str:
-        """Creates a run, and its experiment if that does not exist; returns the run's id."""
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
-        known = self._client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else self._client.create_experiment(experiment)
-        return self._client.create_run(number, run_name=name).info.run_id
-
-    def begin(self, config: Hyperparameters) -> None:
-        # Parameters in MLflow are constant: a restart with other settings keeps the first values.
-        known = self._client.get_run(self._run).data.params
-        params = [self._param(k, str(v)[:500]) for k, v in config.items() if k not in known]
-        for first in range(0, len(params), 100):
-            self._client.log_batch(self._run, params=params[first : first + 100])
-
-    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        metrics = [self._metric(f"{split}/{k}", v, now, step) for k, v in scalars.items()]
-        self._client.log_batch(self._run, metrics=metrics)
-
-    def write_text(self, step: int, name: str, text: str) -> None:
-        self._client.log_text(self._run, text, f"{name}/{step:08d}.md")
-
-    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
-        self._client.log_image(self._run, np.concatenate(list(images), 1), f"{name}/{step:08d}.png")
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
-
-
-class WandB(Writer):
-    """A run of Weights & Biases, configured by its environment (WANDB_PROJECT, WANDB_MODE, ...).
-
-    A workdir keeps its run when it is resumed.
-    """
-
-    def __init__(self, workdir: str):
-        self._wandb = _required("wandb", "wandb")
-        self.failures = (self._wandb.Error,)
-        path = files.join(workdir, "wandb_run")
-        if not files.exists(path):
-            files.write_whole(path, uuid.uuid4().hex[:16].encode())
-        with _refusals("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
-            self._run = self._wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "tftpu"),
-                id=files.read(path).decode(),
-                resume="allow",
-                name=os.path.basename(workdir),
-                dir=None if files.is_remote(workdir) else workdir,
-                settings=self._wandb.Settings(console="off"),
-            )
-
-    def begin(self, config: Hyperparameters) -> None:
-        self._run.config.update(dict(config), allow_val_change=True)
-
-    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        self._run.log({f"{split}/{k}": v for k, v in scalars.items()}, step=step)
-
-    def write_text(self, step: int, name: str, text: str) -> None:
-        self._run.log({name: self._wandb.Html(f"<pre>{text}</pre>")}, step=step)
-
-    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
-        self._run.log({name: [self._wandb.Image(image) for image in images]}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-# Writers that `TrainOptions.writers` names; each takes the workdir.
-BY_NAME: dict[str, type[MLflow] | type[WandB]] = {"mlflow": MLflow, "wandb": WandB}
+    writer.set_as_default(step=step)
+    try:
+        yield
+    finally:
+        tf.summary.create_noop_writer().set_as_default()
 
 
 def line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
@@ -316,36 +287,3 @@ def _column(name: str) -> str:
     "learning_rate" becomes "Learning rate", so that it precedes fields such as "data.name".
     """
     return name if "." in name else name.replace("_", " ").capitalize()
-
-
-def _append(path: str, text: str) -> None:
-    if files.is_remote(path):  # objects in buckets cannot be appended to
-        before = files.read(path) if files.exists(path) else b""
-        files.write_whole(path, before + text.encode())
-        return
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "ab") as file:
-        file.write(text.encode())
-
-
-@contextlib.contextmanager
-def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Turns the errors of a service that cannot start into a UserError."""
-    try:
-        yield
-    except failures as error:
-        first = str(error).strip().splitlines()[0][:200]
-        raise UserError(
-            f"The writer {module!r} cannot start: {first} Set {variable}, or remove it from "
-            "the option train.writers."
-        ) from error
-
-
-def _required(module: str, package: str) -> Any:
-    try:
-        return __import__(module)
-    except ImportError as error:
-        raise UserError(
-            f"The writer {module!r} is not installed: run `pip install {package}`, or remove "
-            "it from the option train.writers."
-        ) from error

@@ -8,18 +8,19 @@ steps that are repeated.
 import contextlib
 import json
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import psutil
 
-from tftpu.storage import files
+from tftpu.storage import claims, files, side_files
 
 FILE = "goodput.json"
 
@@ -151,6 +152,10 @@ class Facts:
     usd: float | None = None
 
 
+# The longest gap between two processes that is believed, where only clocks of days tell it.
+_LONGEST_GAP = 30 * 86_400.0
+
+
 @dataclass(frozen=True)
 class Record:
     """The content of `goodput.json`.
@@ -161,6 +166,8 @@ class Record:
         host: the name of its machine.
         started: when the run started first, in seconds since the epoch.
         updated: when this was written.
+        boot: identifies the machine since its last start; "" if unknown.
+        uptime: seconds from that start until this was written, by a clock that nobody sets.
         restarts: how many times the run resumed.
         repeated_steps: steps trained more than once, because their checkpoint was older.
         wall_seconds: of all processes, and the time lost between them.
@@ -174,6 +181,8 @@ class Record:
     host: str
     started: float
     updated: float
+    boot: str
+    uptime: float
     restarts: int
     repeated_steps: int
     wall_seconds: float
@@ -189,19 +198,24 @@ class Record:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Record":
-        """Returns the record of an object; raises KeyError, TypeError or ValueError if damaged."""
-        facts = {f.name: _number(record.get(f.name)) for f in fields(Facts)}
+        """Returns the record of an object that has `_FIELDS`; other values may be damaged."""
+        facts: dict[str, Any] = {f.name: _number(record.get(f.name)) for f in fields(Facts)}
+        for name in ("step", "steps", "global_batch_size", "chips"):
+            facts[name] = facts[name] if facts[name] is None else int(facts[name])
+        boot = record.get("boot")  # which an older version did not write
         return cls(
             state=str(record["state"]),
             process=int(record["process"]),
             host=str(record["host"]),
             started=float(record["started"]),
             updated=float(record["updated"]),
+            boot=boot if isinstance(boot, str) else "",
+            uptime=_number(record.get("uptime")) or 0.0,
             restarts=int(record["restarts"]),
             repeated_steps=int(record["repeated_steps"]),
             wall_seconds=float(record["wall_seconds"]),
             goodput=float(record["goodput"]),
-            seconds={part: float(record["seconds"].get(part, 0.0)) for part in PARTS},
+            seconds={part: _number(record["seconds"].get(part)) or 0.0 for part in PARTS},
             facts=Facts(**facts),
         )
 
@@ -224,16 +238,15 @@ class Account:
     def __init__(self, workdir: str | None, clock: Clock):
         self._path = files.join(workdir, FILE) if workdir else None
         self.clock = clock
-        earlier = read(workdir) if workdir else None
+        earlier = _read(self._path, side_files.take) if self._path else None
         self._lock = threading.Lock()
         start = time.time() - clock.wall()
-        self._started = earlier.started if earlier else start
+        self._started = min(earlier.started, start) if earlier else start
         self._resumed = earlier is not None
         self._failed = False
         self._lost = 0.0
-        # A clock that was set back would make the gap negative.
         if earlier and earlier.state not in (FINISHED, STOPPED):
-            self._lost = max(0.0, start - earlier.updated)
+            self._lost = _gap(earlier, clock.wall())
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
         self.facts = Facts()
         self.restarts = earlier.restarts + 1 if earlier else 0
@@ -271,6 +284,8 @@ class Account:
                 host=socket.gethostname(),
                 started=round(self._started, 3),
                 updated=round(time.time(), 3),
+                boot=_boot(),
+                uptime=round(_uptime(), 3),
                 restarts=self.restarts,
                 repeated_steps=self.repeated_steps,
                 wall_seconds=round(sum(seconds.values()), 3),
@@ -280,6 +295,7 @@ class Account:
             )
             text = json.dumps(record.to_json(), indent=2) + "\n"
             try:
+                claims.check(os.path.dirname(self._path))
                 files.write_whole(self._path, text.encode())
             except Exception as error:  # a full disk, a bucket out of reach: the run continues
                 if not self._failed:
@@ -289,15 +305,59 @@ class Account:
 
 def read(workdir: str) -> Record | None:
     """Reads `goodput.json`; returns None if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Record.from_json(json.loads(files.read(files.join(workdir, FILE))))
-    return None
+    return _read(files.join(workdir, FILE), side_files.read)
+
+
+# The fields without which an account is damaged, and their types.
+_FIELDS: dict[str, type] = {
+    **{"state": str, "process": int, "host": str, "started": float, "updated": float},
+    **{"restarts": int, "repeated_steps": int, "wall_seconds": float, "goodput": float},
+    "seconds": dict,
+}
+
+
+def _read(path: str, read: Callable[..., dict[str, Any] | None]) -> Record | None:
+    record = read(path, **_FIELDS)
+    return Record.from_json(record) if record else None
 
 
 def _number(value: Any) -> Any:
-    if value is not None and not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
-    return value
+    """Returns a number that is finite and not negative; None in place of anything else."""
+    good = side_files.is_number(value) and 0 <= value < math.inf
+    return value if good else None
+
+
+def _gap(earlier: Record, age: float) -> float:
+    """Returns the seconds between the last record of a process and the start of this one.
+
+    Args:
+        earlier: the record.
+        age: seconds since this process started.
+    """
+    if earlier.boot and earlier.boot == _boot():
+        return max(0.0, _uptime() - age - earlier.uptime)
+    # Another machine, or another start of it: only clocks that people set are left.
+    gap = time.time() - age - earlier.updated
+    if gap > _LONGEST_GAP:
+        _log.warning(
+            "By the clock, the run was last written %.0f days ago: that time does not count as "
+            "lost, since the clock may be wrong.",
+            gap / 86_400,
+        )
+        return 0.0
+    return max(0.0, gap)
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
+
+
+def _uptime() -> float:
+    """Returns the seconds since the machine was started; 0 where no clock tells."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime(clock) if clock is not None else 0.0
 
 
 def share(seconds: Mapping[str, float], part: str) -> float:

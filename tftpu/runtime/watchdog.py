@@ -46,7 +46,7 @@ class Watchdog:
         self._over.set()
         if self._thread is not None:
             faulthandler.cancel_dump_traceback_later()
-            self._thread.join()
+            self._thread.join(timeout=5.0)
             self._thread = None
 
     def beat(self, step: int) -> None:

@@ -45,6 +45,15 @@ class Stored(NamedTuple):
     generation: int = 0
 
 
+class ChangedError(UserError):
+    """Another process wrote the object meanwhile."""
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is in a bucket of Cloud Storage."""
+    return str(path).startswith("gs://")
+
+
 def split(uri: str) -> tuple[str, str]:
     """Splits a `gs://` address into the bucket and the name in it.
 
@@ -223,6 +232,52 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
     return _stored(blob).generation
 
 
+def append(uri: str, data: bytes, before: Stored) -> Stored:
+    """Appends to an object, unless another process wrote it: uploads a part, and joins the two.
+
+    Args:
+        uri: `gs://BUCKET/NAME`.
+        data: appears completely or not at all.
+        before: the object, as far as this process knows it; its generation is 0 if there is none.
+
+    Returns:
+        The object as it is now.
+
+    Raises:
+        ChangedError: another process wrote it meanwhile.
+        UserError: the service refuses or stays out of reach. The same call may be repeated.
+    """
+    crc32c = f"{google_crc32c.extend(int(before.crc32c, 16), data):08x}"
+    wanted = Stored(before.bytes + len(data), crc32c)
+    if not before.generation:
+        return wanted._replace(generation=publish(uri, data))
+    part, whole = _blob(f"{uri}.part"), _blob(uri)
+    with _refusals("writing", uri):
+        part.upload_from_string(data, checksum="crc32c", retry=retry.of_google_client())
+        _written(
+            whole,
+            wanted,
+            lambda: whole.compose(
+                [_blob(uri), part],
+                if_generation_match=before.generation,
+                if_source_generation_match=[None, part.generation],
+                retry=retry.of_google_client(),
+            ),
+        )
+    if _stored(whole)[:2] != wanted[:2]:
+        raise ChangedError(f"Failed writing {uri}: its content is not what was written.")
+    remove(f"{uri}.part", part.generation)
+    return _stored(whole)
+
+
+def remove(uri: str, generation: int) -> None:
+    """Removes an object if it still is this generation; one that stays does no harm."""
+    from google.api_core import exceptions
+
+    with contextlib.suppress(exceptions.GoogleAPICallError, exceptions.RetryError, OSError):
+        _blob(uri).delete(if_generation_match=generation, timeout=10.0, retry=None)
+
+
 def location(bucket: str) -> str:
     """Returns the location of a bucket, such as US-WEST4 or EU.
 
@@ -271,8 +326,11 @@ def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
 
     try:
         write()
-    except exceptions.PreconditionFailed:
-        blob.reload(retry=retry.of_google_client())
+    except exceptions.PreconditionFailed as error:
+        try:
+            blob.reload(retry=retry.of_google_client())
+        except exceptions.NotFound:
+            raise error from None  # another process removed it
         if _stored(blob)[:2] != wanted[:2]:
             raise
 
@@ -312,7 +370,7 @@ def _refusals(doing: str, uri: str) -> Iterator[None]:
     from google.auth import exceptions as auth_exceptions
     from google.cloud.storage.exceptions import DataCorruption
 
-    bucket = split(uri)[0]
+    bucket, kind = split(uri)[0], UserError
     try:
         yield
         return
@@ -324,7 +382,8 @@ def _refusals(doing: str, uri: str) -> Iterator[None]:
             f"gs://{bucket}, or run `gcloud auth application-default login`."
         )
     except exceptions.PreconditionFailed:
-        reason = "another process wrote it meanwhile. Use a separate folder for each run."
+        reason, kind = "another process wrote it meanwhile.", ChangedError
+        reason += " Use a separate folder for each run."
     except auth_exceptions.GoogleAuthError:
         reason = "no valid Google Cloud credentials: run `gcloud auth application-default login`."
     except DataCorruption:
@@ -333,4 +392,4 @@ def _refusals(doing: str, uri: str) -> Iterator[None]:
         reason = f"the service answers {error.code}; retried for {retry.POLICY.seconds:g} s."
     except (exceptions.RetryError, requests.RequestException, ConnectionError):
         reason = f"no answer; retried for {retry.POLICY.seconds:g} s. Is the network up?"
-    raise UserError(f"Failed {doing} {uri}: {reason}") from None
+    raise kind(f"Failed {doing} {uri}: {reason}") from None

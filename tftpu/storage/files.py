@@ -1,34 +1,22 @@
-"""Files of a workdir, local or `gs://`: written completely or not at all, by one run at a time.
+"""Files of a workdir, local or `gs://`: written completely or not at all.
 
 Every operation on storage passes through `_operate` and raises only `OSError`. Operations on
 buckets are retried by the policy of `retry`.
 """
 
 import contextlib
-import fcntl
-import json
-import logging
 import os
 import re
 import shutil
-import socket
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tftpu.errors import UserError
 from tftpu.storage import retry
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
-
-_HELD: set[Path] = set()  # the locks that this process holds
-
-
-class HeldError(UserError):
-    """Another process uses the workdir."""
 
 
 def is_remote(path: StrPath) -> bool:
@@ -55,6 +43,17 @@ def join(*parts: StrPath) -> str:
     return os.path.join(*map(str, parts))
 
 
+def make_folder(folder: StrPath) -> None:
+    """Creates a folder and those above it, which survive a crash of the machine."""
+    if is_remote(folder):
+        _remote(folder, _gfile().makedirs, folder)
+        return
+    missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
+    _operate("mkdir", folder, os.makedirs, folder, exist_ok=True)
+    for path in reversed(missing):
+        _operate("fsync", path.parent, _sync_folder, path.parent)
+
+
 def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
     """Writes a file atomically: readers and crashes see the old content or the new one.
 
@@ -70,7 +69,7 @@ def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
         _remote(path, _upload, path, parts)
         return
     target = Path(path)
-    _operate("mkdir", target.parent, os.makedirs, target.parent, exist_ok=True)
+    make_folder(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with _operate("open", temporary, open, temporary, "wb", buffering=0) as file:
@@ -83,6 +82,32 @@ def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             _operate("unlink", temporary, os.unlink, temporary)
         raise
+
+
+def append(path: StrPath, pending: bytearray) -> None:
+    """Appends bytes to a local file, and removes from `pending` what was written.
+
+    Raises:
+        OSError: not all of them could be written; the rest belongs exactly behind.
+    """
+    with _operate("open", path, open, path, "ab", buffering=0) as file:
+        while pending:
+            del pending[: _operate("write", path, _write_some, file, bytes(pending))]
+
+
+def sync(path: StrPath) -> None:
+    """Syncs a local file and its name, so that they survive a crash of the machine."""
+    with _operate("open", path, open, path, "rb") as file:
+        _operate("fsync", path, os.fsync, file.fileno())
+    _operate("fsync", Path(path).parent, _sync_folder, Path(path).parent)
+
+
+def rename(path: StrPath, target: StrPath) -> None:
+    """Renames a file; an earlier one of the new name is replaced."""
+    if is_remote(path):
+        _remote(path, _gfile().rename, path, target, True)
+    else:
+        _operate("replace", target, os.replace, path, target)
 
 
 def read(path: StrPath) -> bytes:
@@ -156,75 +181,6 @@ def remove_tree(folder: StrPath) -> None:
         _operate("rmtree", folder, shutil.rmtree, folder)
 
 
-@contextlib.contextmanager
-def claim(workdir: StrPath) -> Iterator[None]:
-    """Creates a workdir and locks it for one run until the end of the block.
-
-    Blocks of one process may be nested. The lock is the operating system's: it is released
-    when the process ends for any reason. Buckets have no such locks, so nothing prevents two runs
-    on one workdir there.
-
-    Raises:
-        HeldError: another process holds the lock.
-        UserError: the workdir cannot be written.
-    """
-    if is_remote(workdir):
-        try:
-            _remote(workdir, _gfile().makedirs, workdir)
-        except OSError as error:
-            raise _cannot_write(workdir, error) from error
-        yield
-        return
-    lock = Path(workdir).absolute() / ".lock"
-    if lock in _HELD:
-        yield
-        return
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "a+")  # noqa: SIM115 (held until the end of the block)
-    except OSError as error:
-        raise _cannot_write(workdir, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise HeldError(
-                f"The folder '{workdir}' is held by {holder}: wait for that process, or choose "
-                "another folder."
-            ) from error
-        except OSError as error:  # some network disks
-            _log.warning("%s cannot be locked (%s): start only one run on it.", workdir, error)
-        # A full disk: the lock holds without its text.
-        with contextlib.suppress(OSError):
-            file.truncate(0)
-            started = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
-            file.flush()
-        _HELD.add(lock)
-        try:
-            yield
-        finally:
-            _HELD.remove(lock)
-
-
-def truncate_lines(path: StrPath, last_step: int) -> None:
-    """Drops the lines of a JSON-lines file after a step, and an incomplete last line.
-
-    A run that resumes from a checkpoint repeats the steps after it, which would otherwise appear
-    twice.
-    """
-    if not exists(path):
-        return
-    kept = []
-    for line in read(path).decode(errors="replace").splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= last_step:
-                kept.append(line + "\n")
-    write_whole(path, "".join(kept).encode())
-
-
 def _operate(
     operation: str, path: StrPath, function: Callable[..., _T], *args: Any, **keywords: Any
 ) -> _T:
@@ -275,6 +231,10 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
+def _write_some(file: BinaryIO, data: bytes) -> int:
+    return file.write(data)
+
+
 def _sync_folder(folder: Path) -> None:
     """Syncs a folder, so that a new name in it survives a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -282,12 +242,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cannot_write(workdir: StrPath, error: OSError) -> UserError:
-    return UserError(
-        f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
-    )
 
 
 def _gfile() -> Any:

@@ -1,31 +1,133 @@
-"""JSON files of a workdir that a run can do without, such as the mark of its best checkpoint."""
+"""JSON files of a workdir that a run can do without, such as the mark of its best checkpoint.
 
+Whatever such a file contains, nothing fails: it is ignored with one warning. A run that would write
+a file of that name sets the damaged one aside, as `best.damaged`.
+"""
+
+import contextlib
 import json
 import logging
+import math
+import os
 from typing import Any
 
 from tftpu.storage import files
 
 _log = logging.getLogger(__name__)
 
+DAMAGED = ".damaged"  # the ending of the names of files that were set aside
 
-def read(path: files.StrPath, *fields: str) -> dict[str, Any] | None:
+
+def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
     """Reads a JSON object; returns None if there is no file, and with a warning if it is damaged.
 
     Args:
         path: of the file, local or remote.
-        fields: names that the object must have.
+        fields: types of the fields that the object must have, by name; a float is finite, and may
+            be written as an integer.
     """
-    if not files.exists(path):
+    try:
+        return _read(path, fields)
+    except (OSError, ValueError, RecursionError) as error:
+        _log.warning("%s cannot be read and is ignored: %s.", path, _reason(error))
+        return None
+
+
+def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
+    """Reads as `read` does, for the run that writes the file; sets a damaged one aside."""
+    try:
+        return _read(path, fields)
+    except OSError as error:  # a disk or a bucket that fails says nothing about the content
+        _log.warning("%s cannot be read and is ignored: %s.", path, error)
+    except (ValueError, RecursionError) as error:
+        set_aside(path, _reason(error))
+    return None
+
+
+def take_text(path: files.StrPath) -> str | None:
+    """Returns the text of a small file; None if there is none, or it was damaged and set aside."""
+    if not is_there(path):
         return None
     try:
-        record = json.loads(files.read(path))
-        if not isinstance(record, dict):
-            raise ValueError("it is not a JSON object")
-        missing = [field for field in fields if field not in record]
-        if missing:
-            raise ValueError(f"it has no {missing[0]!r}")
-    except (OSError, ValueError) as error:
-        _log.warning("%s cannot be read and is ignored: %s.", path, error)
+        text = content(path).decode("ascii").strip()
+        if not text.isprintable() or not text:
+            raise ValueError("it is not a line of text")
+        return text
+    except ValueError as error:
+        set_aside(path, _reason(error))
         return None
+
+
+def set_aside(path: files.StrPath, reason: str) -> None:
+    """Renames a damaged file, with a warning that gives the reason."""
+    aside = f"{path}{DAMAGED}"
+    try:
+        files.rename(path, aside)
+    except OSError as error:
+        _log.warning("%s is damaged and is ignored: %s; it stays (%s).", path, reason, error)
+    else:
+        _log.warning("%s is damaged and is ignored: %s. It is now %s.", path, reason, aside)
+
+
+def copy_aside(path: files.StrPath, data: bytes) -> str:
+    """Writes the content of a damaged file beside it; returns the path of the copy."""
+    aside = f"{path}{DAMAGED}"
+    with contextlib.suppress(OSError):  # a full disk: the run does without the copy
+        files.write_whole(aside, data)
+    return aside
+
+
+def is_there(path: files.StrPath) -> bool:
+    """Returns whether there is anything of this name, also a link that leads nowhere."""
+    return files.exists(path) if files.is_remote(path) else os.path.lexists(path)
+
+
+def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None:
+    """Returns the object, or None; raises OSError, ValueError or RecursionError."""
+    if not is_there(path):
+        return None
+    record = json.loads(content(path).decode())
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")
+    for name, kind in fields.items():
+        if name not in record:
+            raise ValueError(f"it has no {name!r}")
+        if not _is(record[name], kind):
+            raise ValueError(f"its {name!r} is {str(record[name])[:40]!r}, not {kind.__name__}")
     return record
+
+
+def content(path: files.StrPath) -> bytes:
+    """Returns the content of a regular file; raises OSError or ValueError."""
+    # Reading a pipe would wait forever.
+    if not files.is_remote(path) and not os.path.isfile(path):
+        raise ValueError("it is not a regular file")
+    return files.read(path)
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) and kind is not bool:
+        return False
+    if kind is float:
+        return is_number(value) and math.isfinite(value)
+    if kind is str:
+        return is_text(value)
+    return isinstance(value, kind)
+
+
+def is_text(value: Any) -> bool:
+    """Returns whether a value of JSON is a text that can be printed on one line."""
+    return isinstance(value, str) and value.isprintable()
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of JSON is a number that a float can hold, finite or not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not isinstance(value, int) or abs(value) < 1e300
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

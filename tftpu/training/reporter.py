@@ -11,13 +11,16 @@ import keras
 
 from tftpu.engines.engine import Executor
 from tftpu.observe import samples, telemetry, writers
+from tftpu.observe.background import CLOSING, Background, Worker
 from tftpu.observe.console import Console, Progress
 from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account, Facts
-from tftpu.storage import files
+from tftpu.storage import claims, files
 from tftpu.tpu.hardware import Hardware
 
 HOST_EVERY = 10.0  # seconds between two points of goodput and telemetry, at least
+# Seconds that a checkpoint waits for the lines before it; a run that resumes from it lacks none.
+PATIENCE = 10.0
 
 HyperParameter = bool | int | float | str
 
@@ -77,6 +80,7 @@ class Reporter:
         self._start = start
         chips = output.hardware.chips if output.hardware.is_tpu else None
         self._console = Console(steps, start, chips, live=output.live) if output.verbose else None
+        self._lines = self._line_files()
         sinks = self._sinks()
         self._writers = writers.Writers(sinks)
         self._seen = bool(sinks)
@@ -86,6 +90,8 @@ class Reporter:
             global_batch_size=output.global_batch_size,
             chips=output.hardware.chips,
         )
+        self._state = goodput.RUNNING
+        self._accounting = Worker("goodput", 1)  # one that waits writes the newest facts
         on_tpu = output.hardware.is_tpu
         self._telemetry = telemetry.Telemetry(output.workdir, self._write_account, tpu=on_tpu)
         self._pace: tuple[float, int] | None = None  # time and step after the first device loop
@@ -133,7 +139,14 @@ class Reporter:
             )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Writes the means since the last line, where the time went, and the machine's state."""
+        """Writes the means since the last line, where the time went, and the machine's state.
+
+        Raises:
+            LostError: the workdir was deleted, or another run uses it.
+        """
+        if self._output.workdir is not None:
+            with contextlib.suppress(OSError):  # a bucket that is away for a while
+                claims.check(self._output.workdir)
         self._writers.write(step, "train", scalars)
         now = time.monotonic()
         if now - self._host_at < HOST_EVERY and step < self._steps:
@@ -164,6 +177,17 @@ class Reporter:
         if text:
             self._writers.write_text(step, "sample", f"```\n{text}\n```")
 
+    def flush(self) -> None:
+        """Waits until the lines so far are written durably; in the thread that saves."""
+        for lines in self._lines:
+            lines.flush(durable=True)
+        for lines in self._lines:
+            lines.wait(PATIENCE)
+
+    def roll_back(self, step: int) -> None:
+        """Drops the lines after a step that the run returns to."""
+        self._writers.roll_back(step)
+
     def saved(self) -> None:
         """Writes the account after a checkpoint: a run killed now loses nothing."""
         self._write_account()
@@ -172,21 +196,27 @@ class Reporter:
         """Closes all destinations, and the account with the run's final state."""
         self._telemetry.stop()
         self._writers.close()
-        self._account.write(state, self._facts)
+        self._state = state
+        self._write_account()
+        self._accounting.close(CLOSING)
 
     def _sinks(self) -> list[writers.Writer]:
         output = self._output
         sinks: list[writers.Writer] = [self._console] if self._console else []
         if output.workdir:
-            sinks += [
-                writers.JsonLines(files.join(output.workdir, "metrics.jsonl"), self._start),
-                writers.LogFile(files.join(output.workdir, "train.log"), self._steps),
-                writers.TensorBoard(output.workdir, self._start),
-            ]
+            sinks += [*self._lines, Background(writers.TensorBoard(output.workdir, self._start))]
         return [*sinks, *output.writers]
 
+    def _line_files(self) -> list[Background]:
+        workdir = self._output.workdir
+        if workdir is None:
+            return []
+        metrics = writers.JsonLines(files.join(workdir, "metrics.jsonl"), self._start)
+        log = writers.LogFile(files.join(workdir, "train.log"), self._steps)
+        return [Background(metrics), Background(log)]
+
     def _write_account(self) -> None:
-        self._account.write(goodput.RUNNING, self._facts)
+        self._accounting.submit(lambda: self._account.write(self._state, self._facts))
 
     def _update_facts(self, step: int) -> None:
         """Updates the account's facts."""

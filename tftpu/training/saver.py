@@ -55,17 +55,20 @@ class Saver:
             return False
         return self._timetable.checkpoint_due(step, time.monotonic() - self._saved_at)
 
-    def save(self, step: int, best: Best | None = None) -> None:
+    def save(
+        self, step: int, best: Best | None = None, first: Callable[[], None] = lambda: None
+    ) -> None:
         """Starts to save a checkpoint of a step.
 
         Args:
             step: steps done.
             best: its metric, if it is the best so far.
+            first: called by the thread that writes, before the checkpoint becomes valid.
         """
         if self._checkpoints is None:
             return
         if self.saved_step != step:
-            self._checkpoints.save(step, self._executor.state(), self._state(), best)
+            self._checkpoints.save(step, self._executor.state(), self._state(), best, first)
             self.saved_step, self._saved_at = step, time.monotonic()
         elif best is not None:  # a run that was asked to stop saved it before evaluating
             self._checkpoints.mark_best(step, best)

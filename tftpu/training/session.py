@@ -16,7 +16,6 @@ from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
 from tftpu.runtime.preemption import PreemptionNotice
-from tftpu.storage import files
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.context import RunContext
 from tftpu.training.progress import RunProgress
@@ -261,7 +260,7 @@ class Session:
             self._saver.save(self._step, best)
             return
         with self._reporter.doing("saving", "checkpoint_wait"):
-            self._saver.save(self._step, best)
+            self._saver.save(self._step, best, self._reporter.flush)
         self._reporter.saved()
 
     def _settle(self) -> int | None:
@@ -299,9 +298,7 @@ class Session:
         self._progress = self._restored() or self._progress
         self._progress.skipped_batches, self._progress.rollbacks = skipped, rollbacks
         self._callbacks.restore_history(self._progress)
-        if self._context.writes and self._context.workdir is not None:
-            metrics = files.join(self._context.workdir, "metrics.jsonl")
-            files.truncate_lines(metrics, self._step)
+        self._reporter.roll_back(self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
     # Start and end

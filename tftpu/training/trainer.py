@@ -13,12 +13,12 @@ from tftpu.engines.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
 from tftpu.inference import export
-from tftpu.observe import writers
+from tftpu.observe import background
 from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
-from tftpu.storage import files
+from tftpu.storage import claims
 from tftpu.training import arguments, restoring
 from tftpu.training.arguments import CallbackArgument, Length
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
@@ -331,7 +331,7 @@ class Trainer:
         verbose: int,
     ) -> keras.callbacks.History:
         writes_to = self._writes_to
-        with files.claim(writes_to) if writes_to else contextlib.nullcontext():
+        with claims.claim(writes_to) if writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)
@@ -379,7 +379,7 @@ class Trainer:
         sample = self._sample
         workdir, named = self._writes_to, ()
         if workdir is not None:
-            named = tuple(writers.BY_NAME[name](workdir) for name in self.options.writers)
+            named = background.services(self.options.writers, workdir)
         return RunOutput(
             model_name=self.model.name,
             summary=lambda: summary_of(self.model),

@@ -1,0 +1,131 @@
+"""Any content of any side file is survived: a run starts, saves and is shown."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from tests.support.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
+from tests.support.leaves import leaves
+from tftpu.checkpoint.store import Best, Checkpoints
+from tftpu.launch import predictions
+from tftpu.launch.commands import plot, status
+from tftpu.runtime import goodput
+from tftpu.storage import claims
+from tftpu.storage.lines import Lines
+from tftpu.storage.owner import Owner
+
+BEST = {"step": 1, "metric": "loss", "value": 0.5}
+LINE = {"step": 3, "split": "train", "loss": 0.5, "accuracy": 0.25, "time": 1.5}
+SLICE = {"slice": "v3-8", "step_ms": 1.5, "replicas": 8, "examples_per_second": 100.0}
+
+
+OWNER = json.loads(Owner.this_process(exclusive=True).content())
+
+
+def written(folder: str) -> tuple[dict, dict]:
+    """Writes two checkpoints and an account; returns a manifest and the account."""
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, leaves(1), {}, Best("loss", 0.5))
+    checkpoints.save(2, leaves(2), {})
+    checkpoints.wait()
+    account = goodput.Account(folder, goodput.Clock())
+    account.write(goodput.FAILED, goodput.Facts(step=2, steps=4))
+    names = ("checkpoints/2/manifest.json", goodput.FILE)
+    manifest, record = (json.loads(Path(folder, name).read_bytes()) for name in names)
+    return manifest, record
+
+
+with tempfile.TemporaryDirectory() as _scratch:
+    MANIFEST, ACCOUNT = written(_scratch)
+
+
+def content(value) -> st.SearchStrategy[bytes]:
+    """Draws the content of a file that should hold a JSON value."""
+    whole = json.dumps(value).encode()
+    return damaged(whole) | reshaped(value).map(encoded) | ANY_JSON.map(encoded)
+
+
+def encoded(value) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a workdir with two checkpoints, and an account."""
+    written(str(tmp_path))
+    return tmp_path
+
+
+def show(workdir) -> None:
+    """Prints what `tftpu status` and `tftpu plot` find."""
+    with only_user_errors():
+        found = status.status(str(workdir))
+        "\n".join(status.lines(found)).encode()
+        json.dumps(found).encode()
+    with only_user_errors():
+        curves = plot.curves(str(workdir))
+        assert all(len(c.steps) == len(c.values) for c in curves.curves.values())
+
+
+@fuzzed(60, data=content(BEST))
+def test_any_mark_of_the_best(run, data):
+    path = run / "checkpoints/best"
+    path.write_bytes(data)
+    show(run)
+    checkpoints = Checkpoints(str(run))
+    checkpoints.save(3, leaves(3), {})
+    assert checkpoints.steps()[-1] == 3
+    assert checkpoints.take_failure() is None
+    checkpoints.save(2, leaves(2), {}, Best("loss", 0.25))
+    checkpoints.wait()
+    assert checkpoints.best() == 2
+
+
+@fuzzed(80, data=content(ACCOUNT))
+def test_any_account(run, data):
+    path = run / goodput.FILE
+    path.write_bytes(data)
+    show(run)
+    account = goodput.Account(str(run), goodput.Clock())
+    account.write(goodput.RUNNING, goodput.Facts(step=3))
+    assert goodput.read(str(run)).facts.step == 3
+    assert all(seconds >= 0 for seconds in account.seconds().values())
+
+
+@fuzzed(80, lines=st.lists(content(LINE), max_size=3))
+def test_any_metrics(run, lines):
+    path = run / "metrics.jsonl"
+    path.write_bytes(b"\n".join([encoded(LINE), *lines]))
+    show(run)
+    metrics = Lines(str(path), 5)
+    metrics.append(json.dumps(LINE | {"step": 6}) + "\n")
+    metrics.close()
+    steps = [json.loads(line)["step"] for line in path.open()]
+    assert steps[0] == 3 and steps[-1] == 6
+    assert all(step <= 5 for step in steps[:-1])
+
+
+@fuzzed(80, data=content(MANIFEST))
+def test_any_manifest_of_a_checkpoint(run, data):
+    (run / "checkpoints/2/manifest.json").write_bytes(data)
+    show(run)
+    with only_user_errors():  # a manifest that lists fewer files is that of another model
+        assert Checkpoints(str(run)).restore(leaves(0)).step in (1, 2)
+
+
+@fuzzed(60, data=content({"slices": [SLICE, SLICE]}))
+def test_any_predictions(run, data):
+    (run / predictions.FILE).write_bytes(data)
+    assert all(math.isfinite(rate) for rate in predictions.rates(str(run)).values())
+    predictions.step_times(str(run), 8).encode()
+
+
+@fuzzed(60, data=content(OWNER))
+def test_any_lock(tmp_path, data):
+    (tmp_path / ".lock").write_bytes(data)
+    with claims.claim(tmp_path):
+        claims.check(tmp_path)

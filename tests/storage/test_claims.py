@@ -1,0 +1,262 @@
+"""One run at a time writes to a workdir: on disks, on disks without locks, and in buckets."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.support import gs_proxy
+from tests.support.fake_storage import BUCKET, Fault
+from tests.support.leaves import leaves
+from tftpu.checkpoint.store import Checkpoints
+from tftpu.storage import buckets, claims, owner, retry
+from tftpu.storage.claims import HeldError, LostError
+
+RUN = f"gs://{BUCKET}/run"
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    """Beats of 0.1 s, and locks that expire after 0.8 s."""
+    monkeypatch.setattr(owner, "BEAT", 0.1)
+    monkeypatch.setattr(owner, "EXPIRES", 0.8)
+
+
+@pytest.fixture(scope="module")
+def _bucket(tmp_path_factory):
+    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
+    with serving as (service, environment), gs_proxy.in_this_process(environment):
+        buckets._client.cache_clear()
+        yield service
+    buckets._client.cache_clear()
+
+
+@pytest.fixture
+def service(_bucket, monkeypatch):
+    _bucket.storage.wipe(keep_buckets=True)
+    _bucket.faults.clear()
+    _bucket.requests.clear()
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(0.3, first_wait=0.01, longest_wait=0.04))
+    return _bucket
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+
+
+@pytest.fixture(params=["disk", "no locks", "bucket"])
+def workdir(request, tmp_path):
+    """Returns a workdir of each kind."""
+    if request.param == "bucket":
+        request.getfixturevalue("service")
+        return RUN
+    if request.param == "no locks":
+        request.getfixturevalue("no_locks")
+    return str(tmp_path / "run")
+
+
+@contextlib.contextmanager
+def another_process(workdir: str):
+    """Claims a workdir as another process on another machine does, as far as its files tell."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, "_space", lambda: "another machine")
+        patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
+        lock = claims._taken(workdir)
+    over = threading.Event()
+    beats = threading.Thread(target=claims._beat, args=(workdir, lock, over), daemon=True)
+    beats.start()
+    try:
+        yield over
+    finally:
+        over.set()
+        beats.join()
+
+
+def test_a_claimed_workdir_is_not_claimed_again(workdir):
+    held = pytest.raises(HeldError, match=r"is held by process .*elsewhere")
+    with another_process(workdir), held, claims.claim(workdir):
+        pass
+
+
+def test_a_released_workdir_is_claimed_at_once(workdir, monkeypatch):
+    for _ in range(3):
+        with claims.claim(workdir), claims.claim(workdir):  # nested in one process
+            claims.check(workdir)
+    assert not claims._held
+    monkeypatch.setattr(owner, "EXPIRES", 3600.0)  # nothing is waited for
+    with claims.claim(workdir):
+        pass
+
+
+@pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
+def test_an_owner_that_falls_silent_is_replaced_once_its_lock_expires(workdir, caplog):
+    with another_process(workdir) as over:
+        over.set()  # its machine is gone: no more beats
+        time.sleep(0.2)
+        began = time.monotonic()
+        with claims.claim(workdir):
+            assert time.monotonic() - began > 0.6
+            assert "held by process" in caplog.text and "waiting up to" in caplog.text
+            with pytest.raises(HeldError):
+                claims._taken(workdir)
+
+
+@pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
+def test_an_owner_that_comes_back_after_its_lock_expired_stops_writing(workdir, monkeypatch):
+    with claims.claim(workdir):
+        ours = claims._held[claims._place(workdir)]
+        with monkeypatch.context() as patch:
+            patch.setattr(type(ours), "renew", lambda self: None)  # the process is suspended
+            with another_process(workdir):
+                patch.undo()
+                end = time.monotonic() + 10
+                with pytest.raises(LostError, match=r"was taken over by process .*elsewhere"):
+                    while time.monotonic() < end:
+                        with contextlib.suppress(OSError):  # not renewed for too long
+                            claims.check(workdir)
+                        time.sleep(0.02)
+
+
+def test_a_killed_owner_on_this_machine_is_replaced_at_once(workdir, monkeypatch):
+    """A restart does not wait: the process is known to be dead."""
+    code = (
+        "import errno, sys, time\nfrom tftpu.storage import claims\n"
+        "def refused(*_): raise OSError(errno.ENOLCK, 'No locks')\n"
+        "if sys.argv[2] == 'refused': claims.fcntl.flock = refused\n"
+        "with claims.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    kind = fcntl.flock.__name__
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, workdir, kind], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(HeldError, match=f"process {holder.pid}"), claims.claim(workdir):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    monkeypatch.setattr(owner, "EXPIRES", 3600.0)
+    with claims.claim(workdir):
+        pass
+
+
+def test_a_disk_without_locks_says_so_and_refuses_a_second_run(no_locks, tmp_path, caplog):
+    with claims.claim(tmp_path):
+        assert "cannot be locked by the system (No locks available)" in caplog.text
+        with pytest.raises(HeldError):
+            claims._taken(tmp_path)
+
+
+@pytest.mark.parametrize("first", ["kernel", "beats"])
+def test_the_two_kinds_of_locks_on_a_disk_exclude_each_other(first, tmp_path, monkeypatch):
+    """One of two machines that share a network disk may be without locks."""
+
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", real if first == "kernel" else refused)
+    with another_process(str(tmp_path)):
+        monkeypatch.setattr(fcntl, "flock", refused if first == "kernel" else real)
+        with pytest.raises(HeldError):
+            claims._taken(tmp_path)
+
+
+def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
+    """Threads stand for processes: each takes the lock by itself."""
+    with another_process(workdir) as over:
+        over.set()
+        time.sleep(0.2)
+        if claims.held(workdir) is True:  # the kernel's lock never expires
+            return
+        won, refused = [], []
+
+        def take():
+            try:
+                won.append(claims._taken(workdir))
+            except HeldError as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=take) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(refused)) == (1, 4)
+        won[0].check()
+
+
+@pytest.mark.parametrize("workdir", ["disk", "no locks"], indirect=True)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_workdir_that_is_deleted_under_a_run_is_noticed(workdir, again):
+    with claims.claim(workdir):
+        checkpoints = Checkpoints(workdir)
+        checkpoints.save(1, leaves(1), {})
+        checkpoints.wait()
+        shutil.rmtree(workdir)
+        if again:
+            os.makedirs(workdir)
+        with pytest.raises(LostError, match="deleted while this run was writing to it"):
+            claims.check(workdir)
+        checkpoints.save(2, leaves(2), {})
+        with pytest.raises(LostError):
+            checkpoints.wait()
+        assert os.path.exists(workdir) == again  # nothing brings it back
+        assert not again or os.listdir(workdir) == []
+
+
+def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(service):
+    with claims.claim(RUN):
+        time.sleep(0.3)
+        service.faults += [Fault(m, ".", 503, times=None) for m in ("GET", "POST", "PUT")]
+        end = time.monotonic() + 10
+        with pytest.raises(OSError, match="could not be renewed"):
+            while time.monotonic() < end:
+                claims.check(RUN)
+                time.sleep(0.02)
+        service.faults.clear()
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                claims.check(RUN)
+                break
+            time.sleep(0.02)
+        claims.check(RUN)
+
+
+@pytest.mark.parametrize("what", [503, "drop", "truncate"])
+def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch):
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(20.0, first_wait=0.01, longest_wait=0.04))
+    monkeypatch.setattr(owner, "BEAT", 0.02)
+    monkeypatch.setattr(owner, "EXPIRES", 5.0)
+    for n in range(8):
+        service.faults.clear()
+        service.faults += [Fault(m, ".", what, after=n) for m in ("GET", "POST", "DELETE")]
+        with claims.claim(RUN):
+            time.sleep(0.1)
+            claims.check(RUN)
+            with pytest.raises(HeldError):
+                claims._taken(RUN)
+        if RUN.removeprefix(f"gs://{BUCKET}/") + "/.lease" in service.names():
+            # The one attempt to give it back failed: as if the process had been killed.
+            service.storage.wipe(keep_buckets=True)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[]", b"{}", b'{"key": 1}', b"[" * 100_000, b"held by me\n"]
+)
+def test_any_content_of_a_lock_is_survived(content, tmp_path):
+    (tmp_path / ".lock").write_bytes(content)
+    with claims.claim(tmp_path), pytest.raises(HeldError):
+        claims._taken(tmp_path)

@@ -1,0 +1,174 @@
+"""A writer whose work is done by a thread, so that training never waits for a disk or a bucket."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tftpu.observe.services import BY_NAME
+from tftpu.observe.writers import Hyperparameters, Writer
+
+_log = logging.getLogger(__name__)
+
+LIMIT = 10_000  # calls that may wait; beyond, new ones are dropped
+CLOSING = 20.0  # seconds that the end of a run waits for the thread
+_UPLOADING = 300.0  # the same for a service that uploads the whole run at its end
+
+
+class Worker:
+    """A thread that makes calls in their order, with a limited number of them waiting.
+
+    Args:
+        name: of the thread, and for messages.
+        limit: number of calls that may wait.
+        idle: called in the thread when no call is waiting.
+    """
+
+    def __init__(self, name: str, limit: int, idle: Callable[[], None] = lambda: None):
+        self._name = name
+        self._idle = idle
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)
+        self._error: BaseException | None = None  # of a call, to be raised in the caller's thread
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._starting = threading.Lock()
+
+    def submit(self, call: Callable[[], None]) -> bool:
+        """Lets the thread make a call; returns False if too many are waiting.
+
+        Raises:
+            BaseException: what an earlier call raised.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until all calls are made; returns False if that takes longer."""
+        done = threading.Event()
+        if self._thread.ident is None:
+            return True
+        return self.submit(done.set) and done.wait(seconds)
+
+    def close(self, seconds: float) -> bool:
+        """Ends the thread after the waiting calls; returns False if that takes longer.
+
+        Raises:
+            BaseException: what a call raised.
+        """
+        if self._thread.ident is None:
+            return True
+        try:
+            self._calls.put(None, timeout=seconds)
+        except queue.Full:
+            return False
+        self._thread.join(seconds)
+        if self._error is not None:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+                if self._calls.empty():
+                    self._idle()
+            except BaseException as error:
+                self._error = error
+
+
+def services(names: Sequence[str], workdir: str) -> tuple[Writer, ...]:
+    """Returns the writers of services by their names in `TrainOptions.writers`.
+
+    Raises:
+        UserError: one is not installed, or cannot start.
+    """
+    return tuple(Background(BY_NAME[name](workdir), _UPLOADING) for name in names)
+
+
+class Background(Writer):
+    """A writer whose calls a thread makes, in their order.
+
+    An error of the writer is reported once, as `Writers` does. While the writer waits for its disk
+    or bucket, calls wait as well, up to `LIMIT`.
+
+    Args:
+        writer: is used by the thread only, from here on.
+        closing: seconds that `close` waits.
+    """
+
+    def __init__(self, writer: Writer, closing: float = CLOSING):
+        self._writer = writer
+        self._closing = closing
+        self._name = type(writer).__name__
+        self._worker = Worker(self._name, LIMIT, lambda: self._make(writer.flush))
+        self._failed = False
+        self._dropped = 0
+
+    def begin(self, config: Hyperparameters) -> None:
+        self._do(self._writer.begin, config)
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        self._do(self._writer.write, step, split, dict(scalars))
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        self._do(self._writer.write_text, step, name, text)
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        self._do(self._writer.write_images, step, name, images)
+
+    def say(self, text: str) -> None:
+        self._do(self._writer.say, text)
+
+    def roll_back(self, step: int) -> None:
+        self._do(self._writer.roll_back, step)
+
+    def flush(self, durable: bool = False) -> None:
+        self._do(self._writer.flush, durable)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until all calls are made; returns False if that takes longer."""
+        return self._worker.wait(seconds)
+
+    def close(self) -> None:
+        """Waits for the thread, but not forever: a bucket may stay away."""
+        if self._dropped:
+            _log.warning("%s lacks what %s calls would have written.", self._name, self._dropped)
+        self._do(self._writer.close)
+        if not self._worker.close(self._closing):
+            _log.warning(
+                "%s could not write everything within %.0f s of the run's end: its output is "
+                "incomplete.",
+                self._name,
+                self._closing,
+            )
+
+    def _do(self, call: Callable[..., None], *args: Any) -> None:
+        if not self._worker.submit(lambda: self._make(call, *args)):
+            if not self._dropped:
+                _log.warning(
+                    "%s has been waiting for so long that %s calls are waiting for it: later ones "
+                    "are dropped until it continues.",
+                    self._name,
+                    f"{LIMIT:,}",
+                )
+            self._dropped += 1
+
+    def _make(self, call: Callable[..., None], *args: Any) -> None:
+        """Makes a call, in the thread."""
+        try:
+            call(*args)
+        except (OSError, *self._writer.failures) as error:
+            if not self._failed:
+                _log.warning("%s cannot write (%s): its output is incomplete.", self._name, error)
+            self._failed = True

@@ -1,0 +1,132 @@
+"""Writers that send a run's numbers to services: MLflow, and Weights & Biases."""
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tftpu.errors import UserError
+from tftpu.observe.writers import Hyperparameters, Writer
+from tftpu.storage import files, side_files
+
+
+class MLflow(Writer):
+    """A run of MLflow, configured by its environment (MLFLOW_TRACKING_URI, ...).
+
+    A workdir keeps its run when it is resumed.
+    """
+
+    def __init__(self, workdir: str):
+        mlflow = _required("mlflow", "mlflow-skinny")
+        self.failures = (mlflow.exceptions.MlflowException,)
+        # By default, MLflow retries for minutes, and the run would wait at every line.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        path = files.join(workdir, "mlflow_run")
+        known = side_files.take_text(path)
+        self._client = mlflow.MlflowClient()
+        if known is None:
+            with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
+                known = self._created(os.path.basename(workdir))
+            files.write_whole(path, known.encode())
+        self._run = known
+        self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
+
+    def _created(self, name: str) -> str:
+        """Creates a run, and its experiment if that does not exist; returns the run's id."""
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
+        return self._client.create_run(number, run_name=name).info.run_id
+
+    def begin(self, config: Hyperparameters) -> None:
+        # Parameters in MLflow are constant: a restart with other settings keeps the first values.
+        known = self._client.get_run(self._run).data.params
+        params = [self._param(k, str(v)[:500]) for k, v in config.items() if k not in known]
+        for first in range(0, len(params), 100):
+            self._client.log_batch(self._run, params=params[first : first + 100])
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._metric(f"{split}/{k}", v, now, step) for k, v in scalars.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        self._client.log_text(self._run, text, f"{name}/{step:08d}.md")
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        self._client.log_image(self._run, np.concatenate(list(images), 1), f"{name}/{step:08d}.png")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class WandB(Writer):
+    """A run of Weights & Biases, configured by its environment (WANDB_PROJECT, WANDB_MODE, ...).
+
+    A workdir keeps its run when it is resumed.
+    """
+
+    def __init__(self, workdir: str):
+        self._wandb = _required("wandb", "wandb")
+        self.failures = (self._wandb.Error,)
+        path = files.join(workdir, "wandb_run")
+        known = side_files.take_text(path)
+        if known is None:
+            known = uuid.uuid4().hex[:16]
+            files.write_whole(path, known.encode())
+        with _refusals("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
+            self._run = self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "tftpu"),
+                id=known,
+                resume="allow",
+                name=os.path.basename(workdir),
+                dir=None if files.is_remote(workdir) else workdir,
+                settings=self._wandb.Settings(console="off"),
+            )
+
+    def begin(self, config: Hyperparameters) -> None:
+        self._run.config.update(dict(config), allow_val_change=True)
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        self._run.log({f"{split}/{k}": v for k, v in scalars.items()}, step=step)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        self._run.log({name: self._wandb.Html(f"<pre>{text}</pre>")}, step=step)
+
+    def write_images(self, step: int, name: str, images: np.ndarray) -> None:
+        self._run.log({name: [self._wandb.Image(image) for image in images]}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+# Writers that `TrainOptions.writers` names; each takes the workdir.
+BY_NAME: dict[str, type[MLflow] | type[WandB]] = {"mlflow": MLflow, "wandb": WandB}
+
+
+@contextlib.contextmanager
+def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turns the errors of a service that cannot start into a UserError."""
+    try:
+        yield
+    except failures as error:
+        first = str(error).strip().splitlines()[0][:200]
+        raise UserError(
+            f"The writer {module!r} cannot start: {first} Set {variable}, or remove it from "
+            "the option train.writers."
+        ) from error
+
+
+def _required(module: str, package: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise UserError(
+            f"The writer {module!r} is not installed: run `pip install {package}`, or remove "
+            "it from the option train.writers."
+        ) from error

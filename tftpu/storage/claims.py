@@ -1,0 +1,400 @@
+"""Claims of workdirs: one run writes to a workdir at a time.
+
+    on a disk                 `.lock`, locked by the kernel until the process ends
+    on a disk without locks   `.lock-beats`, with the owner's beats
+    in a bucket               `.lease`, with the owner's beats; replaced only by generation
+
+A lock without the kernel's help is renewed every `BEAT` seconds, and broken after `EXPIRES` seconds
+without a renewal. An owner that finds its lock gone or changed has lost it: `check` then fails.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tftpu.errors import UserError
+from tftpu.storage import buckets, files, owner
+from tftpu.storage.owner import Owner
+
+_log = logging.getLogger(__name__)
+
+_LOCK, _BEATS, _LEASE = ".lock", ".lock-beats", ".lease"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO, errno.EPERM)
+
+
+class HeldError(UserError):
+    """Another process uses the workdir."""
+
+
+class LostError(UserError):
+    """The workdir was deleted, or is used by another process by now."""
+
+
+class _Lock(Protocol):
+    """A lock that this process holds."""
+
+    def check(self) -> None:
+        """Raises LostError if the lock is lost, and OSError if that cannot be found out now."""
+
+    def renew(self) -> None:
+        """Shows that the owner lives; raises as `check` does."""
+
+    def release(self) -> None:
+        """Gives the lock back."""
+
+
+_held: dict[str, _Lock] = {}  # by the absolute path of the workdir
+
+
+@contextlib.contextmanager
+def claim(workdir: files.StrPath) -> Iterator[None]:
+    """Creates a workdir and locks it for one run until the end of the block.
+
+    Blocks of one process may be nested. A folder on disk that the block made and left empty, as a
+    run does that is refused, is removed.
+
+    Raises:
+        HeldError: another process holds the lock.
+        UserError: the workdir cannot be written.
+    """
+    place = _place(workdir)
+    if place in _held:
+        yield
+        return
+    is_new = not files.is_remote(workdir) and not Path(workdir).exists()
+    lock = _taken(workdir)
+    over = threading.Event()
+    beats = threading.Thread(target=_beat, args=(workdir, lock, over), name="lock", daemon=True)
+    beats.start()
+    _held[place] = lock
+    try:
+        yield
+    finally:
+        del _held[place]
+        over.set()
+        beats.join(timeout=5.0)  # a bucket that does not answer is not waited for
+        with contextlib.suppress(OSError, UserError):
+            lock.release()
+        if is_new:
+            _remove_if_empty(Path(workdir))
+
+
+def _remove_if_empty(workdir: Path) -> None:
+    """Removes a folder that holds nothing but the file of the lock."""
+    with contextlib.suppress(OSError):
+        if {*os.listdir(workdir)} <= {_LOCK}:
+            (workdir / _LOCK).unlink()
+            workdir.rmdir()
+
+
+def check(workdir: files.StrPath) -> None:
+    """Checks that this process still holds a workdir, if it claimed it.
+
+    Raises:
+        LostError: the workdir was deleted or replaced, or another process took it over.
+        OSError: the lock could not be renewed for so long that another process may have it.
+    """
+    lock = _held.get(_place(workdir))
+    if lock is not None:
+        lock.check()
+
+
+def held(workdir: files.StrPath) -> bool | None:
+    """Returns whether a process holds the kernel's lock of a workdir; None if there is none."""
+    if files.is_remote(workdir):
+        return None
+    try:
+        with open(Path(workdir) / _LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    beats = Owner.read(_content(Path(workdir) / _BEATS) or b"")
+    return None if beats and not beats.released and not beats.dead else False
+
+
+def _place(workdir: files.StrPath) -> str:
+    return str(workdir).rstrip("/") if files.is_remote(workdir) else os.path.abspath(workdir)
+
+
+def _beat(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> None:
+    """Renews a lock until it is released or lost."""
+    warned = False
+    while not over.wait(owner.BEAT):
+        try:
+            lock.renew()
+            warned = False
+        except LostError as error:
+            _log.warning("%s", error)
+            return
+        except (OSError, UserError) as error:
+            if not warned:
+                _log.warning("The lock of %s cannot be renewed: %s", workdir, error)
+            warned = True
+
+
+def _taken(workdir: files.StrPath) -> _Lock:
+    """Returns the lock of a workdir, which this process now holds."""
+    try:
+        if buckets.is_address(workdir):
+            return _Lease(str(workdir))
+        if files.is_remote(workdir):
+            files.make_folder(workdir)
+            return _NoLock()
+        files.make_folder(workdir)
+        return _locked(Path(workdir).absolute())
+    except OSError as error:
+        raise UserError(
+            f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
+        ) from error
+
+
+def _locked(workdir: Path) -> _Lock:
+    """Returns the lock of a folder on a disk: the kernel's, or one of beats."""
+    descriptor = os.open(workdir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        known = Owner.read(os.pread(descriptor, 4096, 0))
+        os.close(descriptor)
+        raise _is_held(workdir, known) from error
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in _NO_LOCKS:
+            raise
+        _log.warning(
+            "%s cannot be locked by the system (%s): its file %s shows instead, every %.0f s, that "
+            "this run is alive.",
+            workdir,
+            error.strerror,
+            _BEATS,
+            owner.BEAT,
+        )
+        lock: _KernelLock | _Beats = _Beats(workdir)
+        other = workdir / _LOCK
+    else:
+        lock = _KernelLock(workdir, descriptor)
+        other = workdir / _BEATS
+    # A run on another machine may lock in the other way. Each sees the other's file, which is
+    # written before this: at most one of them stays.
+    if owner.alive(lambda: _content(other) or None, _saying(workdir)):
+        lock.release()
+        raise _is_held(workdir, Owner.read(_content(other) or b""))
+    return lock
+
+
+class _KernelLock:
+    """A lock of the kernel, which it releases when the process ends for any reason.
+
+    Args:
+        workdir: its folder.
+        descriptor: of the locked file.
+    """
+
+    def __init__(self, workdir: Path, descriptor: int):
+        self._workdir = workdir
+        self._descriptor = descriptor
+        self._owner = Owner.this_process(exclusive=True)
+        self._write(self._owner)
+
+    def check(self) -> None:
+        try:
+            found = os.stat(self._workdir / _LOCK)
+        except FileNotFoundError:
+            raise _lost(self._workdir, f"or its file {_LOCK} was deleted") from None
+        ours = os.fstat(self._descriptor)
+        if (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
+            raise _lost(self._workdir, "was replaced by another folder of that name")
+
+    def renew(self) -> None:
+        self.check()
+        self._owner = self._owner.renewed()
+        self._write(self._owner)
+
+    def release(self) -> None:
+        self._write(dataclasses.replace(self._owner, released=True))
+        os.close(self._descriptor)
+
+    def _write(self, who: Owner) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its text
+            _rewrite(self._descriptor, who)
+
+
+class _Beats:
+    """A lock of a disk without locks: a file that only one process can create, and its beats."""
+
+    def __init__(self, workdir: Path):
+        self._workdir = workdir
+        self._path = workdir / _BEATS
+        self._owner = Owner.this_process(exclusive=False)
+        # Beats go into this file, whatever happens to its name.
+        while (descriptor := self._created()) is None:
+            self._break()
+        self._descriptor = descriptor
+
+    def check(self) -> None:
+        content = _content(self._path)
+        if content is None:
+            raise _lost(self._workdir, f"or its file {_BEATS} was deleted")
+        found = Owner.read(content)
+        if found is None or found.key != self._owner.key:
+            raise _lost(self._workdir, f"was taken over by {found or 'another process'}")
+
+    def renew(self) -> None:
+        self.check()
+        self._owner = self._owner.renewed()
+        _rewrite(self._descriptor, self._owner)
+
+    def release(self) -> None:
+        _rewrite(self._descriptor, dataclasses.replace(self._owner, released=True))
+        os.close(self._descriptor)
+
+    def _created(self) -> int | None:
+        """Creates the file, complete at once, and opens it; returns None if there is one."""
+        own = self._path.with_name(f"{_BEATS}.{self._owner.key}")
+        descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _rewrite(descriptor, self._owner)
+            os.link(own, self._path)
+        except FileExistsError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        finally:
+            os.unlink(own)
+        return descriptor
+
+    def _break(self) -> None:
+        """Removes the lock of an owner that is dead; raises HeldError if it lives."""
+        seen: list[bytes | None] = []
+
+        def look() -> bytes | None:
+            seen.append(_content(self._path))
+            return seen[-1]
+
+        if owner.alive(look, _saying(self._workdir)):
+            raise _is_held(self._workdir, Owner.read(seen[-1] or b""))
+        # Of several processes that saw this, one renames the file that they saw.
+        aside = self._path.with_name(f"{_BEATS}.{self._owner.key}")
+        try:
+            os.rename(self._path, aside)
+        except FileNotFoundError:
+            return
+        try:
+            if _content(aside) != seen[-1]:  # a new owner's: it gets its file back
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, self._path)
+                raise _is_held(self._workdir, Owner.read(_content(aside) or b""))
+        finally:
+            os.unlink(aside)
+
+
+class _Lease:
+    """A lock in a bucket: an object that is replaced only as the generation that was seen."""
+
+    def __init__(self, workdir: str):
+        self._workdir = workdir
+        self._uri = files.join(workdir, _LEASE)
+        self._owner = Owner.this_process(exclusive=False)
+        seen = b"", 0
+
+        def look() -> bytes | None:
+            nonlocal seen
+            seen = _lease(self._uri)
+            return seen[0] if seen[1] else None
+
+        if owner.alive(look, _saying(workdir)):
+            raise _is_held(workdir, Owner.read(seen[0]))
+        try:  # only what was seen is replaced: of several processes, one succeeds
+            self._generation = buckets.publish(self._uri, self._owner.content(), seen[1])
+        except buckets.ChangedError as error:
+            raise _is_held(workdir, Owner.read(_lease(self._uri)[0])) from error
+        self._renewed_at = time.monotonic()
+        self._lost: LostError | None = None
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        silent = time.monotonic() - self._renewed_at
+        if silent > owner.EXPIRES:
+            raise OSError(f"its lease could not be renewed for {silent:.0f} s")
+
+    def renew(self) -> None:
+        began, renewed = time.monotonic(), self._owner.renewed()
+        try:
+            generation = buckets.publish(self._uri, renewed.content(), self._generation)
+        except buckets.ChangedError:
+            found = Owner.read(_lease(self._uri)[0])
+            by = f"was taken over by {found}" if found else f"or its object {_LEASE} was deleted"
+            self._lost = _lost(self._workdir, by)
+            raise self._lost from None
+        self._owner, self._generation, self._renewed_at = renewed, generation, began
+
+    def release(self) -> None:
+        buckets.remove(self._uri, self._generation)
+
+
+class _NoLock:
+    """The lock of a file system that has none, such as TensorFlow's in memory."""
+
+    def check(self) -> None:
+        pass
+
+    def renew(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+def _lease(uri: str) -> tuple[bytes, int]:
+    """Returns the content of a lease and its generation, also while its owner renews it."""
+    while True:
+        with contextlib.suppress(buckets.ChangedError):
+            return buckets.read(uri)
+
+
+def _content(path: Path) -> bytes | None:
+    """Returns the content of a file; None if there is none."""
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return None
+
+
+def _rewrite(descriptor: int, who: Owner) -> None:
+    """Replaces the content of an open file, with one write."""
+    data = who.content()
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
+
+
+def _saying(workdir: Any) -> Any:
+    return lambda text: _log.warning("%s is %s.", workdir, text)
+
+
+def _is_held(workdir: Any, known: Owner | None) -> HeldError:
+    return HeldError(
+        f"The folder '{workdir}' is held by {known or 'another process'}: wait for that process, "
+        "or choose another folder."
+    )
+
+
+def _lost(workdir: Any, what: str) -> LostError:
+    return LostError(
+        f"The folder '{workdir}' {what} while this run was writing to it. The run ends here: "
+        "nothing of it may be mixed with what is there now."
+    )

@@ -1,0 +1,245 @@
+"""Files of lines that a run appends to, such as `metrics.jsonl`, local or in a bucket.
+
+Lines that cannot be written are kept in memory, up to a limit, and written once the disk or the
+bucket takes them again. An object in a bucket cannot be appended to: new lines are uploaded as a
+part, and the service joins the two, so that each line is uploaded once.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import google_crc32c
+
+from tftpu.errors import UserError
+from tftpu.storage import buckets, files, side_files
+
+_log = logging.getLogger(__name__)
+
+LIMIT = 16 << 20  # bytes of lines that are kept while they cannot be written
+SECONDS = 1.0  # between two changes of an object, of which a service takes one a second
+
+
+class Lines:
+    """The end of a file of lines. It is used by one thread at a time.
+
+    Args:
+        path: local or remote.
+        resumed_at: drops the lines of a JSON-lines file after this step, which the run repeats, and
+            an incomplete last line; None: keeps everything.
+
+    Raises:
+        OSError: the file cannot be read or changed.
+    """
+
+    def __init__(self, path: str, resumed_at: int | None = None):
+        self._path = path
+        self._pending = bytearray()
+        self._lost = 0  # lines beyond the limit since the last success
+        self._failed = False
+        self._place = _place(path)
+        if resumed_at is not None:
+            self._place.change(lambda data: up_to(path, data, resumed_at))
+
+    def append(self, text: str) -> None:
+        """Adds lines, which `flush` writes."""
+        data = text.encode(errors="backslashreplace")
+        if len(self._pending) + len(data) > LIMIT:
+            self._lost += data.count(b"\n")
+        else:
+            self._pending += data
+
+    def flush(self, durable: bool = False) -> None:
+        """Writes the lines that are not written yet; a failure is reported, and they are kept.
+
+        Args:
+            durable: whether the lines are to survive a crash of the machine, too.
+        """
+        try:
+            if self._pending:
+                self._place.append(self._pending)
+            if durable:
+                self._place.sync()
+        except (OSError, UserError) as error:
+            if not self._failed:
+                _log.warning(
+                    "%s cannot be written (%s). The run continues and keeps its lines, up to %d "
+                    "MiB, until they can be written.",
+                    self._path,
+                    str(error).rstrip("."),
+                    LIMIT >> 20,
+                )
+            self._failed = True
+            return
+        if self._failed:
+            lost = f"{self._lost:,} lines beyond the limit are lost" if self._lost else ""
+            _log.warning("%s is written again; %s.", self._path, lost or "nothing is lost")
+        self._failed, self._lost = False, 0
+
+    def roll_back(self, step: int) -> None:
+        """Drops the lines of a JSON-lines file after a step."""
+        self.flush()
+        self._pending[:] = up_to(self._path, bytes(self._pending), step)
+        self._place.change(lambda data: up_to(self._path, data, step))
+
+    def close(self) -> None:
+        """Writes what is not written yet; what cannot be written is lost, and counted."""
+        self.flush(durable=True)
+        lost = self._pending.count(b"\n") + self._lost
+        if lost:
+            _log.warning("%s lacks the last %s lines of the run.", self._path, f"{lost:,}")
+
+
+def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
+    """Yields step, split and numbers of each line of a `metrics.jsonl`, without damaged ones."""
+    if not side_files.is_there(path):
+        return
+    try:
+        data = side_files.content(path)
+    except (OSError, ValueError) as error:
+        _log.warning("%s cannot be read and is ignored: %s.", path, error)
+        return
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line.decode())
+            step, split = record.pop("step"), record.pop("split")
+            if not isinstance(step, int) or not side_files.is_text(split):
+                continue
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # damaged, or being written
+        record.pop("time", None)
+        numbers = {k: v for k, v in record.items() if side_files.is_number(v)}
+        yield step, split, {k: float(v) for k, v in numbers.items() if side_files.is_text(k)}
+
+
+def up_to(path: str, data: bytes, step: int) -> bytes:
+    """Returns the lines of JSON up to a step, without an incomplete last one.
+
+    Lines that are not of a run are dropped as well; the file as it was is then set aside.
+    """
+    kept, damaged = [], 0
+    *whole, last = data.split(b"\n")
+    for line in [*whole, last]:
+        try:
+            if line and json.loads(line.decode())["step"] <= step:
+                kept.append(line + b"\n")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            # A run that was killed has not finished its last line.
+            damaged += line is not last or not _begins_a_line(line)
+    if damaged:
+        copy = side_files.copy_aside(path, data)
+        _log.warning(
+            "%s has %d damaged lines, which are dropped; the file as it was is %s.",
+            path,
+            damaged,
+            copy,
+        )
+    return b"".join(kept)
+
+
+def _begins_a_line(data: bytes) -> bool:
+    start = b'{"step": '
+    return data[: len(start)] == start[: len(data)]
+
+
+class _Place(Protocol):
+    """The place of a file of lines."""
+
+    def append(self, pending: bytearray) -> None:
+        """Writes bytes at the end, and removes from `pending` what it wrote."""
+
+    def change(self, edit: Callable[[bytes], bytes]) -> None:
+        """Replaces the content, if there is any and it changes."""
+
+    def sync(self) -> None:
+        """Makes what was written durable."""
+
+
+class _Disk:
+    """A file on a disk."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._dirty = False
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+    def append(self, pending: bytearray) -> None:
+        self._dirty = True
+        files.append(self._path, pending)
+
+    def change(self, edit: Callable[[bytes], bytes]) -> None:
+        _change(self._path, edit)
+
+    def sync(self) -> None:
+        if self._dirty:
+            files.sync(self._path)
+            self._dirty = False
+
+
+class _Bucket:
+    """An object of Cloud Storage, replaced only if nobody else has replaced it."""
+
+    def __init__(self, uri: str):
+        self._uri = uri
+        self._changed_at = -SECONDS
+        self._unsure = b""  # sent, but not confirmed: the same bytes are sent again first
+        data, generation = buckets.read(uri)
+        self._known = buckets.Stored(len(data), f"{google_crc32c.value(data):08x}", generation)
+
+    def append(self, pending: bytearray) -> None:
+        while pending:
+            time.sleep(max(0.0, self._changed_at + SECONDS - time.monotonic()))
+            data = self._unsure = self._unsure or bytes(pending)
+            self._known = buckets.append(self._uri, data, self._known)
+            self._changed_at, self._unsure = time.monotonic(), b""
+            del pending[: len(data)]
+
+    def change(self, edit: Callable[[bytes], bytes]) -> None:
+        data, generation = buckets.read(self._uri)
+        edited = edit(data)
+        if edited != data:
+            generation = buckets.publish(self._uri, edited, generation)
+        self._known = buckets.Stored(len(edited), f"{google_crc32c.value(edited):08x}", generation)
+
+    def sync(self) -> None:
+        pass  # an object is durable once it is written
+
+
+class _Remote:
+    """A file of another of TensorFlow's file systems, which is written whole every time."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def append(self, pending: bytearray) -> None:
+        before = files.read(self._path) if files.exists(self._path) else b""
+        files.write_whole(self._path, before + bytes(pending))
+        pending.clear()
+
+    def change(self, edit: Callable[[bytes], bytes]) -> None:
+        _change(self._path, edit)
+
+    def sync(self) -> None:
+        pass
+
+
+def _place(path: str) -> _Place:
+    if buckets.is_address(path):
+        return _Bucket(path)
+    return _Remote(path) if files.is_remote(path) else _Disk(path)
+
+
+def _change(path: str, edit: Callable[[bytes], bytes]) -> None:
+    if not side_files.is_there(path):
+        return
+    try:
+        data = side_files.content(path)
+    except ValueError as error:
+        side_files.set_aside(path, str(error))
+        return
+    edited = edit(data)
+    if edited != data:
+        files.write_whole(path, edited)

@@ -1,0 +1,137 @@
+"""The owner of a lock: a process, and the count by which it shows that it is alive."""
+
+import dataclasses
+import functools
+import json
+import os
+import socket
+import time
+import typing
+import uuid
+from collections.abc import Callable
+
+BEAT = 10.0  # seconds between two renewals of a lock
+EXPIRES = 60.0  # seconds without a renewal after which a lock is broken
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """The content of a lock that a process holds.
+
+    Attributes:
+        key: differs between any two owners.
+        process: the process's number.
+        host: the name of its machine.
+        space: the machine since its last start, and the space of its process numbers.
+        born: when the process was started, by the machine's own count.
+        since: when it took the lock, for people.
+        exclusive: whether the kernel releases the lock when the process ends.
+        released: whether it gave the lock back.
+        beat: a count that it increases while it lives.
+    """
+
+    key: str
+    process: int
+    host: str
+    space: str
+    born: int
+    since: str
+    exclusive: bool
+    released: bool = False
+    beat: int = 0
+
+    @classmethod
+    def this_process(cls, *, exclusive: bool) -> "Owner":
+        """Returns a new owner: this process."""
+        return cls(
+            key=uuid.uuid4().hex,
+            process=os.getpid(),
+            host=socket.gethostname(),
+            space=_space(),
+            born=_born(os.getpid()),
+            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            exclusive=exclusive,
+        )
+
+    @classmethod
+    def read(cls, content: bytes) -> "Owner | None":
+        """Returns the owner of a lock with this content; None if it does not tell."""
+        try:
+            record = json.loads(content.decode())
+            kinds = typing.get_type_hints(cls)
+            if record.keys() != kinds.keys():
+                return None
+            if any(type(record[name]) is not kind for name, kind in kinds.items()):
+                return None
+            return cls(**record)
+        except (ValueError, AttributeError, RecursionError):
+            return None
+
+    def content(self) -> bytes:
+        """Returns the content of its lock."""
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+    def renewed(self) -> "Owner":
+        """Returns the same owner at its next beat."""
+        return dataclasses.replace(self, beat=self.beat + 1)
+
+    @property
+    def near(self) -> bool:
+        """True if it is or was a process of this machine, so that the kernel knows of it."""
+        return bool(self.space) and self.space == _space()
+
+    @property
+    def dead(self) -> bool:
+        """True if it was a process of this machine, and is none any more."""
+        return self.near and _born(self.process) != self.born
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, since {self.since}"
+
+
+def alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
+    """Returns whether the owner of a lock is alive; watches it for up to `EXPIRES` seconds.
+
+    Only the watcher's own clock counts: those of two machines may differ.
+
+    Args:
+        look: returns the content of the lock, or None once it is gone.
+        say: tells people why this takes time.
+    """
+    first = look()
+    if first is None:
+        return False
+    owner = Owner.read(first)
+    if owner is not None and (owner.released or owner.near):
+        return not owner.released and not owner.dead
+    end = time.monotonic() + EXPIRES
+    say(f"held by {owner or 'an unknown process'}; waiting up to {EXPIRES:.0f} s for a sign of it")
+    while time.monotonic() < end:
+        time.sleep(min(1.0, BEAT / 4))
+        now = look()
+        if now is None:
+            return False
+        if now != first:
+            after = Owner.read(now)
+            return after is None or not after.released
+    return False
+
+
+@functools.cache
+def _space() -> str:
+    """Returns the machine since its start, and the space of its process numbers; "" if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _born(process: int) -> int:
+    """Returns when a process was started, in the kernel's ticks; -1 if there is none."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return -1
+    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
