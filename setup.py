@@ -36,7 +36,6 @@ REQUIRES = [
     "google-crc32c",
     "importlib_resources",  # tensorflow-datasets 4.9.10 uses it without asking for it
     "keras>=3.14,<3.16",
-    "ml_collections>=1.0",
     "numpy",
     "packaging",
     "pillow>=12.3",  # earlier ones write beyond an image's memory (CVE-2026-59199)

@@ -21,6 +21,11 @@ def checked_training(data: Data, found: Any) -> Any:
         size = found.global_batch_size
     elif isinstance(found, tf.data.Dataset):
         size = _first(found, where)[0].shape[0]
+        if size < data.global_batch_size and _ends_after(found, 1):
+            raise UserError(
+                f"{where} returns {size:,} examples in all, fewer than data.global_batch_size="
+                f"{data.global_batch_size}: lower that, or add .repeat() before .batch(…)."
+            )
     else:
         raise UserError(
             f"{where} returns {_described(found)}: return a tf.data.Dataset, such as "
@@ -104,6 +109,11 @@ def _first(dataset: tf.data.Dataset, where: str) -> list[Any]:
     for batch in dataset.take(1):
         return tf.nest.flatten(batch)
     raise UserError(f"{where} returns an empty data set.")
+
+
+def _ends_after(dataset: tf.data.Dataset, batches: int) -> bool:
+    """Returns whether a data set has no more than this many batches."""
+    return not any(True for _ in dataset.skip(batches).take(1))
 
 
 def _described(found: Any) -> str:

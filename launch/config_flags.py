@@ -1,34 +1,19 @@
-"""Loads `--config=NAME` with its typed overrides, `--config.train.steps=500`.
-
-ml_collections parses the overrides by the types of the config's dataclasses.
-"""
+"""Loads `--config=NAME` with its typed overrides, `--config.train.steps=500`."""
 
 import dataclasses
 import functools
 import importlib
+import os
 import types
-import typing
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
-from tftpu.config import Experiment, Function, KerasObject
+from tftpu.config import Experiment, Function, KerasObject, declared_types
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import configs, keras_objects
+from tftpu.launch import config_values, configs, keras_objects
 from tftpu.launch.own_code import failures_of, import_config, own_code
 from tftpu.launch.startup import quieten_tensorflow
 
-_IN_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    float | None: "a number, or none",
-    int | None: "a whole number, or none",
-    tuple[int, ...]: "whole numbers in brackets, as (2,2,2,2)",
-    tuple[str, ...]: "a name, or names in brackets, as \"('a','b')\"",
-}
 # Fields of an experiment that the command line sets by the names of Keras.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
 _LENGTHS = {"steps": "epochs", "epochs": "steps"}  # of `train`; one of them is None
@@ -81,6 +66,11 @@ def load(name: str, overrides: list[str]) -> Experiment:
 
 def _come_with_tftpu(name: str) -> types.ModuleType:
     if name not in names():
+        if os.path.isfile(f"{name}.py"):
+            raise UserError(
+                f"There is no config {name!r}, but a file of that name: write {name}.py, as in "
+                f"--config={name}.py."
+            )
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
     return importlib.import_module(f"{configs.__name__}.{name}")
 
@@ -100,38 +90,27 @@ def _apply(experiment: Experiment, override: str) -> None:
 
 
 def _parsed(parent: Any, field: str, argument: str, value: str) -> Any:
-    """Returns the value of a field as its type."""
-    kind: Any = typing.get_type_hints(type(parent))[field]
+    """Returns the value of a field as its type.
+
+    Raises:
+        UserError: it has another type.
+    """
+    kind: Any = declared_types(type(parent))[field]
     if field in _NAMED and isinstance(parent, Experiment):
-        names = tuple(filter(None, value.split(",")))
-        return names if field.endswith("metrics") else None if value.lower() == "none" else value
-    # ml_collections parses neither "none" for a field that may be None, nor a field that takes a
-    # number or a word, as norm_batch does ("32" or "global").
-    if value.lower() == "none" and type(None) in typing.get_args(kind):
-        return None
-    if kind == int | str:
-        return int(value) if value.isdecimal() else value
-    from ml_collections import config_flags
-
-    flag = [f"--config.{field}={value}"]
-    parsed = flags.FlagValues()
+        kind = tuple[str, ...] if field.endswith("metrics") else str
+        if value.lower() == "none" and field != "optimizer":
+            return () if field.endswith("metrics") else None
     try:
-        config_flags.DEFINE_config_dataclass(
-            "config", parent, sys_argv=["tftpu", *flag], flag_values=parsed
-        )
-        parsed(["tftpu", *flag])
-        result = getattr(parsed["config"].value, field)
-        _check_elements(result, kind)
-    except (flags.Error, ValueError, TypeError, KeyError) as error:
-        expected = _IN_WORDS.get(kind, str(kind))
+        return config_values.parse(value, kind)
+    except ValueError as error:
+        expected = config_values.in_words(kind)
         raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
-    return result
-
-
-def _check_elements(value: object, kind: Any) -> None:
-    """Raises TypeError if a tuple has elements of another type than its field declares."""
-    if isinstance(value, tuple) and not all(isinstance(v, typing.get_args(kind)[0]) for v in value):
-        raise TypeError(f"{value} is not {kind}")
+    except TypeError as error:
+        shown = kind.__name__ if isinstance(kind, type) else kind
+        raise UserError(
+            f"--{argument} cannot be set on the command line, because its type is {shown}: set it "
+            "in the config file."
+        ) from error
 
 
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:

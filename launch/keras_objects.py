@@ -6,6 +6,7 @@ made in the scope of its devices, however many models are built from one config.
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import types
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from typing import Any
 from tftpu.config import Experiment, Function, KerasObject, Optimizer
 from tftpu.config.objects import names_in
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.startup import import_tensorflow
 
+_CONTAINERS = (list, tuple, dict)
 # Names that `keras.Model.compile` alone understands.
 _COMPILE_ONLY = ("accuracy", "acc", "ce", "crossentropy")
 
@@ -72,6 +75,23 @@ def losses_of(experiment: Experiment) -> Any:
     import keras
 
     return made(experiment.loss, "loss", keras.losses)
+
+
+def check_names(experiment: Experiment) -> None:
+    """Checks the names of losses and metrics, without making a model.
+
+    Imports Keras if there is a name to check, and checks nothing where it is not installed.
+
+    Raises:
+        UserError: Keras has none of a name.
+    """
+    fields = {"loss": "losses", "metrics": "metrics", "weighted_metrics": "metrics"}
+    found = [(f, m, n) for f, m in fields.items() for n in _texts(getattr(experiment, f))]
+    if not found or importlib.util.find_spec("tensorflow") is None:
+        return
+    import_tensorflow()
+    for field, module, name in found:
+        _named(name, field, importlib.import_module(f"keras.{module}"))
 
 
 def metrics_of(value: Any, name: str = "metrics") -> Any:
@@ -133,8 +153,29 @@ def _described(value: Any, name: str) -> Any:
         )
     import keras
 
-    description: Any = keras.saving.serialize_keras_object(value)
-    return KerasObject(description)
+    try:
+        description: Any = keras.saving.serialize_keras_object(value)
+    except Exception as error:
+        raise UserError(
+            f"{name}: get_config() of {type(value).__name__} fails with {_reason(error)}."
+        ) from error
+    described = KerasObject(description)
+    _check_settings(value, _from_description(described, name), name)
+    return described
+
+
+def _check_settings(value: Any, again: Any, name: str) -> None:
+    """Raises `UserError` if an own object that is made again has other settings than the first."""
+    if type(value).__module__.partition(".")[0] in ("keras", "tftpu"):
+        return
+    for setting, was in vars(value).items():
+        now = getattr(again, setting, None)
+        if isinstance(was, bool | int | float | str) and was != now:
+            raise UserError(
+                f"{name}: {setting} of {type(value).__name__} is {was!r}, and {now!r} in another "
+                "made from its get_config(), as each model gets one: add it there, as in "
+                "`return {**super().get_config(), 'scale': self.scale}`."
+            )
 
 
 def _recorded(callback: Any) -> Any:
@@ -147,6 +188,14 @@ def _recorded(callback: Any) -> Any:
         if isinstance(getattr(callback, key, None), bool | int | float | str)
     }
     return KerasObject({"module": cls.__module__, "class_name": cls.__name__, "config": settings})
+
+
+def _texts(value: Any) -> list[str]:
+    """Returns the texts in a value, and in lists and dicts of it."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return [t for part in parts for t in _texts(part)] if isinstance(value, _CONTAINERS) else []
 
 
 def _named(value: str, name: str, known: types.ModuleType) -> str:
@@ -176,4 +225,17 @@ def _from_description(value: KerasObject, name: str) -> Any:
     import keras
 
     own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
-    return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
+    try:
+        return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
+    except Exception as error:
+        raise UserError(
+            f"{name}: no {value.name} can be made from its get_config(), as each model gets one: "
+            f"{_reason(error)}. Its __init__ must take every key of get_config(), as with "
+            "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns an exception on one line; that of the user's code, where Keras wraps it."""
+    first = error.__context__ or error
+    return f"{type(first).__name__}: {' '.join(str(first).split()).rstrip('.')}"

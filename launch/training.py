@@ -19,6 +19,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     """
     engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
     experiment.validate(engine.data_shares)
+    keras_objects.check_names(experiment)  # before the data are opened
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:

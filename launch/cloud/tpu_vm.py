@@ -148,12 +148,12 @@ def as_yaml(order: Order) -> str:
     return head + yaml.dump(flags, Dumper=job.Dumper, sort_keys=False)
 
 
-def price(wanted: Slice, steps: int, preflight: str | None, spot: bool) -> str:
+def price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:
     """Returns a line with the price of the slice per hour, and of the run if preflight knows it.
 
     Args:
         wanted: the slice.
-        steps: number of steps of the run.
+        steps: number of steps of the run; None if it is not known.
         preflight: path of the JSON that `tftpu preflight` wrote; None if there is none.
         spot: rented at the lower, changing price.
 
@@ -171,15 +171,19 @@ def price(wanted: Slice, steps: int, preflight: str | None, spot: bool) -> str:
     try:
         found = json.loads(Path(preflight).read_text())["slices"]
         usd = next(s["usd_per_1000_steps"] for s in found if s["slice"] == wanted.name)
-        total = max(usd * steps / 1000, 0.01)
+        total = max(usd * (steps or 1000) / 1000, 0.01)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
             f"--preflight={preflight} has no price for {wanted.name}: make it with `tftpu "
             f"preflight --slices={wanted.name} --json={preflight}`."
         ) from error
-    return (
-        f"{text} {steps} steps are estimated at {total:.2f} USD, without start-up and evaluation."
-    )
+    estimate = f"steps are estimated at {total:.2f} USD, without start-up and evaluation."
+    if steps is None:
+        return (
+            f"{text} 1,000 {estimate} The number of steps of the run is not known here, because "
+            "its length is given in epochs and the data do not tell their number of examples."
+        )
+    return f"{text} {steps:,} {estimate}"
 
 
 def one_host(wanted: Slice) -> Slice:

@@ -21,6 +21,9 @@ class Mine(tftpu.Model):
     sizes: list[int] = dataclasses.field(default_factory=lambda: [3, 4])
     names: dict[str, int] = dataclasses.field(default_factory=lambda: {"a": 1})
     pair: tuple[int, float] = (1, 0.5)
+    extra: list[str] | None = None
+    anything: Any = 3
+    plain: list = dataclasses.field(default_factory=lambda: [1])
 
 
 class Plain(tftpu.Model):
@@ -66,7 +69,7 @@ def test_a_missing_method_is_named(cls, call, message):
 
 def test_an_experiment_of_own_classes_survives_json():
     before = experiment(
-        model=Mine(sizes=[1], names={"b": 2}, pair=(3, 1)),
+        model=Mine(sizes=[1], names={"b": 2}, pair=(3, 1), extra=["x"]),
         optimizer=KerasObject({"class_name": "Adam", "config": {"betas": [0.9, 0.99]}}),
         loss={"out": Function(f"{__name__}.experiment")},
         metrics=("mae", KerasObject({"class_name": "AUC", "config": {}})),
@@ -75,6 +78,7 @@ def test_an_experiment_of_own_classes_survives_json():
     before.validate()
     after = from_json(to_json(before))
     assert after == before
+    after.validate()
     assert after.model.sizes == [1]
     assert after.optimizer.description["config"]["betas"] == [0.9, 0.99]
 
@@ -184,6 +188,12 @@ def test_optimizers_go_by_keras_names(optimizer):
     experiment(optimizer=optimizer).validate()
     with pytest.raises(UserError, match="Did you mean"):
         experiment(optimizer=f"{optimizer}x").validate()
+
+
+@pytest.mark.parametrize("optimizer", ["Nadam", tftpu.Optimizer("nadam")])
+def test_a_keras_optimizer_that_cannot_be_split_says_why(optimizer):
+    with pytest.raises(UserError, match="'nadam', whose step also changes a number that all"):
+        experiment(optimizer=optimizer).validate()
 
 
 def test_smoothing_without_the_default_loss_is_refused():

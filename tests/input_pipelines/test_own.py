@@ -71,6 +71,11 @@ def test_own_specs_and_pipelines_are_used_as_they_are():
         (lambda context: (X, Y), "training() returns a tuple"),
         (lambda context: slices(), "end it with .batch(…)"),
         (lambda context: slices().batch(5), "returns batches of 5 examples, and data.global_batch"),
+        (lambda context: slices().batch(2), "end it with .batch(context.global_batch_size)"),
+        (
+            lambda context: slices().take(3).batch(context.global_batch_size),
+            "returns 3 examples in all, fewer than data.global_batch_size=4: lower that",
+        ),
         (lambda context: slices().take(0).batch(4), "returns an empty data set"),
         (lambda context: input_pipelines.from_arrays(X, global_batch_size=2), "batches of 2"),
     ],

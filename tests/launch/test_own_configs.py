@@ -283,6 +283,15 @@ def test_a_mistake_in_own_code_ends_with_file_and_line(files, message, tmp_path,
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["train", "--config=mine"], ["config", "show", "mine"]])
+def test_a_config_file_without_its_ending_is_pointed_to(words, tmp_path, capsys):
+    write(tmp_path, "loss='mse'")
+    assert main(words) == 2
+    assert "but a file of that name: write mine.py, as in --config=mine.py" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
     path = write(tmp_path, "loss='mse'")
     settings = config_flags.load(path, [])

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from google.cloud import tpu_v2
 from google.protobuf import json_format
 
+from tests.support import projects
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud import shipment, tpu_vm
@@ -84,6 +86,7 @@ def refuse(*args, **kwargs): raise AssertionError("network")
 socket.socket.connect = socket.create_connection = refuse
 for name in ("google.cloud.tpu_v2", "google.cloud.storage", "google.auth", "grpc", "tensorflow"):
     sys.modules[name] = None
+from tests.support import projects
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
 sys.exit(main.main(["launch", "tpu-vm", "--config=digits_resnet", "--slice=v4-8", "--dry_run"]))
@@ -166,8 +169,29 @@ def test_the_total_follows_from_preflight(tmp_path):
     file.write_text(json.dumps(found))
     text = tpu_vm.price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
     assert "9.60 USD an hour" in text
-    assert "90000 steps are estimated at 45.00 USD" in text
+    assert "90,000 steps are estimated at 45.00 USD" in text
     assert "spot" in text
+
+
+@pytest.mark.parametrize(
+    ("training", "total"),
+    [("", "24 steps are estimated at 0.24 USD"), (".repeat()", "steps of the run is not known")],
+)
+def test_the_price_of_epochs_is_that_of_their_steps(training, total, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    size = "context.global_batch_size\n        )"
+    data = projects.DATA.replace(size, size + training, 1)
+    rest = "loss='mse', train=tftpu.Train(epochs=4)"  # of 96 examples in batches of 16
+    config = projects.write(tmp_path, rest, data=data)
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps({"slices": [{"slice": "v5e-8", "usd_per_1000_steps": 10.0}]}))
+    flags = [f"--config={config}", f"--preflight={file}", "--package=tftpu[tpu]==1.0"]
+    assert main.main(["launch", "tpu-vm", *FLAGS, *flags]) == 2
+    said = capsys.readouterr()
+    assert total in said.out and "add --yes" in said.err
+    for name in ("mine", "model", "data"):
+        sys.modules.pop(name)
 
 
 @pytest.fixture
@@ -297,7 +321,7 @@ def test_a_slice_that_is_kept_is_not_deleted(machine):
 
 def test_a_run_that_takes_too_long_is_stopped(machine):
     machine.tftpu('trap "echo stopped; exit 75" TERM; while true; do /bin/sleep 0.1; done')
-    (machine.home / "ends").write_text("1")  # long over
+    (machine.home / "ends").write_text(str(int(time.time()) + 4))
     reports = boot(machine, order())
     assert (reports / "exit_code").read_text() == "124\n"
     assert "stopped" in (reports / "log.txt").read_text()

@@ -122,7 +122,7 @@ sys.exit(code)
         ("--slice=v5e-16", "v5e-16 is more than one machine"),
         ("--slice=tpu", "'tpu' is not the name of a slice"),
         ("--workdir=runs/mine", "write gs://BUCKET/FOLDER"),
-        ("--workdir=gs:///mine", "write gs://BUCKET/FOLDER"),
+        ("--workdir=gs:///mine", "or gs://BUCKET/FOLDER"),
         ("--timeout=2 hours", "as 90m, 24h or 7d"),
         ("--timeout=0h", "as 90m, 24h or 7d"),
         ("--labels=Team=vision", "lower-case"),

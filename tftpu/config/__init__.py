@@ -15,7 +15,7 @@ from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, Train, TrainOption
 from tftpu.config.profile_plan import ProfilePlan, profile_plan
 from tftpu.config.serialization import from_json, to_json, to_plain
 from tftpu.config.share import Share
-from tftpu.config.validation import check_types
+from tftpu.config.validation import check_types, declared_types
 
 __all__ = [
     "DECAYS",
@@ -37,6 +37,7 @@ __all__ = [
     "Train",
     "TrainOptions",
     "check_types",
+    "declared_types",
     "from_json",
     "profile_plan",
     "to_json",

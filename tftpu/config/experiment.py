@@ -24,6 +24,17 @@ DECAYS = ("constant", "cosine", "linear", "polynomial", "step")
 SCALINGS = ("none", "linear", "sqrt")
 
 
+def check_optimizer(field: str, name: str) -> None:
+    """Raises `UserError` unless a name in lower case is one of `OPTIMIZERS`."""
+    if name == "nadam":
+        raise UserError(
+            f"{field} is 'nadam', whose step also changes a number that all variables share, which "
+            "cannot be split over replicas: use adamw, or another of "
+            f"{', '.join(OPTIMIZERS)}."
+        )
+    one_of(field, name, OPTIMIZERS)
+
+
 @dataclasses.dataclass
 class Optimizer:
     """An optimizer by name, and its learning rate over the run.
@@ -65,7 +76,7 @@ class Optimizer:
 
     def validate(self) -> None:
         """Raises `UserError` for a value that is not allowed."""
-        one_of("optimizer.name", self.name, OPTIMIZERS)
+        check_optimizer("optimizer.name", self.name)
         one_of("optimizer.scaling", self.scaling, SCALINGS)
         one_of("optimizer.decay", self.decay, DECAYS)
         at_least("optimizer.learning_rate", self.learning_rate, 0.0)
@@ -122,7 +133,7 @@ class Experiment:
     Attributes:
         model: hyper-parameters of the model, and how to build it.
         data: the data set and its global batch.
-        optimizer: `tftpu.Optimizer`, the name of one of Keras's, or a Keras optimizer.
+        optimizer: `tftpu.Optimizer`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
         loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a function of a
             module, or a dict or list of them, one for each output. None is the cross-entropy of
             class labels and logits, smoothed by `train.label_smoothing`, with accuracy as metric.
@@ -184,4 +195,4 @@ class Experiment:
             check_types("optimizer", self.optimizer)
             self.optimizer.validate()
         elif isinstance(self.optimizer, str):
-            one_of("optimizer", self.optimizer.lower(), OPTIMIZERS)
+            check_optimizer("optimizer", self.optimizer.lower())

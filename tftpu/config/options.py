@@ -97,8 +97,7 @@ class TrainOptions:
         for name in self.writers:
             if name not in WRITERS:
                 raise UserError(
-                    f"train.writers has {name!r}, which is not known.{did_you_mean(name, WRITERS)} "
-                    "Several are a tuple: ('mlflow', 'wandb')."
+                    f"train.writers has {name!r}, which is not known.{did_you_mean(name, WRITERS)}"
                 )
 
 

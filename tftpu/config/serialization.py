@@ -108,14 +108,20 @@ def _from_plain(value: Any, kind: Any, folder: Path | None) -> Any:
         return value if raw else {key: _from_plain(v, inner, folder) for key, v in value.items()}
     if isinstance(value, list):
         parts = [_from_plain(part, inner, folder) for part in value]
-        return parts if typing.get_origin(kind) is list else tuple(parts)
+        is_list = any(list in (option, typing.get_origin(option)) for option in _options(kind))
+        return parts if is_list else tuple(parts)
     return value
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """Returns the types of a union, and another type as the only one."""
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if union else (kind,)
 
 
 def _inner(kind: Any, value: Any) -> Any:
     """Returns the declared type of the elements of a list or dict; None if there is none."""
-    origin = typing.get_origin(kind)
-    for option in typing.get_args(kind) if origin in (typing.Union, types.UnionType) else (kind,):
+    for option in _options(kind):
         container, parts = typing.get_origin(option), typing.get_args(option)
         if container in (dict, Mapping) and isinstance(value, dict):
             return parts[1]

@@ -34,6 +34,21 @@ def one_of(field: str, value: str, allowed: Collection[str]) -> None:
         raise UserError(f"{field} is {value!r}, which is not known.{did_you_mean(value, allowed)}")
 
 
+def declared_types(cls: type) -> dict[str, Any]:
+    """Returns the types of a class's fields by name, also of those declared as text.
+
+    Raises:
+        UserError: a declaration names something that its file does not import.
+    """
+    try:
+        return typing.get_type_hints(cls)
+    except NameError as error:
+        raise UserError(
+            f"The type of a field of {cls.__name__} is not defined when it is loaded ({error}): "
+            "import it in that file, not under TYPE_CHECKING."
+        ) from error
+
+
 def check_types(group: str, value: Any) -> None:
     """Raises `UserError` if a field's value is not of its declared type, or not finite.
 
@@ -41,13 +56,7 @@ def check_types(group: str, value: Any) -> None:
         group: the name of the config in the message, such as "train".
         value: a dataclass instance; nested dataclasses are checked too.
     """
-    try:
-        declared = typing.get_type_hints(type(value))
-    except NameError as error:
-        raise UserError(
-            f"The type of a field of {type(value).__name__} is not defined when it is loaded "
-            f"({error}): import it in that file, not under TYPE_CHECKING."
-        ) from error
+    declared = declared_types(type(value))
     for field in dataclasses.fields(value):
         name, found = f"{group}.{field.name}", getattr(value, field.name)
         if dataclasses.is_dataclass(found):
@@ -63,6 +72,8 @@ def check_types(group: str, value: Any) -> None:
 def _is_instance(value: Any, kind: Any) -> bool:
     """Returns whether a value has a declared type. An int is also a float, a bool is neither."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
     if origin in (types.UnionType, typing.Union):
         return any(_is_instance(value, argument) for argument in arguments)
     if origin is typing.Literal:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tftpu.config import Function, KerasObject
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, keras_objects
 from tftpu.launch.options import Overrides, argument
 
 
@@ -29,6 +29,7 @@ def run(options: Options) -> None:
     """
     experiment = config_flags.load(options.name, list(options.overrides))
     experiment.validate()
+    keras_objects.check_names(experiment)
     rows = list(lines("config", experiment))
     width = max(len(path) for path, _ in rows)
     print("\n".join(f"{path:{width}}  {text}" for path, text in rows))

@@ -9,7 +9,9 @@ A spot slice that is preempted is replaced by another one, on which the run resu
 import dataclasses
 import sys
 
+from tftpu.config import Experiment
 from tftpu.errors import UserError
+from tftpu.launch import keras_objects, startup
 from tftpu.launch.cloud import google_cloud, job, shipment, tpu_vm
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
@@ -54,6 +56,7 @@ def run(options: Options) -> None:
             capacity or quota, or the run failed.
     """
     experiment = options.experiment()
+    keras_objects.check_names(experiment)
     wanted = tpu_vm.one_host(parse_slice(options.slice))
     experiment.validate(wanted.replicas)
     order = _order(options, wanted)
@@ -62,7 +65,8 @@ def run(options: Options) -> None:
         return
     order.request(job.unique_name(order.config))  # a mistake in it is found before the question
     print(order.shipment.description(order.workdir))
-    print(tpu_vm.price(wanted, experiment.train.steps or 1000, options.preflight, options.spot))
+    steps = _steps(experiment) if options.preflight else None
+    print(tpu_vm.price(wanted, steps, options.preflight, options.spot))
     if not options.yes:
         _ask()
     from tftpu.launch.cloud import tpu_vm_client
@@ -98,6 +102,21 @@ def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
         keep=options.keep,
         spot=options.spot,
     )
+
+
+def _steps(experiment: Experiment) -> int | None:
+    """Returns the number of steps of the run; None if only data that are elsewhere can tell."""
+    if experiment.train.steps is not None:
+        return experiment.train.steps
+    if getattr(experiment.data, "download", False):  # which would start here
+        return None
+    try:
+        startup.import_tensorflow()
+        from tftpu.launch.experiment import with_length
+
+        return with_length(experiment).train.length
+    except Exception:  # of any kind of data: without them, the run can be rented all the same
+        return None
 
 
 def _ask() -> None:

@@ -1,0 +1,74 @@
+"""Losses and metrics of a config that Keras does not know or cannot make again."""
+
+import sys
+
+import pytest
+
+from tests.support import projects
+from tftpu.errors import UserError
+from tftpu.launch import config_flags
+from tftpu.launch.main import main
+
+
+@pytest.fixture(autouse=True)
+def _project(monkeypatch, tmp_path):
+    """Runs in a scratch folder; leaves `sys.path` and no module of a project behind."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in ("mine", "model", "data", "losses"):
+        sys.modules.pop(name, None)
+
+
+KWARGS = ("scale=1.0, **kwargs", "super().__init__(**kwargs)")
+SETTING = ', "scale": self.scale'
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            [*zip(KWARGS, ("scale=1.0", "super().__init__()"), strict=True)],
+            "loss: no losses.Scaled can be made from its get_config(), as each model gets one: "
+            "TypeError: Scaled.__init__() got an unexpected keyword argument 'name'. Its __init__",
+        ),
+        ([(SETTING, "")], "loss: scale of Scaled is 2.0, and 1.0 in another"),
+        ([("**super().get_config()", "**{}[0]")], "get_config() of Scaled fails with KeyError: 0."),
+    ],
+    ids=["no name", "a setting is left out", "get_config fails"],
+)
+def test_an_object_that_cannot_be_made_again_is_refused_with_its_config(changes, message, tmp_path):
+    text = projects.LOSSES
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    rest = "loss=__import__('losses').Scaled(scale=2.0)"
+    path = str(projects.write(tmp_path, rest, losses=text))
+    with pytest.raises(UserError) as error:
+        config_flags.load(path, [])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("loss=hubber", "loss is 'hubber', and keras.losses has nothing of that name. Did you"),
+        ("metrics=auk", "metrics is 'auk'"),
+        ("weighted_metrics=mae,auk", "weighted_metrics is 'auk'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["config", "show", "mine.py"],
+        ["launch", "tpu-vm", "--config=mine.py", "--dry_run"],
+        ["launch", "vertex", "--config=mine.py", "--dry_run"],
+        ["train", "--config=mine.py"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_that_keras_does_not_have_is_found_early(command, flag, message, tmp_path, capsys):
+    data = projects.DATA.replace("def training(self, context):", "training = None\n    def f(s):")
+    projects.write(tmp_path, "loss={'a': ('mse', None)}, metrics=['accuracy']", data=data)
+    assert main([*command, f"--config.{flag}"]) == 2
+    assert message in capsys.readouterr().err
