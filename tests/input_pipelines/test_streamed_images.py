@@ -239,7 +239,7 @@ def test_a_file_that_cannot_be_opened_is_not_retried_forever(tmp_path):
         ({"data_dir": None}, "data.data_dir is empty"),
         ({"on_bad_record": "ignore"}, "Allowed: raise, skip"),
         ({"service": "grpc://localhost:1"}, "as HOST:PORT"),
-        ({"service": "grpc://a:1", "on_bad_record": "skip"}, "use only one of them"),
+        ({"service": "a:1", "on_bad_record": "skip"}, "use only one of them"),
         ({"image_dtype": "float16"}, "image_dtype"),
     ],
 )

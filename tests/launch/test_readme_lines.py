@@ -21,6 +21,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip uninstall -y tensorflow tensorflow-cpu",
     "pip wheel --no-deps --wheel-dir=dist .",
     "gcloud auth application-default login",
+    "gcloud compute firewall-rules create ",
     "docker push ",
     "tensorboard --logdir=",
     "kill -USR1 ",
