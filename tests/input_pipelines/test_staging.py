@@ -121,7 +121,7 @@ def test_the_nth_operation_of_a_conversion_fails_for_every_n(how, texts, memory)
     whole = content(memory / "whole")
     for n in itertools.count(1):
         made = of_text(texts, memory / str(n))
-        with storage(n, how) as faulty, contextlib.suppress(KilledError, OSError):
+        with storage(n, how) as faulty, contextlib.suppress(KilledError, OSError, UserError):
             converter.run(made, workers=1, say=silent)
         converter.run(made, workers=1, say=silent)
         assert content(memory / str(n)) == whole

@@ -17,6 +17,7 @@ from tests.support import gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
+from tftpu.errors import UserError
 from tftpu.storage import buckets, claims, owner, retry
 from tftpu.storage.claims import HeldError, LostError
 
@@ -260,3 +261,15 @@ def test_any_content_of_a_lock_is_survived(content, tmp_path):
     (tmp_path / ".lock").write_bytes(content)
     with claims.claim(tmp_path), pytest.raises(HeldError):
         claims._taken(tmp_path)
+
+
+def test_a_disk_that_fails_while_a_workdir_is_claimed_leaves_no_lock(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written"):
+        patch.setattr(claims.owner, "alive", fails)
+        with claims.claim(tmp_path):
+            pass
+    with claims.claim(tmp_path):
+        pass

@@ -84,15 +84,7 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
         with contextlib.suppress(OSError, UserError):
             lock.release()
         if is_new:
-            _remove_if_empty(Path(workdir))
-
-
-def _remove_if_empty(workdir: Path) -> None:
-    """Removes a folder that holds nothing but the file of the lock."""
-    with contextlib.suppress(OSError):
-        if {*os.listdir(workdir)} <= {_LOCK}:
-            (workdir / _LOCK).unlink()
-            workdir.rmdir()
+            files.remove_folder_of(workdir, _LOCK)
 
 
 def check(workdir: files.StrPath) -> None:
@@ -188,9 +180,12 @@ def _locked(workdir: Path) -> _Lock:
         other = workdir / _BEATS
     # A run on another machine may lock in the other way. Each sees the other's file, which is
     # written before this: at most one of them stays.
-    if owner.alive(lambda: _content(other) or None, _saying(workdir)):
+    try:
+        if owner.alive(lambda: _content(other) or None, _saying(workdir)):
+            raise _is_held(workdir, Owner.read(_content(other) or b""))
+    except BaseException:  # a disk that fails leaves no lock behind
         lock.release()
-        raise _is_held(workdir, Owner.read(_content(other) or b""))
+        raise
     return lock
 
 

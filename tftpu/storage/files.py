@@ -171,6 +171,14 @@ def remove(path: StrPath) -> None:
         _operate("unlink", path, os.unlink, path)
 
 
+def remove_folder_of(folder: StrPath, name: str) -> None:
+    """Removes a local folder if it holds nothing but a file of this name, or nothing at all."""
+    with contextlib.suppress(OSError):
+        if {*os.listdir(folder)} <= {name}:
+            os.unlink(Path(folder) / name)
+            os.rmdir(folder)
+
+
 def remove_tree(folder: StrPath) -> None:
     """Removes a folder and its content, if it exists."""
     if is_remote(folder):
