@@ -54,14 +54,13 @@ def stream(pipeline, *place) -> list[np.ndarray]:
     return list(pipeline.starting_at(*place).take(20).as_numpy_iterator())
 
 
-def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, serve):
+@pytest.mark.parametrize("place", [(4, 1, 2), pytest.param((0, 0, 1), marks=pytest.mark.slow)])
+def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, serve, place):
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path), seed=2)
     machines = ",".join(serve(data(tmp_path)) for _ in range(2))
     served = input_pipelines.training(data(tmp_path, service=machines), seed=2)
-    assert served.starting_at(0).element_spec == alone.starting_at(0).element_spec
-    for place in ((0, 0, 1), (4, 1, 2)):
-        assert np.array_equal(stream(served, *place), stream(alone, *place))
+    assert np.array_equal(stream(served, *place), stream(alone, *place))
 
 
 @pytest.mark.slow
@@ -147,15 +146,16 @@ def test_an_incomplete_address_fails(address):
         b"null\n",
     ],
 )
-def test_anything_else_gets_an_error_and_the_server_goes_on_serving(tmp_path, serve, line):
+def test_anything_else_gets_an_error_and_the_server_answers_the_next(tmp_path, serve, line):
     write(tmp_path)
     address = serve(data(tmp_path))
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(line)
         assert "was asked something else" in json.loads(connection.makefile().readline())["error"]
-    served = input_pipelines.training(data(tmp_path, service=address))
-    assert len(list(served.starting_at(0).take(1))) == 1
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"\n")
+        assert connection.recv(1)
 
 
 @pytest.mark.parametrize("numbers", [{"step": -1}, {"hosts": 0}, {"machine": 1}, {"seed": True}])

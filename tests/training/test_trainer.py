@@ -30,7 +30,10 @@ def test_fit_equals_keras_fit_on_one_device():
         np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in OPTIMIZERS],
+)
 def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
     config = Optimizer(name, learning_rate=0.02, warmup_steps=2, weight_decay=0.05)
     with tftpu.connect(virtual_devices=4).scope():
