@@ -65,7 +65,9 @@ def assert_equal(actual, expected):
     assert relative(actual[2], expected[2]) < 1e-4
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize(
+    "parts", [pytest.param(p, marks=pytest.mark.slow if p[0] == 8 else []) for p in PARTS], ids=str
+)
 def test_ghost_batches_equal_one_device_in_training_and_evaluation(parts):
     assert_equal(trained(*parts, norm_batch=4), trained(1, 1, norm_batch=4))
 

@@ -30,6 +30,9 @@ def test_fit_equals_keras_fit_on_one_device():
         np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
 
 
+QUICK = ("adamw", "lamb", "sgd")
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in OPTIMIZERS],
