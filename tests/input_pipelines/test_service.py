@@ -71,7 +71,8 @@ def test_the_command_serves_a_config(tmp_path):
         "def get_config():\n"
         f"    data = Records(data_dir={str(tmp_path)!r}, features=('x',), label='',\n"
         "        global_batch_size=6, shuffle=8)\n"
-        "    return tftpu.Experiment(model=tftpu.models.config('resnet'), data=data)\n"
+        "    model = tftpu.models.config('resnet50', norm_batch=6)\n"
+        "    return tftpu.Experiment(model=model, data=data)\n"
     )
     command = [sys.executable, "-m", "tftpu.launch.main", "data", "serve"]
     command += [f"--config={tmp_path}/rows.py", "--host=127.0.0.1", "--port=0"]
