@@ -181,7 +181,7 @@ class _Child:
         func_graph.FuncGraph.as_default = self._traced_within(func_graph.FuncGraph.as_default)
         fit = Trainer.fit
         Trainer.fit = lambda trainer, *args, **keywords: fit(
-            trainer, *args, callbacks=[self._callback()], **keywords
+            trainer, *args, **{**keywords, "callbacks": [self._callback()]}
         )
 
     def _traced_within(self, as_default):
