@@ -101,6 +101,16 @@ def test_a_body_damaged_in_transfer_is_downloaded_again(service, tmp_path, what)
     assert service.requested("GET", "download") == 3
 
 
+def test_a_connection_that_breaks_in_a_refusal_hides_nothing(service, monkeypatch):
+    generation = buckets.publish(f"{FOLDER}/lease", b"first")
+    with monkeypatch.context() as patch:  # renewed after it was looked at, before it is read
+        patch.setattr(buckets, "_stored", lambda _: buckets.Stored(5, "", generation + 1))
+        service.faults.append(Fault("GET", "alt=media", "truncate"))
+        with pytest.raises(buckets.ChangedError):
+            buckets.read(f"{FOLDER}/lease")
+    assert service.faults[0].times == 0  # it was met
+
+
 def test_a_body_that_is_always_damaged_fails_and_leaves_no_file(service, tmp_path):
     stored = buckets.upload(local_files(tmp_path, 1000), FOLDER)
     service.faults.append(Fault("GET", "download", "corrupt", times=None))

@@ -193,9 +193,8 @@ def read(uri: str) -> tuple[bytes, int]:
         try:
             blob.reload(retry=retry.of_google_client())
             generation = _stored(blob).generation
-            data = blob.download_as_bytes(
-                checksum="crc32c", if_generation_match=generation, retry=retry.of_google_client()
-            )
+            same = {"if_generation_match": generation, "retry": retry.of_google_client()}
+            data = _downloaded(uri, lambda: blob.download_as_bytes(checksum="crc32c", **same))
         except exceptions.NotFound:
             return b"", 0
     return data, generation
@@ -336,15 +335,25 @@ def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
 
 
 def _fetch_whole(blob: Blob, path: Path) -> None:
-    from google.cloud.storage.exceptions import DataCorruption
-
     def fetch() -> None:
         with open(path, "wb") as file:
             blob.download_to_file(file, checksum="crc32c", retry=retry.of_google_client())
             file.flush()
             os.fsync(file.fileno())
 
-    retry.call(fetch, (DataCorruption,), f"gs://{blob.bucket.name}/{blob.name}", tries=_TRIES)
+    _downloaded(f"gs://{blob.bucket.name}/{blob.name}", fetch)
+
+
+def _downloaded(uri: str, fetch: Callable[[], _T]) -> _T:
+    """Downloads a file, and again in the two cases that Google's client does not repeat.
+
+    The content does not match its checksum; the connection breaks while the text of a refusal,
+    which says what is wrong, arrives.
+    """
+    import requests
+    from google.cloud.storage.exceptions import DataCorruption
+
+    return retry.call(fetch, (DataCorruption, requests.RequestException), uri, tries=_TRIES)
 
 
 def _in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> dict[str, _T]:
