@@ -72,6 +72,24 @@ def test_a_loss_that_calls_keras_own_is_the_same_on_four_devices(case):
         assert history_4[name] == pytest.approx(history[name], rel=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("weights", [None, RNG.uniform(0.5, 2.0, 50).astype(np.float32)])
+def test_a_sum_over_ragged_batches_is_evaluated_as_in_keras(count, weights):
+    """Keras means the sums of the batches, each weighted by the number of its examples."""
+
+    def summed() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+        return model
+
+    with tftpu.connect(virtual_devices=count).scope():
+        model = summed()
+    x, y, options = X[:50], Y[:50], {"batch_size": 16, "sample_weight": weights}
+    expected = summed().evaluate(x, y, verbose=0, **options)
+    assert tftpu.Trainer(model).evaluate(x, y, **options)["loss"] == pytest.approx(expected, 1e-6)
+
+
 def test_kerass_own_scaling_is_untouched_outside():
     with tftpu.connect(virtual_devices=4).scope():
         keras.utils.set_random_seed(1)

@@ -1,6 +1,7 @@
 """The evaluation step of one replica."""
 
 import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -58,10 +59,11 @@ class EvalStep:
         runs = self._run(batch, valid, shares)
         size = float(examples_of(batch))
         examples = tf.constant(size) if valid is None else tf.reduce_sum(valid)
+        batch_size = self._batch_size(examples, size, valid, shares)
         sums, counts = [], []
         for losses, run in zip(self._state.losses, runs):
             for term, elements in zip(losses.terms, run.computed.elements):
-                total, count = _sum_and_count(term, elements, shares, size)
+                total, count = _sum_and_count(term, elements, examples, batch_size)
                 sums.append(total)
                 counts.append(count)
         added = functools.reduce(tf.add, [run.computed.added for run in runs])
@@ -77,6 +79,16 @@ class EvalStep:
         """Returns the global norm of the trainable weights, ()."""
         return tf.linalg.global_norm(self._state.trained_values())
 
+    def _batch_size(
+        self, examples: Tensor, size: float, valid: Tensor | None, shares: int
+    ) -> Tensor:
+        """Returns the number of examples of the global batch, for the terms that are sums."""
+        summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
+        if valid is None or not summed:
+            return tf.constant(size * shares)
+        context: Any = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, examples)
+
     def _run(self, batch: Nest, valid: Tensor | None, shares: int) -> list[Forward]:
         values = Values(self._state.evaluated_weights())
         return [
@@ -86,12 +98,14 @@ class EvalStep:
 
 
 def _sum_and_count(
-    term: Term, elements: Elements, shares: int, examples: float
+    term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns what a share adds to the sum of a term, and to its divisor."""
     if elements.is_scalar:  # a mean over the share, whose examples it stands for
-        return elements.values * examples, tf.constant(examples)
-    return weighted_sum(elements), tf.convert_to_tensor(divisor(term, elements, shares))
+        return elements.values * examples, examples
+    if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
+        return weighted_sum(elements) * batch_size, examples
+    return weighted_sum(elements), tf.convert_to_tensor(divisor(term, elements, shares=1))
 
 
 def features_of(batch: Nest) -> Nest:
