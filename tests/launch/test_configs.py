@@ -54,7 +54,7 @@ def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
         assert f"accuracy {best['value']:.4f}" in evaluated
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # README's own command is run with its other blocks, for fewer steps
 def test_digits_resnet_trains_on_eight_replicas(tmp_path):
     said = command(
         "train",
