@@ -18,7 +18,7 @@ from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
-from tftpu.storage import buckets, claims, owner, retry
+from tftpu.storage import claims, owner, retry
 from tftpu.storage.claims import HeldError, LostError
 
 RUN = f"gs://{BUCKET}/run"
@@ -33,18 +33,13 @@ def _short(monkeypatch):
 
 @pytest.fixture(scope="module")
 def _bucket(tmp_path_factory):
-    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
-    with serving as (service, environment), gs_proxy.in_this_process(environment):
-        buckets._client.cache_clear()
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
         yield service
-    buckets._client.cache_clear()
 
 
 @pytest.fixture
 def service(_bucket, monkeypatch):
-    _bucket.storage.wipe(keep_buckets=True)
-    _bucket.faults.clear()
-    _bucket.requests.clear()
+    _bucket.empty()
     monkeypatch.setattr(retry, "POLICY", retry.Policy(0.3, first_wait=0.01, longest_wait=0.04))
     return _bucket
 

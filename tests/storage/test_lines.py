@@ -15,18 +15,13 @@ from tftpu.storage.lines import Lines
 
 @pytest.fixture(scope="module")
 def _bucket(tmp_path_factory):
-    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
-    with serving as (service, environment), gs_proxy.in_this_process(environment):
-        buckets._client.cache_clear()
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
         yield service
-    buckets._client.cache_clear()
 
 
 @pytest.fixture
 def service(_bucket, monkeypatch):
-    _bucket.storage.wipe(keep_buckets=True)
-    _bucket.faults.clear()
-    _bucket.requests.clear()
+    _bucket.empty()
     tf.io.gfile.listdir(f"gs://{BUCKET}")
     monkeypatch.setattr(retry, "POLICY", retry.Policy(1.0, first_wait=0.01, longest_wait=0.04))
     monkeypatch.setattr(lines, "SECONDS", 0.0)

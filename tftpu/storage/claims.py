@@ -99,6 +99,11 @@ def check(workdir: files.StrPath) -> None:
         lock.check()
 
 
+def current(workdir: files.StrPath) -> object:
+    """Returns this process's claim of a workdir, a different object each time; None outside."""
+    return _held.get(_place(workdir))
+
+
 def held(workdir: files.StrPath) -> bool | None:
     """Returns whether a process holds the kernel's lock of a workdir; None if there is none."""
     if files.is_remote(workdir):
