@@ -19,7 +19,7 @@ from tests.support.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
 from tftpu.storage import claims, owner, retry
-from tftpu.storage.claims import HeldError, LostError
+from tftpu.storage.owner import HeldError, LostError
 
 RUN = f"gs://{BUCKET}/run"
 
