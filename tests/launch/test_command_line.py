@@ -96,7 +96,7 @@ MISTAKES = [
     ([*TRAIN, "--config.train.watchdog_seconds=inf"], "watchdog_seconds is inf: it must be a f"),
     (["data", "check", "--config=python_gpt", "--need=nan"], "the value must be a number"),
     *(
-        ([*TRAIN, f"--workdir={path}"], "is no folder that tftpu can use")
+        ([*TRAIN, f"--workdir={path}"], "is not a folder that tftpu can use")
         for path in ("gs://", "gs:///run", "s3://bucket/run")
     ),
     (["evaluate", "--workdir=gs://"], "--workdir=gs:// is no folder"),

@@ -76,7 +76,7 @@ def _listed(manifest: bytes) -> dict[str, int]:
         if not isinstance(expected, dict) or not isinstance(expected.get("crc32c"), int):
             raise ValueError(f"{FILE} has no checksum of {name!r}")
         if not re.fullmatch(r"\w[\w.-]*", name):  # of this folder, and of no other
-            raise ValueError(f"{FILE} lists {name!r}, which is no file of a checkpoint")
+            raise ValueError(f"{FILE} lists {name!r}, which is not a file of a checkpoint")
     if "state.json" not in listed:
         raise ValueError(f"{FILE} does not list state.json")
     return {name: expected["crc32c"] for name, expected in listed.items()}

@@ -141,7 +141,7 @@ def _class(path: str, kind: Any, folder: Path | None) -> type:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, allowed)):
         raise UserError(
             f"config.json names the class {path}, which is no "
-            f"{' or '.join(c.__name__ for c in allowed)}: tftpu makes no object of it."
+            f"{' or '.join(c.__name__ for c in allowed)}: tftpu does not create it."
         )
     return cls
 
