@@ -9,7 +9,7 @@ import pytest
 
 from tftpu.errors import UserError
 from tftpu.storage import claims, files, owner
-from tftpu.storage.owner import HeldError
+from tftpu.storage.owner import HeldError, LostError
 
 OPERATIONS = ("open", "link", "rename", "pwrite", "pread", "ftruncate", "unlink", "stat", "fstat")
 DEAD = owner.Owner("a key", 1 << 30, "here", "", 1, "before", exclusive=False)
@@ -169,3 +169,14 @@ def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
             is_free(workdir, locks)
         if not disk.reached:
             break
+
+
+def test_a_release_that_fails_leaves_the_file_of_another_owner(tmp_path):
+    with Disk(locks=False):
+        lock = claims._taken(tmp_path)
+    beats = tmp_path / ".lock-beats"
+    beats.unlink()
+    beats.write_bytes(DEAD.content())
+    with Disk(1, locks=False), pytest.raises(LostError):
+        lock.release()
+    assert beats.read_bytes() == DEAD.content()

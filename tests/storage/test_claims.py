@@ -231,6 +231,54 @@ def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(s
         claims.check(RUN)
 
 
+def elsewhere() -> bytes:
+    """Returns the lease of another process, which has just been taken or renewed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
+        return owner.Owner.this_process(exclusive=False).content()
+
+
+def test_a_lease_that_another_process_took_a_moment_before_is_left_to_it(service, monkeypatch):
+    theirs, alive = elsewhere(), owner.alive
+
+    def slow(look, say):
+        found = alive(look, say)
+        service.overwrite("run/.lease", theirs)
+        return found
+
+    monkeypatch.setattr(owner, "alive", slow)
+    with pytest.raises(HeldError, match="elsewhere"):
+        claims._taken(RUN)
+    assert service.content("run/.lease") == theirs
+
+
+def test_a_lock_that_another_process_took_a_moment_before_is_given_back(
+    no_locks, tmp_path, monkeypatch
+):
+    theirs, alive, beats = elsewhere(), owner.alive, tmp_path / ".lock-beats"
+    beats.write_bytes(b"of a dead process\n")
+
+    def slow(look, say):
+        found = alive(look, say)
+        beats.write_bytes(theirs)
+        return found
+
+    monkeypatch.setattr(owner, "alive", slow)
+    with pytest.raises(HeldError, match="elsewhere"):
+        claims._taken(tmp_path)
+    assert beats.read_bytes() == theirs
+
+
+def test_a_lost_lease_is_neither_renewed_nor_removed(service):
+    lock = claims._taken(RUN)
+    theirs = elsewhere()
+    service.overwrite("run/.lease", theirs)
+    with pytest.raises(LostError, match="elsewhere"):
+        lock.renew()
+    lock.release()
+    assert service.content("run/.lease") == theirs
+
+
 @pytest.mark.parametrize("what", [503, "drop", "truncate"])
 def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(20.0, first_wait=0.01, longest_wait=0.04))

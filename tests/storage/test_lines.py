@@ -117,6 +117,39 @@ def test_an_object_that_another_run_wrote_is_not_replaced(service, caplog):
     assert "another process wrote it meanwhile" in caplog.text
 
 
+def test_lines_are_not_dropped_from_an_object_that_changed_meanwhile(service):
+    metrics = Lines(URI, 0)
+    metrics.append(numbered(1))
+    metrics.flush()
+
+    def edit(data):
+        service.overwrite("run/metrics.jsonl", b"another run's\n")
+        return b""
+
+    with pytest.raises(buckets.ChangedError):
+        metrics._place.change(edit)
+    assert service.content("run/metrics.jsonl") == b"another run's\n"
+
+
+def test_the_part_of_another_process_is_not_joined(service, monkeypatch):
+    metrics = Lines(URI, 0)
+    metrics.append(numbered(1))
+    metrics.flush()
+    written = buckets._written
+
+    def slow(*arguments):
+        service.overwrite("run/metrics.jsonl.part", b"another run's\n")
+        written(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets, "_written", slow)
+        metrics.append(numbered(2))
+        metrics.flush()
+    assert service.content("run/metrics.jsonl").decode() == numbered(1)
+    metrics.flush()
+    assert service.content("run/metrics.jsonl").decode() == numbered(1) + numbered(2)
+
+
 @pytest.mark.parametrize("how", ["EIO", "ENOSPC", "EROFS"])
 def test_the_nth_operation_of_appending_fails_for_every_n(how, tmp_path, monkeypatch):
     for n in itertools.count(1):

@@ -12,7 +12,8 @@ from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaves, step_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.runtime import goodput
-from tftpu.storage import buckets, claims, files, retry
+from tftpu.storage import buckets, claims, files, owner, retry
+from tftpu.storage.lease import Lease
 from tftpu.storage.own_files import OwnFile
 
 RUN = f"gs://{BUCKET}/run"
@@ -135,6 +136,41 @@ def test_each_claim_of_a_workdir_sees_the_files_anew(service):
     with claims.claim(RUN):
         file.write(b"2")
     assert service.content("run/mark") == b"2"
+
+
+def test_a_file_that_was_seen_after_the_workdir_was_lost_is_not_written(service, monkeypatch):
+    service.overwrite("run/mark", THEIRS)
+    with claims.claim(RUN):
+        lost(monkeypatch)
+        with pytest.raises(owner.LostError):
+            OwnFile(RUN, "mark").write(b"1")
+        assert service.content("run/mark") == THEIRS
+
+
+def test_a_failed_save_of_a_lost_workdir_removes_nothing(service, monkeypatch):
+    manifest = "run/checkpoints/1/manifest.json"
+
+    def fails(path, data):
+        lost(monkeypatch)
+        service.overwrite(manifest, THEIRS)
+        raise OSError("the network is down")
+
+    with claims.claim(RUN):
+        checkpoints = Checkpoints(RUN)
+        monkeypatch.setattr(files, "write_whole", fails)
+        checkpoints.save(1, leaves(1), {})
+        with pytest.raises(owner.LostError):
+            checkpoints.wait()
+        assert service.content(manifest) == THEIRS
+
+
+def lost(monkeypatch) -> None:
+    """Makes the process find that it lost the workdir."""
+
+    def check(self):
+        raise owner.LostError("another process has it")
+
+    monkeypatch.setattr(Lease, "check", check)
 
 
 @pytest.mark.parametrize("what", [503, "drop", "truncate"])

@@ -145,8 +145,14 @@ class Handler(server.RequestHandler):
         return body
 
     def _as_expected(self, body: bytes) -> bool:
-        """Checks `ifGenerationMatch`, which the emulator ignores."""
+        """Checks `ifGenerationMatch`, of the sources of a compose too: the emulator ignores it."""
         url = urlparse(self.path)
+        if url.path.endswith("/compose"):
+            bucket = re.search(r"/b/([^/]+)/o/", url.path)[1]
+            for source in json.loads(body)["sourceObjects"]:
+                wanted = source.get("objectPreconditions", {}).get("ifGenerationMatch")
+                if wanted and self.service.generation(bucket, source["name"]) != int(wanted):
+                    return False
         query = parse_qs(url.query)
         if "ifGenerationMatch" not in query or "upload_id" in query:
             return True  # an upload in parts was checked when it began
