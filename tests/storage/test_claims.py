@@ -212,6 +212,14 @@ def test_a_workdir_that_is_deleted_under_a_run_is_noticed(workdir, again):
         assert not again or os.listdir(workdir) == []
 
 
+def test_a_workdir_that_is_replaced_by_the_one_of_another_run_is_noticed(tmp_path):
+    workdir = tmp_path / "run"
+    with claims.claim(workdir):
+        workdir.rename(tmp_path / "moved")
+        with another_process(str(workdir)), pytest.raises(LostError, match="was replaced"):
+            claims.check(workdir)
+
+
 def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(service):
     with claims.claim(RUN):
         time.sleep(0.3)
