@@ -92,6 +92,21 @@ def test_lines_are_kept_while_a_bucket_is_away(service, caplog):
     assert "is written again; nothing is lost" in caplog.text
 
 
+def test_lines_whose_answer_never_came_are_not_written_twice(service, caplog):
+    metrics = Lines(URI, 0)
+    metrics.append(numbered(1))
+    metrics.flush()
+    service.faults += [Fault("POST", "/compose", "drop", times=None)]
+    service.faults += [Fault("GET", ".", 503, times=None)]
+    metrics.append(numbered(2))
+    metrics.flush()
+    assert "metrics.jsonl cannot be written" in caplog.text
+    service.faults.clear()
+    metrics.append(numbered(3))
+    metrics.close()
+    assert service.content("run/metrics.jsonl").decode() == "".join(map(numbered, (1, 2, 3)))
+
+
 def test_lines_beyond_the_limit_are_counted(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(lines, "LIMIT", 3 * len(numbered(1)))
     metrics = Lines(str(tmp_path / "metrics.jsonl"), 0)
