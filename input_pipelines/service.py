@@ -179,9 +179,9 @@ def _line(stream: IO[bytes]) -> dict[str, Any]:
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConnectionError("its answer is no data service's") from error
+        raise ConnectionError("its answer is not that of a data service") from error
     if not isinstance(answer, dict):
-        raise ConnectionError("its answer is no data service's")
+        raise ConnectionError("its answer is not that of a data service")
     return answer
 
 

@@ -152,7 +152,7 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, OverflowError) as error:
         raise UserError(
-            f"--host={host} is no address of this machine ({error}): give the one by which the "
+            f"--host={host} is not an address of this machine ({error}): give the one by which the "
             "training machine reaches it."
         ) from error
     return found[0][0], found[0][4]

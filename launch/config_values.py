@@ -26,7 +26,7 @@ def parse(text: str, kind: Any) -> Any:
             these. A union takes the first type that fits, none before all others and text last.
 
     Raises:
-        ValueError: the text is no value of this type.
+        ValueError: the text is not a value of this type.
         TypeError: no text can be a value of this type.
     """
     origin, inside = typing.get_origin(kind), typing.get_args(kind)

@@ -7,7 +7,7 @@ from tftpu.config import Experiment, to_json
 from tftpu.launch import closing, keras_objects
 from tftpu.launch import experiment as build
 from tftpu.runtime import goodput
-from tftpu.storage import files, side_files
+from tftpu.storage.own_files import OwnFile
 
 
 def train(experiment: Experiment, workdir: str) -> None:
@@ -38,9 +38,9 @@ def train(experiment: Experiment, workdir: str) -> None:
     # steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
     if chief and trained < experiment.train.length:
-        path = files.join(workdir, "config.json")
-        side_files.take(path)  # a damaged one is kept
-        files.write_whole(path, text.encode())
+        config = OwnFile(workdir, "config.json")
+        config.take()  # a damaged one is kept
+        config.write(text.encode())
     history = trainer.fit(
         data,
         steps=experiment.train.length,

@@ -35,6 +35,7 @@ from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.storage import buckets, claims, files
+from tftpu.storage.owner import HeldError
 
 _PIECE = 1 << 20  # bytes written at a time
 
@@ -199,7 +200,7 @@ def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             try:
                 held.enter_context(claims.claim(str(folder)))
                 break
-            except claims.HeldError:
+            except HeldError:
                 if not said:
                     say(f"Another process is making this conversion in {folder}: waiting for it.")
                 said = True

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.reading.epochs import Training
-from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
+from tftpu.input_pipelines.tensors import Batch, Spec, Tensor, untranslated
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Images
@@ -53,12 +53,14 @@ def class_names(data: "Images") -> list[str]:
     return tfds.prepared(data.name, data.data_dir).info.features["label"].names
 
 
+@untranslated
 def _standardise(images: Tensor, data: "Images") -> Tensor:
     """Converts uint8 pixels to float32 of about zero mean and unit variance, static shape."""
     shape = (images.shape[0], data.image_size, data.image_size, data.channels)
     return tf.cast(tf.ensure_shape(images, shape), tf.float32) / 64.0 - 1.2
 
 
+@untranslated
 def _shift(images: Tensor, pixels: int, seeds: Tensor) -> Tensor:
     """Shifts each image by up to `pixels` in each direction, filling with zeros.
 

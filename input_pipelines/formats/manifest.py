@@ -62,7 +62,7 @@ class Feature:
         if type(self.num_classes) is not int or not 0 <= self.num_classes < 1 << 31:
             raise UserError(
                 f"The feature {name!r} has num_classes={self.num_classes}: give a whole number, "
-                "0 for values that are no class."
+                "0 for values that are not a class."
             )
         if self.encoding == "image" and (self.dtype, self.shape) != ("string", ()):
             raise UserError(f"The feature {name!r} is an image: its dtype is string, its shape ().")

@@ -158,15 +158,15 @@ def records(path: str, compression: str = "") -> Iterator[tuple[int, bytes]]:
 
 
 def most_records(size: int) -> int:
-    """Returns the most records that a file of so many bytes can hold, compressed or not."""
+    """Returns the most records that a file of this many bytes can hold, compressed or not."""
     return _DEFLATE * size // OVERHEAD
 
 
 def readable(path: str, position: int, count: int) -> int:
     """Returns how many records TensorFlow can be asked for without ending this process.
 
-    Its reader allocates the length that a record states before it reads, and crashes if there is
-    not so much memory. So lengths are compared with the file first; only they are read. A length
+    Its reader allocates the length that a record states before it reads, and crashes if the
+    memory is too small. So lengths are compared with the file first; only they are read. A length
     whose checksum does not match is left to TensorFlow, which reports it.
 
     Args:
@@ -256,7 +256,7 @@ def _next(file: BinaryIO | gzip.GzipFile, left: int) -> bytes | None:
 
 
 def _exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
-    """Reads so many bytes, a piece at a time: never allocates much more than there are."""
+    """Reads this many bytes piece by piece, and never allocates much more than the file has."""
     pieces = []
     while count:
         pieces.append(file.read(min(count, _PIECE)))

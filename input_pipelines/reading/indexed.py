@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading import order
-from tftpu.input_pipelines.tensors import Tensor
+from tftpu.input_pipelines.tensors import Tensor, untranslated
 
 
 class Indexed:
@@ -54,6 +54,7 @@ class Indexed:
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
 
+@untranslated
 def draw(count: int, seed: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the examples at positions of the endless stream, and their seeds.
 

@@ -22,11 +22,12 @@ import dataclasses
 
 import tensorflow as tf
 
-from tftpu.input_pipelines.tensors import Tensor
+from tftpu.input_pipelines.tensors import Tensor, untranslated
 
 _ROUNDS = 8
 
 
+@untranslated
 def shuffled(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
     """Returns the images of places under a permutation, without computing all of it.
 
@@ -41,6 +42,7 @@ def shuffled(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
     )
 
 
+@untranslated
 def seeds(*words: Tensor) -> Tensor:
     """Returns random numbers (n, 2), int32, that depend only on the words, each (n,), int64."""
     stacked = tf.stack(words, axis=1)

@@ -73,7 +73,7 @@ class Hdf5:
         """Returns the values of a dataset.
 
         Raises:
-            ValueError: they are not in this file, are no numbers, or are larger than the file.
+            ValueError: they are not in this file, are not numbers, or are larger than the file.
         """
         import h5py
 

@@ -100,9 +100,9 @@ def hostile(**fields):
     [
         ({"model": {"class": "hostile_module.Model"}}, "'hostile_module' is not part of the run"),
         ({"model": {"class": "subprocess.Popen", "args": "true"}}, "'subprocess' is not part of"),
-        ({"model": {"class": "tftpu.config.experiment.Cluster"}}, "which is no Model"),
-        ({"data": {"class": "tftpu.config.experiment.Experiment"}}, "which is no Data"),
-        ({"model": {"class": "tftpu.config.to_json"}}, "which is no Model"),
+        ({"model": {"class": "tftpu.config.experiment.Cluster"}}, "which is not a Model"),
+        ({"data": {"class": "tftpu.config.experiment.Experiment"}}, "which is not a Data"),
+        ({"model": {"class": "tftpu.config.to_json"}}, "which is not a Model"),
         ({"loss": {"class": "tftpu.config.objects.Function", "name": "os.system"}}, "'os' is not"),
         (
             {

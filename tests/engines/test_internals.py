@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tftpu
 from tests.support.strategies import mlp
 from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow import checks, internals
@@ -27,6 +28,22 @@ def test_the_losses_of_a_model():
     ((seen_y, seen_pred, seen_w),) = keras_internals.match_losses(model, y, y_pred, w)
     assert seen_y is y and seen_pred is y_pred and seen_w is w
     assert keras_internals.loss_terms(model) == [term]
+
+
+def test_keras_divides_a_mean_loss_by_the_replicas_but_not_in_our_step():
+    x = tf.constant([[1.0], [3.0]])
+
+    def mean():
+        return keras.losses.MeanSquaredError()(x, tf.zeros((2, 1)))
+
+    with tftpu.connect(virtual_devices=4).scope():
+        assert float(mean()) == 5.0 / 4
+        with keras_internals.unscaled_losses():
+            assert float(mean()) == 5.0
+            with keras_internals.unscaled_losses():
+                pass
+            assert float(mean()) == 5.0
+        assert float(mean()) == 5.0 / 4
 
 
 def test_the_names_that_a_model_was_compiled_with():

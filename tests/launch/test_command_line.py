@@ -96,10 +96,10 @@ MISTAKES = [
     ([*TRAIN, "--config.train.watchdog_seconds=inf"], "watchdog_seconds is inf: it must be a f"),
     (["data", "check", "--config=python_gpt", "--need=nan"], "the value must be a number"),
     *(
-        ([*TRAIN, f"--workdir={path}"], "is no folder that tftpu can use")
+        ([*TRAIN, f"--workdir={path}"], "is not a folder that tftpu can use")
         for path in ("gs://", "gs:///run", "s3://bucket/run")
     ),
-    (["evaluate", "--workdir=gs://"], "--workdir=gs:// is no folder"),
+    (["evaluate", "--workdir=gs://"], "--workdir=gs:// is not a folder"),
     (["data", "serve", "--config=digits_resnet", "--host=10.0.0.3"], "cannot be served"),
     (["data", "serve", "--config=python_gpt"], "needs --host=HOST"),
     ([*TRAIN, "--config.train.checkpoint_minutes=-1"], "train.checkpoint_minutes is -1"),

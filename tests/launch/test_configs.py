@@ -25,8 +25,14 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        pytest.param(2, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
     said = command(
         "train",
@@ -48,7 +54,7 @@ def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
         assert f"accuracy {best['value']:.4f}" in evaluated
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # README's own command is run with its other blocks, for fewer steps
 def test_digits_resnet_trains_on_eight_replicas(tmp_path):
     said = command(
         "train",
@@ -84,9 +90,21 @@ def documents(split: str) -> list[bytes]:
     return [d["text"] for d in builder.as_dataset(split=split).as_numpy_iterator()]
 
 
-@pytest.mark.slow
-def test_python_gpt_beats_the_bigram_model(tmp_path):
-    said = command("train", "--config=python_gpt", f"--workdir={tmp_path}")
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(200, marks=pytest.mark.slow),  # a third of the config's
+        pytest.param(600, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_python_gpt_beats_the_bigram_model(steps, tmp_path):
+    said = command(
+        "train",
+        "--config=python_gpt",
+        f"--config.train.steps={steps}",
+        f"--config.train.eval_every={steps}",
+        f"--workdir={tmp_path}",
+    )
     bits = float(re.search(r"  eval, last .*bits_per_token ([0-9.]+)", said).group(1))
     loss = float(re.search(r"  eval, last .*loss ([0-9.]+)", said).group(1))
     assert bits == pytest.approx(loss / math.log(2), abs=2e-3)

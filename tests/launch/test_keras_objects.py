@@ -1,7 +1,5 @@
 """Losses and metrics of a config that Keras does not know or cannot make again."""
 
-import sys
-
 import pytest
 
 from tests.support import projects
@@ -9,16 +7,7 @@ from tftpu.errors import UserError
 from tftpu.launch import config_flags
 from tftpu.launch.main import main
 
-
-@pytest.fixture(autouse=True)
-def _project(monkeypatch, tmp_path):
-    """Runs in a scratch folder; leaves `sys.path` and no module of a project behind."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    yield
-    for name in ("mine", "model", "data", "losses"):
-        sys.modules.pop(name, None)
-
+pytestmark = pytest.mark.usefixtures("in_scratch_project")
 
 KWARGS = ("scale=1.0, **kwargs", "super().__init__(**kwargs)")
 SETTING = ', "scale": self.scale'

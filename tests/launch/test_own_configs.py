@@ -26,14 +26,7 @@ OBJECTS = f"""
 IMPORTS = "import keras\nimport losses\nimport tftpu"
 
 
-@pytest.fixture(autouse=True)
-def _project(monkeypatch, tmp_path):
-    """Runs in a scratch folder; leaves `sys.path` and no module of a project behind."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    yield
-    for name in ("mine", "model", "data", "losses"):
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.usefixtures("in_scratch_project")
 
 
 def write(tmp_path, rest: str, **files: str) -> str:

@@ -97,10 +97,10 @@ def test_an_unknown_remat_fails_with_a_suggestion():
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_remat_halves_the_memory_on_a_tpu():
-    tokens = tf.TensorSpec((8 * 8, 1024), tf.int32)
+    tokens = tf.TensorSpec((8 * 8, 512), tf.int32)
 
     def memory(remat):
-        sizes = {"vocabulary": 128, "context": 1024, "layers": 4, "width": 256, "heads": 4}
+        sizes = {"vocabulary": 128, "context": 512, "layers": 3, "width": 256, "heads": 4}
 
         def model():
             built = models.build("gpt2_small", remat=remat, **sizes)

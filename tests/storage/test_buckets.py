@@ -26,18 +26,16 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def service():
-    with fake_storage.serving() as service, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", service.url)
-        buckets._client.cache_clear()
+    with (
+        fake_storage.serving() as service,
+        fake_storage.in_this_process({"STORAGE_EMULATOR_HOST": service.url}),
+    ):
         yield service
-    buckets._client.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _clean(service, monkeypatch):
-    service.storage.wipe(keep_buckets=True)
-    service.faults.clear()
-    service.requests.clear()
+    service.empty()
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=20.0, first_wait=0.3))
 
 

@@ -18,8 +18,8 @@ from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
-from tftpu.storage import buckets, claims, owner, retry
-from tftpu.storage.claims import HeldError, LostError
+from tftpu.storage import claims, owner, retry
+from tftpu.storage.owner import HeldError, LostError
 
 RUN = f"gs://{BUCKET}/run"
 
@@ -33,18 +33,13 @@ def _short(monkeypatch):
 
 @pytest.fixture(scope="module")
 def _bucket(tmp_path_factory):
-    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
-    with serving as (service, environment), gs_proxy.in_this_process(environment):
-        buckets._client.cache_clear()
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
         yield service
-    buckets._client.cache_clear()
 
 
 @pytest.fixture
 def service(_bucket, monkeypatch):
-    _bucket.storage.wipe(keep_buckets=True)
-    _bucket.faults.clear()
-    _bucket.requests.clear()
+    _bucket.empty()
     monkeypatch.setattr(retry, "POLICY", retry.Policy(0.3, first_wait=0.01, longest_wait=0.04))
     return _bucket
 
@@ -217,6 +212,14 @@ def test_a_workdir_that_is_deleted_under_a_run_is_noticed(workdir, again):
         assert not again or os.listdir(workdir) == []
 
 
+def test_a_workdir_that_is_replaced_by_the_one_of_another_run_is_noticed(tmp_path):
+    workdir = tmp_path / "run"
+    with claims.claim(workdir):
+        workdir.rename(tmp_path / "moved")
+        with another_process(str(workdir)), pytest.raises(LostError, match="was replaced"):
+            claims.check(workdir)
+
+
 def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(service):
     with claims.claim(RUN):
         time.sleep(0.3)
@@ -234,6 +237,54 @@ def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(s
                 break
             time.sleep(0.02)
         claims.check(RUN)
+
+
+def elsewhere() -> bytes:
+    """Returns the lease of another process, which has just been taken or renewed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
+        return owner.Owner.this_process(exclusive=False).content()
+
+
+def test_a_lease_that_another_process_took_a_moment_before_is_left_to_it(service, monkeypatch):
+    theirs, alive = elsewhere(), owner.alive
+
+    def slow(look, say):
+        found = alive(look, say)
+        service.overwrite("run/.lease", theirs)
+        return found
+
+    monkeypatch.setattr(owner, "alive", slow)
+    with pytest.raises(HeldError, match="elsewhere"):
+        claims._taken(RUN)
+    assert service.content("run/.lease") == theirs
+
+
+def test_a_lock_that_another_process_took_a_moment_before_is_given_back(
+    no_locks, tmp_path, monkeypatch
+):
+    theirs, alive, beats = elsewhere(), owner.alive, tmp_path / ".lock-beats"
+    beats.write_bytes(b"of a dead process\n")
+
+    def slow(look, say):
+        found = alive(look, say)
+        beats.write_bytes(theirs)
+        return found
+
+    monkeypatch.setattr(owner, "alive", slow)
+    with pytest.raises(HeldError, match="elsewhere"):
+        claims._taken(tmp_path)
+    assert beats.read_bytes() == theirs
+
+
+def test_a_lost_lease_is_neither_renewed_nor_removed(service):
+    lock = claims._taken(RUN)
+    theirs = elsewhere()
+    service.overwrite("run/.lease", theirs)
+    with pytest.raises(LostError, match="elsewhere"):
+        lock.renew()
+    lock.release()
+    assert service.content("run/.lease") == theirs
 
 
 @pytest.mark.parametrize("what", [503, "drop", "truncate"])

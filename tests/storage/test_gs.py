@@ -28,25 +28,20 @@ from tftpu.input_pipelines.reading import cache, shards
 from tftpu.input_pipelines.sources import StreamedImages, Tokens
 from tftpu.launch import main as command_line
 from tftpu.observe import writers
-from tftpu.storage import buckets, files
+from tftpu.storage import files
 
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
     """Yields the bucket, and the environment of a process that uses it."""
-    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
-    with serving as (service, environment), gs_proxy.in_this_process(environment):
-        buckets._client.cache_clear()
-        yield service, environment
-    buckets._client.cache_clear()
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as served:
+        yield served
 
 
 @pytest.fixture
 def service(bucket):
     service, _ = bucket
-    service.storage.wipe(keep_buckets=True)
-    service.faults.clear()
-    service.requests.clear()
+    service.empty()
     tf.io.gfile.listdir(f"gs://{BUCKET}")
     return service
 

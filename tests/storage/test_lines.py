@@ -15,18 +15,13 @@ from tftpu.storage.lines import Lines
 
 @pytest.fixture(scope="module")
 def _bucket(tmp_path_factory):
-    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
-    with serving as (service, environment), gs_proxy.in_this_process(environment):
-        buckets._client.cache_clear()
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
         yield service
-    buckets._client.cache_clear()
 
 
 @pytest.fixture
 def service(_bucket, monkeypatch):
-    _bucket.storage.wipe(keep_buckets=True)
-    _bucket.faults.clear()
-    _bucket.requests.clear()
+    _bucket.empty()
     tf.io.gfile.listdir(f"gs://{BUCKET}")
     monkeypatch.setattr(retry, "POLICY", retry.Policy(1.0, first_wait=0.01, longest_wait=0.04))
     monkeypatch.setattr(lines, "SECONDS", 0.0)
@@ -97,6 +92,21 @@ def test_lines_are_kept_while_a_bucket_is_away(service, caplog):
     assert "is written again; nothing is lost" in caplog.text
 
 
+def test_lines_whose_answer_never_came_are_not_written_twice(service, caplog):
+    metrics = Lines(URI, 0)
+    metrics.append(numbered(1))
+    metrics.flush()
+    service.faults += [Fault("POST", "/compose", "drop", times=None)]
+    service.faults += [Fault("GET", ".", 503, times=None)]
+    metrics.append(numbered(2))
+    metrics.flush()
+    assert "metrics.jsonl cannot be written" in caplog.text
+    service.faults.clear()
+    metrics.append(numbered(3))
+    metrics.close()
+    assert service.content("run/metrics.jsonl").decode() == "".join(map(numbered, (1, 2, 3)))
+
+
 def test_lines_beyond_the_limit_are_counted(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(lines, "LIMIT", 3 * len(numbered(1)))
     metrics = Lines(str(tmp_path / "metrics.jsonl"), 0)
@@ -120,6 +130,39 @@ def test_an_object_that_another_run_wrote_is_not_replaced(service, caplog):
     metrics.flush()
     assert service.content("run/metrics.jsonl") == b"another run's\n"
     assert "another process wrote it meanwhile" in caplog.text
+
+
+def test_lines_are_not_dropped_from_an_object_that_changed_meanwhile(service):
+    metrics = Lines(URI, 0)
+    metrics.append(numbered(1))
+    metrics.flush()
+
+    def edit(data):
+        service.overwrite("run/metrics.jsonl", b"another run's\n")
+        return b""
+
+    with pytest.raises(buckets.ChangedError):
+        metrics._place.change(edit)
+    assert service.content("run/metrics.jsonl") == b"another run's\n"
+
+
+def test_the_part_of_another_process_is_not_joined(service, monkeypatch):
+    metrics = Lines(URI, 0)
+    metrics.append(numbered(1))
+    metrics.flush()
+    written = buckets._written
+
+    def slow(*arguments):
+        service.overwrite("run/metrics.jsonl.part", b"another run's\n")
+        written(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets, "_written", slow)
+        metrics.append(numbered(2))
+        metrics.flush()
+    assert service.content("run/metrics.jsonl").decode() == numbered(1)
+    metrics.flush()
+    assert service.content("run/metrics.jsonl").decode() == numbered(1) + numbered(2)
 
 
 @pytest.mark.parametrize("how", ["EIO", "ENOSPC", "EROFS"])

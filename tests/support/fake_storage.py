@@ -15,9 +15,12 @@ import threading
 from collections.abc import Iterator
 from urllib.parse import parse_qs, unquote, urlparse
 
+import pytest
 from gcp_storage_emulator import server
 from gcp_storage_emulator.handlers import buckets, objects
 from gcp_storage_emulator.storage import Storage
+
+from tftpu.storage import buckets as transfers
 
 BUCKET = "bucket"
 
@@ -66,11 +69,17 @@ class FakeStorage:
         with self.lock:
             return bytes(self.storage.get_file(BUCKET, name))
 
+    def empty(self) -> None:
+        """Removes all objects, faults and records of requests."""
+        self.storage.wipe(keep_buckets=True)
+        self.faults.clear()
+        self.requests.clear()
+
     def overwrite(self, name: str, data: bytes) -> None:
         """Replaces an object, as another process would."""
         with self.lock:
             resource = objects._make_object_resource(
-                "http://none", BUCKET, name, "application/octet-stream", str(len(data))
+                self.url, BUCKET, name, "application/octet-stream", str(len(data))
             )
             resource = objects._checksums(data, resource)
             self.storage.create_file(BUCKET, name, data, resource)
@@ -136,8 +145,14 @@ class Handler(server.RequestHandler):
         return body
 
     def _as_expected(self, body: bytes) -> bool:
-        """Checks `ifGenerationMatch`, which the emulator ignores."""
+        """Checks `ifGenerationMatch`, of the sources of a compose too: the emulator ignores it."""
         url = urlparse(self.path)
+        if url.path.endswith("/compose"):
+            bucket = re.search(r"/b/([^/]+)/o/", url.path)[1]
+            for source in json.loads(body)["sourceObjects"]:
+                wanted = source.get("objectPreconditions", {}).get("ifGenerationMatch")
+                if wanted and self.service.generation(bucket, source["name"]) != int(wanted):
+                    return False
         query = parse_qs(url.query)
         if "ifGenerationMatch" not in query or "upload_id" in query:
             return True  # an upload in parts was checked when it began
@@ -198,6 +213,17 @@ def serving() -> Iterator[FakeStorage]:
     with running(handler) as port:
         service.url = f"http://127.0.0.1:{port}"
         yield service
+
+
+@contextlib.contextmanager
+def in_this_process(environment: dict[str, str]) -> Iterator[None]:
+    """Sets environment variables, and makes Google's client anew, at both ends of the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        transfers._client.cache_clear()
+        yield
+    transfers._client.cache_clear()
 
 
 @contextlib.contextmanager

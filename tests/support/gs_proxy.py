@@ -7,7 +7,6 @@ certificate authority (CURL_CA_BUNDLE) from the environment.
 import contextlib
 import datetime
 import http.server
-import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,18 +62,14 @@ def serving(folder: Path) -> Iterator[tuple[FakeStorage, dict[str, str]]]:
 
 
 @contextlib.contextmanager
-def in_this_process(environment: dict[str, str]) -> Iterator[None]:
-    """Sets environment variables within the block; TensorFlow reads them on every request."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def bucket(folder: Path) -> Iterator[tuple[FakeStorage, dict[str, str]]]:
+    """Serves as `serving` does, also to this process: TensorFlow reads its environment each time.
+
+    Args:
+        folder: for the certificates.
+    """
+    with serving(folder) as (service, environment), fake_storage.in_this_process(environment):
+        yield service, environment
 
 
 def _certificates(folder: Path) -> tuple[Path, Path]:

@@ -12,18 +12,15 @@ from tests.support import gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.training import compiled, data, make_trainer
 from tftpu.errors import UserError
-from tftpu.storage import buckets, lines, retry
+from tftpu.storage import lines, retry
 
 STEPS = 60
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    serving = gs_proxy.serving(tmp_path_factory.mktemp("certificates"))
-    with serving as (service, environment), gs_proxy.in_this_process(environment):
-        buckets._client.cache_clear()
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
         yield service
-    buckets._client.cache_clear()
 
 
 class Outage(keras.callbacks.Callback):

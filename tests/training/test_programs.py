@@ -1,4 +1,4 @@
-"""What a trainer is given for the first time, or again: checked before anything is trained."""
+"""Models and data that a trainer has not seen before are checked before anything is trained."""
 
 import keras
 import numpy as np

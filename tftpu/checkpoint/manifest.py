@@ -13,30 +13,34 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import google_crc32c
 
-from tftpu.storage import files
+from tftpu.storage import buckets, files, side_files
+from tftpu.storage.own_files import OwnFile
 
 FILE = "manifest.json"
 
 
-def write(folder: str, step: int, contents: Mapping[str, Iterable[bytes]]) -> None:
+def write(folder: str, step: int, contents: Mapping[str, Iterable[bytes]], marker: OwnFile) -> None:
     """Writes the files of a checkpoint, and then their manifest.
 
     Args:
         folder: the checkpoint's own.
         step: its step.
         contents: pieces of each file, by name; read again if a bucket requires a retry.
+        marker: the manifest's file.
 
     Raises:
+        ChangedError: another process wrote the manifest meanwhile; that one is valid.
         OSError: it could not be written. Without a manifest, it is not valid.
     """
-    discard(folder)  # left over from an interrupted save, or damaged
+    marker.remove()  # left over from an interrupted save, or damaged
+    files.remove_tree(folder)
     manifest: dict[str, dict[str, int]] = {}
     for name, pieces in contents.items():
         summed = _Summed(pieces)
         files.write_whole(files.join(folder, name), summed)
         manifest[name] = {"bytes": summed.size, "crc32c": summed.crc32c}
     record = json.dumps({"step": step, "files": manifest})
-    files.write_whole(files.join(folder, FILE), record.encode())
+    marker.write(record.encode())
 
 
 def read(folder: str) -> dict[str, bytes]:
@@ -46,12 +50,17 @@ def read(folder: str) -> dict[str, bytes]:
         OSError, ValueError: a file is missing or damaged.
     """
     contents = {}
-    for name, crc32c in _listed(files.read(files.join(folder, FILE))).items():
+    for name, crc32c in _listed(_marker(files.join(folder, FILE))).items():
         data = files.read(files.join(folder, name))
         if google_crc32c.value(data) != crc32c:
             raise ValueError(f"{name} does not match its checksum")
         contents[name] = data
     return contents
+
+
+def _marker(path: str) -> bytes:
+    # Not by TensorFlow, which may still know the size of an earlier one.
+    return side_files.content(path) if buckets.is_address(path) else files.read(path)
 
 
 def _listed(manifest: bytes) -> dict[str, int]:
@@ -67,7 +76,7 @@ def _listed(manifest: bytes) -> dict[str, int]:
         if not isinstance(expected, dict) or not isinstance(expected.get("crc32c"), int):
             raise ValueError(f"{FILE} has no checksum of {name!r}")
         if not re.fullmatch(r"\w[\w.-]*", name):  # of this folder, and of no other
-            raise ValueError(f"{FILE} lists {name!r}, which is no file of a checkpoint")
+            raise ValueError(f"{FILE} lists {name!r}, which is not a file of a checkpoint")
     if "state.json" not in listed:
         raise ValueError(f"{FILE} does not list state.json")
     return {name: expected["crc32c"] for name, expected in listed.items()}

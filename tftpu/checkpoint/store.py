@@ -27,6 +27,7 @@ from tftpu.checkpoint.host_copy import HostCopy
 from tftpu.engines.engine import Leaf
 from tftpu.errors import UserError
 from tftpu.storage import claims, files, safetensors, side_files
+from tftpu.storage.own_files import OwnFile
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._pending: tuple[int, Future[None]] | None = None
         self._failure: Failure | None = None
+        self._best = OwnFile(workdir, "checkpoints", "best")
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in order."""
@@ -84,7 +86,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Returns the step of the best checkpoint, or None if none is marked."""
-        return self._best(side_files.read)
+        return _step(side_files.read(self._best.path, step=int))
 
     def save(
         self,
@@ -207,13 +209,17 @@ class Checkpoints:
         first: Callable[[], None],
     ) -> None:
         folder = files.join(self.folder, str(step))
+        marker = OwnFile(self._workdir, "checkpoints", str(step), manifest.FILE)
+        for file in (marker, self._best):  # nobody else's are replaced, however long this takes
+            file.see()
         claims.check(self._workdir)
         first()
         try:
-            manifest.write(folder, step, contents)
+            manifest.write(folder, step, contents, marker)
             self.newest = step
         except OSError:
             with contextlib.suppress(OSError):  # an incomplete checkpoint only takes up space
+                claims.check(self._workdir)
                 manifest.discard(folder)
             raise
         if best is not None:
@@ -223,14 +229,10 @@ class Checkpoints:
         except OSError as error:
             _log.warning("Old checkpoints could not be removed: %s", error)
 
-    def _best(self, read: Callable[..., dict[str, Any] | None]) -> int | None:
-        record = read(files.join(self.folder, "best"), step=int)
-        return record["step"] if record else None
-
     def _mark_best(self, step: int, best: Best) -> None:
-        self._best(side_files.take)  # a damaged one is kept
+        self._best.take(step=int)  # a damaged one is kept
         record = {"step": step, **best._asdict()}
-        files.write_whole(files.join(self.folder, "best"), json.dumps(record).encode())
+        self._best.write(json.dumps(record).encode())
 
     def _prune(self, newest: int) -> None:
         """Removes checkpoints that need not be kept, and leftovers of interrupted saves.
@@ -239,7 +241,7 @@ class Checkpoints:
         and stay until the run reaches their steps again.
         """
         complete = [step for step in manifest.steps(self.folder) if step <= newest]
-        kept: set[int | None] = {self._best(side_files.take), *complete[-self.keep :]}
+        kept: set[int | None] = {_step(self._best.take(step=int)), *complete[-self.keep :]}
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}
         for step in manifest.folders(self.folder):
@@ -248,6 +250,10 @@ class Checkpoints:
         for name in files.names_in(self.folder):
             if name.endswith(".tmp"):
                 files.remove(files.join(self.folder, name))
+
+
+def _step(record: dict[str, Any] | None) -> int | None:
+    return record["step"] if record else None
 
 
 def _plain(value: Any) -> Any:

@@ -140,8 +140,8 @@ def _class(path: str, kind: Any, folder: Path | None) -> type:
     allowed = (*_dataclasses_in(kind), Optimizer, KerasObject, Function)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, allowed)):
         raise UserError(
-            f"config.json names the class {path}, which is no "
-            f"{' or '.join(c.__name__ for c in allowed)}: tftpu makes no object of it."
+            f"config.json names the class {path}, which is not a "
+            f"{' or '.join(c.__name__ for c in allowed)}: tftpu does not create it."
         )
     return cls
 

@@ -12,6 +12,7 @@ import numpy as np
 from tftpu.errors import UserError
 from tftpu.observe.writers import Hyperparameters, Writer
 from tftpu.storage import files, side_files
+from tftpu.storage.own_files import OwnFile
 
 
 class MLflow(Writer):
@@ -26,13 +27,14 @@ class MLflow(Writer):
         # By default, MLflow retries for minutes, and the run would wait at every line.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        path = files.join(workdir, "mlflow_run")
-        known = side_files.take_text(path)
+        file = OwnFile(workdir, "mlflow_run")
+        file.see()
+        known = side_files.take_text(file.path)
         self._client = mlflow.MlflowClient()
         if known is None:
             with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
                 known = self._created(os.path.basename(workdir))
-            files.write_whole(path, known.encode())
+            file.write(known.encode())
         self._run = known
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
 
@@ -74,11 +76,12 @@ class WandB(Writer):
     def __init__(self, workdir: str):
         self._wandb = _required("wandb", "wandb")
         self.failures = (self._wandb.Error,)
-        path = files.join(workdir, "wandb_run")
-        known = side_files.take_text(path)
+        file = OwnFile(workdir, "wandb_run")
+        file.see()
+        known = side_files.take_text(file.path)
         if known is None:
             known = uuid.uuid4().hex[:16]
-            files.write_whole(path, known.encode())
+            file.write(known.encode())
         with _refusals("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "tftpu"),

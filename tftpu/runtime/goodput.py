@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from tftpu.storage import claims, files, side_files
+from tftpu.storage.own_files import OwnFile
 
 FILE = "goodput.json"
 
@@ -236,9 +237,10 @@ class Account:
     """
 
     def __init__(self, workdir: str | None, clock: Clock):
-        self._path = files.join(workdir, FILE) if workdir else None
+        self._workdir = workdir
+        self._file = OwnFile(workdir, FILE) if workdir else None
         self.clock = clock
-        earlier = _read(self._path, side_files.take) if self._path else None
+        earlier = _record(self._file.take(**_FIELDS)) if self._file else None
         self._lock = threading.Lock()
         start = time.time() - clock.wall()
         self._started = min(earlier.started, start) if earlier else start
@@ -275,7 +277,7 @@ class Account:
         """
         with self._lock:
             self.facts = facts
-            if self._path is None:
+            if self._workdir is None or self._file is None:
                 return
             seconds = self.seconds()
             record = Record(
@@ -295,17 +297,17 @@ class Account:
             )
             text = json.dumps(record.to_json(), indent=2) + "\n"
             try:
-                claims.check(os.path.dirname(self._path))
-                files.write_whole(self._path, text.encode())
+                claims.check(self._workdir)
+                self._file.write(text.encode())
             except Exception as error:  # a full disk, a bucket out of reach: the run continues
                 if not self._failed:
-                    _log.warning("%s could not be written: %s", self._path, error)
+                    _log.warning("%s could not be written: %s", self._file.path, error)
                 self._failed = True
 
 
 def read(workdir: str) -> Record | None:
     """Reads `goodput.json`; returns None if it is missing or damaged."""
-    return _read(files.join(workdir, FILE), side_files.read)
+    return _record(side_files.read(files.join(workdir, FILE), **_FIELDS))
 
 
 # The fields without which an account is damaged, and their types.
@@ -316,8 +318,7 @@ _FIELDS: dict[str, type] = {
 }
 
 
-def _read(path: str, read: Callable[..., dict[str, Any] | None]) -> Record | None:
-    record = read(path, **_FIELDS)
+def _record(record: dict[str, Any] | None) -> Record | None:
     return Record.from_json(record) if record else None
 
 

@@ -217,17 +217,9 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
     blob = _blob(uri)
     wanted = Stored(len(data), f"{google_crc32c.value(data):08x}")
     blob.crc32c = _encoded(wanted.crc32c)
+    terms = {"if_generation_match": generation, "retry": retry.of_google_client()}
     with _refusals("writing", uri):
-        _written(
-            blob,
-            wanted,
-            lambda: blob.upload_from_string(
-                data,
-                content_type="application/json",
-                if_generation_match=generation,
-                retry=retry.of_google_client(),
-            ),
-        )
+        _written(blob, wanted, lambda: blob.upload_from_string(data, "application/json", **terms))
     return _stored(blob).generation
 
 

@@ -15,27 +15,19 @@ import fcntl
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tftpu.errors import UserError
 from tftpu.storage import buckets, files, owner
-from tftpu.storage.owner import Owner
+from tftpu.storage.lease import Lease
+from tftpu.storage.owner import LostError, Owner, loss, refusal, saying
 
 _log = logging.getLogger(__name__)
 
-_LOCK, _BEATS, _LEASE = ".lock", ".lock-beats", ".lease"
+_LOCK, _BEATS = ".lock", ".lock-beats"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO, errno.EPERM)
-
-
-class HeldError(UserError):
-    """Another process uses the workdir."""
-
-
-class LostError(UserError):
-    """The workdir was deleted, or is used by another process by now."""
 
 
 class _Lock(Protocol):
@@ -99,6 +91,11 @@ def check(workdir: files.StrPath) -> None:
         lock.check()
 
 
+def current(workdir: files.StrPath) -> object:
+    """Returns this process's claim of a workdir, a different object each time; None outside."""
+    return _held.get(_place(workdir))
+
+
 def held(workdir: files.StrPath) -> bool | None:
     """Returns whether a process holds the kernel's lock of a workdir; None if there is none."""
     if files.is_remote(workdir):
@@ -140,7 +137,7 @@ def _taken(workdir: files.StrPath) -> _Lock:
     """Returns the lock of a workdir, which this process now holds."""
     try:
         if buckets.is_address(workdir):
-            return _Lease(str(workdir))
+            return Lease(str(workdir))
         if files.is_remote(workdir):
             files.make_folder(workdir)
             return _NoLock()
@@ -158,9 +155,11 @@ def _locked(workdir: Path) -> _Lock:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        known = Owner.read(os.pread(descriptor, 4096, 0))
-        os.close(descriptor)
-        raise _is_held(workdir, known) from error
+        try:
+            known = Owner.read(os.pread(descriptor, 4096, 0))
+        finally:
+            os.close(descriptor)
+        raise refusal(workdir, known) from error
     except OSError as error:
         os.close(descriptor)
         if error.errno not in _NO_LOCKS:
@@ -181,8 +180,8 @@ def _locked(workdir: Path) -> _Lock:
     # A run on another machine may lock in the other way. Each sees the other's file, which is
     # written before this: at most one of them stays.
     try:
-        if owner.alive(lambda: _content(other) or None, _saying(workdir)):
-            raise _is_held(workdir, Owner.read(_content(other) or b""))
+        if owner.alive(lambda: _content(other) or None, saying(workdir)):
+            raise refusal(workdir, Owner.read(_content(other) or b""))
     except BaseException:  # a disk that fails leaves no lock behind
         lock.release()
         raise
@@ -201,16 +200,20 @@ class _KernelLock:
         self._workdir = workdir
         self._descriptor = descriptor
         self._owner = Owner.this_process(exclusive=True)
-        self._write(self._owner)
+        try:  # only this text shows it to a machine that has no locks
+            _rewrite(descriptor, self._owner)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def check(self) -> None:
         try:
             found = os.stat(self._workdir / _LOCK)
         except FileNotFoundError:
-            raise _lost(self._workdir, f"or its file {_LOCK} was deleted") from None
+            raise loss(self._workdir, f"or its file {_LOCK} was deleted") from None
         ours = os.fstat(self._descriptor)
         if (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
-            raise _lost(self._workdir, "was replaced by another folder of that name")
+            raise loss(self._workdir, "was replaced by another folder of that name")
 
     def renew(self) -> None:
         self.check()
@@ -222,7 +225,7 @@ class _KernelLock:
         os.close(self._descriptor)
 
     def _write(self, who: Owner) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without its text
+        with contextlib.suppress(OSError):  # a full disk: the lock holds with its earlier text
             _rewrite(self._descriptor, who)
 
 
@@ -241,10 +244,10 @@ class _Beats:
     def check(self) -> None:
         content = _content(self._path)
         if content is None:
-            raise _lost(self._workdir, f"or its file {_BEATS} was deleted")
+            raise loss(self._workdir, f"or its file {_BEATS} was deleted")
         found = Owner.read(content)
         if found is None or found.key != self._owner.key:
-            raise _lost(self._workdir, f"was taken over by {found or 'another process'}")
+            raise loss(self._workdir, f"was taken over by {found or 'another process'}")
 
     def renew(self) -> None:
         self.check()
@@ -252,8 +255,13 @@ class _Beats:
         _rewrite(self._descriptor, self._owner)
 
     def release(self) -> None:
-        _rewrite(self._descriptor, dataclasses.replace(self._owner, released=True))
-        os.close(self._descriptor)
+        try:
+            _rewrite(self._descriptor, dataclasses.replace(self._owner, released=True))
+        except OSError:
+            self.check()  # another owner's file stays
+            os.unlink(self._path)
+        finally:
+            os.close(self._descriptor)
 
     def _created(self) -> int | None:
         """Creates the file, complete at once, and opens it; returns None if there is one."""
@@ -269,7 +277,7 @@ class _Beats:
             os.close(descriptor)
             raise
         finally:
-            os.unlink(own)
+            _unlink(own)
         return descriptor
 
     def _break(self) -> None:
@@ -280,8 +288,8 @@ class _Beats:
             seen.append(_content(self._path))
             return seen[-1]
 
-        if owner.alive(look, _saying(self._workdir)):
-            raise _is_held(self._workdir, Owner.read(seen[-1] or b""))
+        if owner.alive(look, saying(self._workdir)):
+            raise refusal(self._workdir, Owner.read(seen[-1] or b""))
         # Of several processes that saw this, one renames the file that they saw.
         aside = self._path.with_name(f"{_BEATS}.{self._owner.key}")
         try:
@@ -292,54 +300,9 @@ class _Beats:
             if _content(aside) != seen[-1]:  # a new owner's: it gets its file back
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, self._path)
-                raise _is_held(self._workdir, Owner.read(_content(aside) or b""))
+                raise refusal(self._workdir, Owner.read(_content(aside) or b""))
         finally:
-            os.unlink(aside)
-
-
-class _Lease:
-    """A lock in a bucket: an object that is replaced only as the generation that was seen."""
-
-    def __init__(self, workdir: str):
-        self._workdir = workdir
-        self._uri = files.join(workdir, _LEASE)
-        self._owner = Owner.this_process(exclusive=False)
-        seen = b"", 0
-
-        def look() -> bytes | None:
-            nonlocal seen
-            seen = _lease(self._uri)
-            return seen[0] if seen[1] else None
-
-        if owner.alive(look, _saying(workdir)):
-            raise _is_held(workdir, Owner.read(seen[0]))
-        try:  # only what was seen is replaced: of several processes, one succeeds
-            self._generation = buckets.publish(self._uri, self._owner.content(), seen[1])
-        except buckets.ChangedError as error:
-            raise _is_held(workdir, Owner.read(_lease(self._uri)[0])) from error
-        self._renewed_at = time.monotonic()
-        self._lost: LostError | None = None
-
-    def check(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-        silent = time.monotonic() - self._renewed_at
-        if silent > owner.EXPIRES:
-            raise OSError(f"its lease could not be renewed for {silent:.0f} s")
-
-    def renew(self) -> None:
-        began, renewed = time.monotonic(), self._owner.renewed()
-        try:
-            generation = buckets.publish(self._uri, renewed.content(), self._generation)
-        except buckets.ChangedError:
-            found = Owner.read(_lease(self._uri)[0])
-            by = f"was taken over by {found}" if found else f"or its object {_LEASE} was deleted"
-            self._lost = _lost(self._workdir, by)
-            raise self._lost from None
-        self._owner, self._generation, self._renewed_at = renewed, generation, began
-
-    def release(self) -> None:
-        buckets.remove(self._uri, self._generation)
+            _unlink(aside)
 
 
 class _NoLock:
@@ -355,13 +318,6 @@ class _NoLock:
         pass
 
 
-def _lease(uri: str) -> tuple[bytes, int]:
-    """Returns the content of a lease and its generation, also while its owner renews it."""
-    while True:
-        with contextlib.suppress(buckets.ChangedError):
-            return buckets.read(uri)
-
-
 def _content(path: Path) -> bytes | None:
     """Returns the content of a file; None if there is none."""
     try:
@@ -370,26 +326,14 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
+def _unlink(path: Path) -> None:
+    """Removes a file of no meaning, which may also stay."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
 def _rewrite(descriptor: int, who: Owner) -> None:
-    """Replaces the content of an open file, with one write."""
-    data = who.content()
+    """Replaces the content of an open file, with one write, always of the same length."""
+    data = who.content().ljust(1024)
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))
-
-
-def _saying(workdir: Any) -> Any:
-    return lambda text: _log.warning("%s is %s.", workdir, text)
-
-
-def _is_held(workdir: Any, known: Owner | None) -> HeldError:
-    return HeldError(
-        f"The folder '{workdir}' is held by {known or 'another process'}: wait for that process, "
-        "or choose another folder."
-    )
-
-
-def _lost(workdir: Any, what: str) -> LostError:
-    return LostError(
-        f"The folder '{workdir}' {what} while this run was writing to it. The run ends here: "
-        "nothing of it may be mixed with what is there now."
-    )

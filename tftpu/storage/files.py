@@ -33,7 +33,7 @@ def check_folder(name: str, path: str) -> None:
     """
     if "\0" in path or ("://" in path and not re.fullmatch(r"gs://[^/\s]+(/.*)?", path)):
         raise UserError(
-            f"{name}={path} is no folder that tftpu can use: give a local one, or "
+            f"{name}={path} is not a folder that tftpu can use: give a local one, or "
             "gs://BUCKET/FOLDER."
         )
 

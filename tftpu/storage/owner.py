@@ -1,17 +1,34 @@
-"""The owner of a lock: a process, and the count by which it shows that it is alive."""
+"""The owner of a lock: a process, and the count by which it shows that it is alive.
+
+Also the errors of processes that find another owner.
+"""
 
 import dataclasses
 import functools
 import json
+import logging
 import os
 import socket
 import time
 import typing
 import uuid
 from collections.abc import Callable
+from typing import Any
+
+from tftpu.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 BEAT = 10.0  # seconds between two renewals of a lock
 EXPIRES = 60.0  # seconds without a renewal after which a lock is broken
+
+
+class HeldError(UserError):
+    """Another process uses the workdir."""
+
+
+class LostError(UserError):
+    """The workdir was deleted, or is used by another process by now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +132,27 @@ def alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
             after = Owner.read(now)
             return after is None or not after.released
     return False
+
+
+def saying(workdir: Any) -> Callable[[str], None]:
+    """Returns a function that warns that a workdir is in some state, for `alive`."""
+    return lambda text: _log.warning("%s is %s.", workdir, text)
+
+
+def refusal(workdir: Any, known: Owner | None) -> HeldError:
+    """Returns the error of a workdir that another process holds."""
+    return HeldError(
+        f"The folder '{workdir}' is held by {known or 'another process'}: wait for that process, "
+        "or choose another folder."
+    )
+
+
+def loss(workdir: Any, what: str) -> LostError:
+    """Returns the error of a workdir that this process lost."""
+    return LostError(
+        f"The folder '{workdir}' {what} while this run was writing to it. The run ends here: "
+        "nothing of it may be mixed with what is there now."
+    )
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     """Returns the arrays of a file by name, as read-only views of its bytes.
 
     Raises:
-        ValueError: the data is not in this format: the header is no valid JSON object, or the
+        ValueError: the data is not in this format: the header is not a valid JSON object, or the
             arrays do not fill the rest of the file without gaps and overlaps.
     """
     start = 8 + int.from_bytes(data[:8], "little")

@@ -11,7 +11,8 @@ import math
 import os
 from typing import Any
 
-from tftpu.storage import files
+from tftpu.errors import UserError
+from tftpu.storage import buckets, files
 
 _log = logging.getLogger(__name__)
 
@@ -99,10 +100,32 @@ def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None
 
 def content(path: files.StrPath) -> bytes:
     """Returns the content of a regular file; raises OSError or ValueError."""
+    # TensorFlow remembers the size of an object for some seconds, also if it has changed.
+    if buckets.is_address(path):
+        data, generation = stored(str(path))
+        if not generation:
+            raise FileNotFoundError(path)
+        return data
     # Reading a pipe would wait forever.
     if not files.is_remote(path) and not os.path.isfile(path):
         raise ValueError("it is not a regular file")
     return files.read(path)
+
+
+def stored(uri: str) -> tuple[bytes, int]:
+    """Returns the content of an object and its generation, `(b"", 0)` if there is none.
+
+    Raises:
+        OSError: the bucket refuses or is out of reach.
+    """
+    while True:
+        with contextlib.suppress(buckets.ChangedError):  # replaced while it was read
+            try:
+                return buckets.read(uri)
+            except buckets.ChangedError:
+                raise
+            except UserError as error:
+                raise OSError(str(error)) from error
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -368,7 +368,7 @@ def _sliced(part: Nest, start: int, end: int) -> Nest:
 
 
 def _refuse_beside_dataset(x: Any, y: Any, sample_weight: Any, batch_size: Any, name: str) -> None:
-    """Raises `UserError` for something that is no data set, or arguments that a data set holds."""
+    """Raises `UserError` for what is not a data set, and for arguments that one holds."""
     kind = type(x).__name__
     if isinstance(x, type) or x is None or isinstance(x, str | bytes | int | float):
         raise UserError(f"The data is {x!r}: pass arrays or a data set, {name}(x, y).")

@@ -165,7 +165,12 @@ def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     """
     dataset = finite_dataset(dataset)
     size = -(-static_batch_size(dataset) // replicas) * replicas
-    return narrow(dataset).map(lambda *batch: pad(batch, size))
+
+    @tf.autograph.experimental.do_not_convert  # there is nothing to translate: starts sooner
+    def padded(*batch):
+        return pad(batch, size)
+
+    return narrow(dataset).map(padded)
 
 
 def evaluation_batches(

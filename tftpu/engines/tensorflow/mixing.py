@@ -83,9 +83,9 @@ def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
     for name, once, twice in zip(names, *compute(batch)):
         if not np.allclose(2 * once.numpy(), twice.numpy(), rtol=1e-3, atol=1e-6, equal_nan=True):
             raise UserError(
-                f"The state {name!r} of a metric is no sum over examples: tftpu adds up the states "
-                "of batches and devices, which would give a wrong number. Make the metric of sums "
-                "and counts (as keras.metrics.Mean is), or compute it in a callback."
+                f"The state {name!r} of a metric is not a sum over examples: tftpu adds up the "
+                "states of batches and devices, which would give a wrong number. Make the "
+                "metric of sums and counts (as keras.metrics.Mean is), or compute it in a callback."
             )
 
 

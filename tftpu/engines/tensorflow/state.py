@@ -191,9 +191,9 @@ def _parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) 
         for variable in variables:
             if id(variable) not in known:
                 raise UserError(
-                    f"The objective {one.name!r} trains {variable.path!r}, which is no trainable "
-                    "variable of the model given to Trainer: make its layer an attribute of the "
-                    "model, so that it is saved with it."
+                    f"The objective {one.name!r} trains {variable.path!r}, which is not a "
+                    "trainable variable of the model given to Trainer: make its layer an "
+                    "attribute of the model, so that it is saved with it."
                 )
         optimizer: Any = keras.optimizers.get(one.optimizer)
         optimizer.build(variables)

@@ -1,0 +1,182 @@
+"""Locks on a disk whose nth operation fails: held or refused, never twice, and nothing is left."""
+
+import errno
+import fcntl
+import itertools
+import os
+
+import pytest
+
+from tftpu.errors import UserError
+from tftpu.storage import claims, files, owner
+from tftpu.storage.owner import HeldError, LostError
+
+OPERATIONS = ("open", "link", "rename", "pwrite", "pread", "ftruncate", "unlink", "stat", "fstat")
+DEAD = owner.Owner("a key", 1 << 30, "here", "", 1, "before", exclusive=False)
+
+
+class Disk:
+    """A disk whose nth operation fails once; it stands for the modules that `claims` calls.
+
+    Args:
+        fails: number of the operation that fails; 0: none.
+        locks: whether it has locks of the kernel.
+    """
+
+    def __init__(self, fails: int = 0, locks: bool = True):
+        self._fails, self._locks, self.count = fails, locks, 0
+
+    def __getattr__(self, name):
+        real = getattr(os, name, None) or getattr(fcntl, name)
+        if name not in (*OPERATIONS, "flock"):
+            return real
+        return lambda *args, **keywords: self.operate(name, args[0], real, *args, **keywords)
+
+    def operate(self, name, path, function, *args, **keywords):
+        self.count += 1
+        if self.count == self._fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if name == "flock" and not self._locks:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        return function(*args, **keywords)
+
+    @property
+    def reached(self) -> bool:
+        return self.count >= self._fails
+
+    def __enter__(self):
+        self._patch = pytest.MonkeyPatch()
+        for module, name in ((claims, "os"), (claims, "fcntl")):
+            self._patch.setattr(module, name, self)
+        self._patch.setattr(files, "_operate", self.operate)
+        return self
+
+    def __exit__(self, *_):
+        self._patch.undo()
+
+
+@pytest.fixture(params=["locks", "no locks"])
+def locks(request) -> bool:
+    return request.param == "locks"
+
+
+@pytest.fixture(params=["new", "empty", "left by a dead process"])
+def folder(request, tmp_path, monkeypatch):
+    """Returns a function that returns a fresh workdir."""
+    monkeypatch.setattr(owner, "_space", lambda: "this machine")
+
+    def made(n: int):
+        workdir = tmp_path / str(n)
+        if request.param != "new":
+            workdir.mkdir()
+        if request.param.startswith("left"):
+            dead = owner.dataclasses.replace(DEAD, space="this machine")
+            for name in (".lock", ".lock-beats"):
+                (workdir / name).write_bytes(dead.content())
+        return workdir
+
+    return made
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def is_refused(workdir, locks: bool) -> None:
+    """Checks that a second claim is refused, of a process with and without the kernel's locks."""
+    for kind in (locks, not locks):
+        with Disk(locks=kind), pytest.raises(HeldError):
+            claims._taken(workdir)
+
+
+def is_free(workdir, locks: bool) -> None:
+    """Checks that the next claim holds; a file that could not be removed has no meaning."""
+    with Disk(locks=locks):
+        lock = claims._taken(workdir)
+        lock.check()
+        lock.release()
+    left = {path.name for path in workdir.iterdir()} - {".lock", ".lock-beats"}
+    assert len(left) <= 1 and all(name.startswith(".lock-beats.") for name in left)
+
+
+def test_the_nth_operation_of_a_claim_fails_for_every_n(folder, locks):
+    for n in itertools.count(1):
+        workdir, before, lock = folder(n), descriptors(), None
+        with Disk(n, locks) as disk:
+            try:
+                lock = claims._taken(workdir)
+            except UserError as error:
+                assert not isinstance(error, HeldError)
+        if lock is not None:
+            lock.check()
+            is_refused(workdir, locks)
+            lock.release()
+        assert descriptors() == before, n
+        is_free(workdir, locks)
+        if not disk.reached:
+            break
+    assert n > 4
+
+
+def test_the_nth_operation_of_a_second_claim_fails_for_every_n(folder, locks):
+    for n in itertools.count(1):
+        workdir = folder(n)
+        with Disk(locks=locks):
+            lock = claims._taken(workdir)
+        before = descriptors()
+        for seconds in (True, False):
+            with Disk(n, seconds) as disk, pytest.raises(UserError):
+                claims._taken(workdir)
+            lock.check()
+            is_refused(workdir, locks)
+        assert descriptors() == before, n
+        lock.release()
+        is_free(workdir, locks)
+        if not disk.reached:
+            break
+
+
+def test_the_nth_operation_of_holding_a_lock_fails_for_every_n(folder, locks):
+    for n in itertools.count(1):
+        workdir, before = folder(n), descriptors()
+        with Disk(locks=locks):
+            lock = claims._taken(workdir)
+        with Disk(n, locks) as disk:
+            for step in (lock.check, lock.renew, lock.renew):
+                try:
+                    step()
+                except OSError:
+                    step()  # the next time it works
+        lock.check()
+        is_refused(workdir, locks)
+        lock.release()
+        assert descriptors() == before, n
+        is_free(workdir, locks)
+        if not disk.reached:
+            break
+
+
+def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
+    for n in itertools.count(1):
+        workdir, before = folder(n), descriptors()
+        with Disk(locks=locks):
+            context = claims.claim(workdir)
+            context.__enter__()
+        with Disk(n, locks) as disk:
+            context.__exit__(None, None, None)
+        assert descriptors() == before, n
+        if workdir.exists():
+            is_free(workdir, locks)
+        if not disk.reached:
+            break
+
+
+def test_a_release_that_fails_leaves_the_file_of_another_owner(tmp_path):
+    with Disk(locks=False):
+        lock = claims._taken(tmp_path)
+    beats = tmp_path / ".lock-beats"
+    beats.unlink()
+    beats.write_bytes(DEAD.content())
+    with Disk(1, locks=False), pytest.raises(LostError):
+        lock.release()
+    assert beats.read_bytes() == DEAD.content()

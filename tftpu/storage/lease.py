@@ -1,0 +1,61 @@
+"""The lock of a workdir in a bucket: an object with the owner's beats."""
+
+import contextlib
+import time
+
+from tftpu.storage import buckets, files, owner
+from tftpu.storage.owner import LostError, Owner, loss, refusal, saying
+
+FILE = ".lease"
+
+
+class Lease:
+    """A lock in a bucket: an object that is replaced only as the generation that was seen."""
+
+    def __init__(self, workdir: str):
+        self._workdir = workdir
+        self._uri = files.join(workdir, FILE)
+        self._owner = Owner.this_process(exclusive=False)
+        seen = b"", 0
+
+        def look() -> bytes | None:
+            nonlocal seen
+            seen = _read(self._uri)
+            return seen[0] if seen[1] else None
+
+        if owner.alive(look, saying(workdir)):
+            raise refusal(workdir, Owner.read(seen[0]))
+        try:  # only what was seen is replaced: of several processes, one succeeds
+            self._generation = buckets.publish(self._uri, self._owner.content(), seen[1])
+        except buckets.ChangedError as error:
+            raise refusal(workdir, Owner.read(_read(self._uri)[0])) from error
+        self._renewed_at = time.monotonic()
+        self._lost: LostError | None = None
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        silent = time.monotonic() - self._renewed_at
+        if silent > owner.EXPIRES:
+            raise OSError(f"its lease could not be renewed for {silent:.0f} s")
+
+    def renew(self) -> None:
+        began, renewed = time.monotonic(), self._owner.renewed()
+        try:
+            generation = buckets.publish(self._uri, renewed.content(), self._generation)
+        except buckets.ChangedError:
+            found = Owner.read(_read(self._uri)[0])
+            by = f"was taken over by {found}" if found else f"or its object {FILE} was deleted"
+            self._lost = loss(self._workdir, by)
+            raise self._lost from None
+        self._owner, self._generation, self._renewed_at = renewed, generation, began
+
+    def release(self) -> None:
+        buckets.remove(self._uri, self._generation)
+
+
+def _read(uri: str) -> tuple[bytes, int]:
+    """Returns the content of a lease and its generation, also while its owner renews it."""
+    while True:
+        with contextlib.suppress(buckets.ChangedError):
+            return buckets.read(uri)

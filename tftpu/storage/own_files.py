@@ -1,0 +1,115 @@
+"""Small files that a run replaces, such as `goodput.json`; nobody else's is replaced by mistake.
+
+On a disk, the lock of the workdir keeps other processes away. The lease of a bucket can be lost
+unnoticed, for example while a machine is suspended: an object is therefore replaced only as the
+generation that this process saw while it held the lease.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tftpu.errors import UserError
+from tftpu.storage import buckets, claims, files, retry, side_files
+
+
+class _StaysError(OSError):
+    """An object was not removed."""
+
+
+class OwnFile:
+    """A small file of a workdir that the run which claimed the workdir replaces.
+
+    It is used by one thread at a time.
+
+    Args:
+        workdir: local or `gs://`.
+        names: of the folders below it, and of the file.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, workdir: files.StrPath, *names: str):
+        self.path = files.join(workdir, *names)
+        self._workdir = workdir
+        self._claim: object = None  # under which the generation was seen
+        self._generation: int | None = None  # None: not seen yet
+        self._unsure = b""  # sent, but not confirmed: the same bytes are sent again first
+
+    def see(self) -> None:
+        """Notes the generation of an object, once in every claim of its workdir.
+
+        Raises:
+            LostError: this process lost the workdir.
+            OSError: the bucket is out of reach.
+        """
+        if not buckets.is_address(self.path):
+            return
+        claim = claims.current(self._workdir)
+        if self._generation is None or claim is not self._claim:
+            generation = side_files.stored(self.path)[1]
+            claims.check(self._workdir)  # afterwards: what was seen is not of the next owner
+            self._claim, self._generation, self._unsure = claim, generation, b""
+
+    def take(self, **fields: type) -> dict[str, Any] | None:
+        """Reads the file as `side_files.take` does: a damaged one is set aside."""
+        record = side_files.take(self.path, **fields)
+        if record is None and self._generation:
+            self._generation = None
+        return record
+
+    def write(self, data: bytes) -> None:
+        """Writes the file atomically; returns when it is durable.
+
+        Raises:
+            ChangedError: another process wrote it meanwhile; its content stays.
+            LostError: this process lost the workdir.
+            OSError: it could not be written.
+        """
+        if not buckets.is_address(self.path):
+            files.write_whole(self.path, data)
+            return
+        self.see()
+        if self._unsure:
+            self._publish(self._unsure)
+        self._publish(data)
+
+    def remove(self) -> None:
+        """Removes the file, if there is one; raises as `write` does."""
+        if not buckets.is_address(self.path):
+            files.remove(self.path)
+            return
+        self.see()
+        if retry.call(self._removed, (_StaysError,), self.path):
+            raise buckets.ChangedError(
+                f"Failed removing {self.path}: another process wrote it meanwhile. Use a separate "
+                "folder for each run."
+            )
+        self._generation, self._unsure = 0, b""
+
+    def _removed(self) -> bool:
+        """Removes the object that was seen; returns whether there is another one."""
+        if self._generation:
+            buckets.remove(self.path, self._generation)
+        left = side_files.stored(self.path)[1]
+        if left and left == self._generation:
+            raise _StaysError(f"{self.path} cannot be removed")
+        return left > 0
+
+    def _publish(self, data: bytes) -> None:
+        self._unsure = data
+        with _unreachable():
+            self._generation = buckets.publish(self.path, data, self._generation or 0)
+        self._unsure = b""
+
+
+@contextlib.contextmanager
+def _unreachable() -> Iterator[None]:
+    """Turns the refusals of a bucket into OSError, except that of another process's write."""
+    try:
+        yield
+    except buckets.ChangedError:
+        raise
+    except UserError as error:
+        raise OSError(str(error)) from error
