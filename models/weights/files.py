@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.models.weights.hdf5 import Hdf5
+from tftpu.models.weights.hdf5 import Hdf5, refuse_endless_heaps
 from tftpu.storage import files, paths, safetensors
 
 INDEX = "model.safetensors.index.json"
@@ -81,19 +81,25 @@ def _read_several(index: str) -> dict[str, np.ndarray]:
 
 
 def _read_safetensors(path: str) -> dict[str, np.ndarray]:
+    return safetensors.decode(_content(path))
+
+
+def _content(path: str) -> bytes | mmap.mmap:
+    """Returns the bytes of a file; those of a local one are not read before they are used."""
     if files.is_remote(path):
-        return safetensors.decode(files.read(path))
+        return files.read(path)
     with open(path, "rb") as file:
-        return safetensors.decode(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _read_h5(path: str) -> dict[str, np.ndarray]:
     import h5py
 
-    size = files.size(path) or 0
-    place = io.BytesIO(files.read(path)) if files.is_remote(path) else path
+    data = _content(path)
+    refuse_endless_heaps(data)
+    place = io.BytesIO(data) if files.is_remote(path) else path
     try:
         with h5py.File(place, "r") as file:
-            return Hdf5(file, size).arrays()
+            return Hdf5(file, len(data)).arrays()
     except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
         raise ValueError(f"{error}") from error

@@ -6,7 +6,9 @@ followed, and nothing larger than the file is allocated.
 """
 
 import math
+import mmap
 import re
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +17,41 @@ import numpy as np
 # A file's arrays may have this many times its bytes: weights hardly shrink, but zeros do.
 _INFLATION = 100
 _DEFLATE = 1032  # the most bytes that one compressed byte can become
+
+
+# The first bytes of a file, and where its two versions of a header state the bytes of an address
+# and of a length.
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_WIDTHS = {0: 13, 1: 13, 2: 9, 3: 9}
+_HEAP = b"GCOL"  # a global heap, which holds texts
+
+
+def refuse_endless_heaps(data: bytes | mmap.mmap) -> None:
+    """Raises `ValueError` for a file on which the HDF5 library would hang.
+
+    It walks through the objects of a global heap by their sizes, and never ends at one of size 0
+    (HDF5 File Format Specification 3.0, III.E).
+
+    Args:
+        data: of an HDF5 file.
+    """
+    if data[:8] != _SIGNATURE or data[8:9] == b"":
+        raise ValueError("it does not begin as an HDF5 file")
+    widths = _WIDTHS.get(data[8])
+    if widths is None or data[widths : widths + 2] != b"\x08\x08":
+        raise ValueError("its header is damaged, or of a version that Keras does not write")
+    start = data.find(_HEAP)
+    while start >= 0:
+        size = int.from_bytes(data[start + 8 : start + 16], "little")
+        place, end = start + 16, min(start + size, len(data))
+        while place + 16 <= end:
+            number, taken = struct.unpack_from("<H6xQ", data, place)
+            # The first object is what is free, with its header.
+            step = taken if number == 0 else (16 + (taken + 7 & ~7)) % (1 << 64)
+            if step == 0:
+                raise ValueError(f"the heap at byte {start} is damaged")
+            place += step
+        start = data.find(_HEAP, start + 1)
 
 
 class Hdf5:

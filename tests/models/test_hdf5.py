@@ -1,5 +1,7 @@
 """Weight files of strangers: HDF5 that names other files, or states more than it holds."""
 
+import struct
+
 import h5py
 import numpy as np
 import pytest
@@ -125,3 +127,45 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         os.mkfifo(tmp_path / name)
         with pytest.raises(UserError, match="There is no weight file"):
             files.read(str(tmp_path / name))
+
+
+def with_a_name(path) -> bytes:
+    """Returns a file of Keras 3, whose texts lie in a heap."""
+    with h5py.File(path, "w") as file:
+        group = file.create_group("layers/conv/vars")
+        group.attrs["name"] = "conv"
+        group["0"] = SECRET
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_heap_on_which_the_library_would_hang_is_refused(tmp_path, number):
+    path = tmp_path / "weights.h5"
+    data = bytearray(with_a_name(path))
+    assert files.read(str(path))
+    objects = data.find(b"GCOL") + 16
+    # The size that makes its reader take no step: of what is free, or of a text.
+    struct.pack_into("<H6xQ", data, objects, number, 0 if number == 0 else (1 << 64) - 16)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="the heap at byte .* is damaged"):
+        files.read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (0, 0, "does not begin as an HDF5 file"),
+        (8, 9, "of a version that Keras does not write"),
+        (14, 4, "its header is damaged"),
+    ],
+)
+def test_another_header_is_refused(tmp_path, place, value, message):
+    path = tmp_path / "weights.h5"
+    data = bytearray(with_a_name(path))
+    data[place] = value
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        files.read(str(path))
+    path.write_bytes(bytes(data[:8]))
+    with pytest.raises(UserError, match="cannot be read"):
+        files.read(str(path))
