@@ -13,6 +13,7 @@ from tftpu.engines.tensorflow.accumulator import Accumulator
 from tftpu.engines.tensorflow.collectives import Division
 from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 
@@ -109,6 +110,15 @@ def _sum_and_count(
 
 
 def features_of(batch: Nest) -> Nest:
-    """Returns the features of a batch."""
+    """Returns the features of a batch.
+
+    Raises:
+        UserError: it has other parts than Keras's three, which only a loss function knows.
+    """
+    if isinstance(batch, tuple) and len(batch) > 3:
+        raise UserError(
+            f"A batch has {len(batch)} parts, and predict takes (x, y, sample_weight), or the first "
+            "of them: give it the features alone, as in data.map(lambda x, *rest: x)."
+        )
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     return x
