@@ -27,7 +27,7 @@ test-all: docs test test-slow test-parity
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow $(TWO) -n 3
 
-# The zoo against implementations of others; torch alone is 200 MB or more.
+# The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
 	$(PYTEST) -m parity
 

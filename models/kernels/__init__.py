@@ -1,1 +1,4 @@
-"""Pallas kernels and TensorFlow ops; no other package of models imports JAX or TensorFlow."""
+"""Code for one backend of Keras each: Pallas kernels, TensorFlow ops, recomputation.
+
+No other package of models imports JAX or TensorFlow.
+"""

@@ -1,6 +1,9 @@
 """Attention by its definition, or by a kernel that never writes the scores to memory."""
 
+import warnings
 from collections.abc import Callable
+
+import keras
 
 from tftpu.models import checks
 from tftpu.tensors import Tensor, ops
@@ -38,7 +41,8 @@ def attention(
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
             which writes no scores to memory; elsewhere the same as "plain". The kernel needs jax
             beside TensorFlow (the extra `tpu` installs one that fits), and at most 8,192
-            tokens.
+            tokens. On another backend of Keras than TensorFlow it is the same as "plain", and
+            warns.
 
     Returns:
         (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always in float32.
@@ -150,7 +154,17 @@ def whole_sequences(implementation: str, x: Tensor, heads: int) -> Callable[...,
 
 
 def _has_kernel(implementation: str) -> bool:
-    return implementation == "flash" and target.platform() == "tpu"
+    if implementation != "flash":
+        return False
+    backend = keras.config.backend()
+    if backend != "tensorflow":
+        warnings.warn(
+            f"model.attention='flash' computes plain attention here: its kernel is part of a "
+            f"TensorFlow program, and Keras runs on {backend}.",
+            stacklevel=2,
+        )
+        return False
+    return target.platform() == "tpu"
 
 
 def _plain(

@@ -12,6 +12,7 @@ import keras
 from tftpu.config import Model
 from tftpu.errors import UserError
 from tftpu.models import checks
+from tftpu.models.layers.recompute import recomputed
 from tftpu.tensors import Tensor
 
 SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
@@ -129,8 +130,6 @@ class Blocks:
 
     def run(self, inputs: Any) -> Tensor:
         """Returns the output of the last block in training, keeping only the blocks' inputs."""
-        from tftpu.models.kernels.recompute import recomputed
-
         given = [inputs[name] for name in self.shared]
         given = [None if x is None else keras.ops.convert_to_tensor(x, "int32") for x in given]
         x = self.first(inputs, training=True)

@@ -93,7 +93,8 @@ class GhostBatchNormalization(keras.layers.Layer):
         """Returns mean and variance over `axes`, float32."""
         x = ops.cast(x, "float32")
         if self.norm_batch == "global":
-            return ops.moments(x, axes, synchronized=True)
+            # Under JAX, an array is the batch of all devices already.
+            return ops.moments(x, axes, synchronized=keras.config.backend() != "jax")
         mean = ops.mean(x, axis=axes)
         return mean, ops.maximum(ops.mean(ops.square(x), axis=axes) - ops.square(mean), 0.0)
 

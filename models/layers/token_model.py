@@ -40,6 +40,10 @@ class TokenModel(BlockModel):
         """Raises `UserError` for a feature that the model does not know."""
         return super().__call__(self._complete(features), *args, **kwargs)
 
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
+        # Keras's `stateless_call`, which its JAX trainer uses, does not come by `__call__`.
+        return super().call(self._complete(inputs), training=training, mask=mask)
+
     def _complete(self, features: Any) -> dict[str, Tensor | None]:
         """Returns all features by name, None for those that are left out."""
         if not isinstance(features, dict):

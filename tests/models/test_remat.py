@@ -94,6 +94,14 @@ def test_an_unknown_remat_fails_with_a_suggestion():
         models.build("gpt2_small", layers=1, remat="blocks")
 
 
+def test_remat_on_another_backend_fails_with_those_that_have_it(monkeypatch):
+    x, _ = zoo.batch("gpt")
+    model = zoo.build("gpt", remat="block")
+    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
+    with pytest.raises(UserError, match=r"TensorFlow and JAX backends, and Keras runs on torch"):
+        model(x, training=True)
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_remat_halves_the_memory_on_a_tpu():

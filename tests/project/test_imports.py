@@ -36,6 +36,8 @@ TENSORFLOW_FREE = (
     "tftpu.preflight.cost",
     "tftpu.preflight.advise",
     "tftpu.preflight.report",
+    "tftpu.tensors",
+    "tftpu.engines.keras_internals",
     "tftpu.engines.losses",
     "tftpu.engines.compiled_losses",
     "tftpu.engines.own_losses",
