@@ -43,7 +43,10 @@ def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
 RANDOM = {"convnext": 0.5, "efficientnetv2": 0.5, "vit": 0.5}
 
 
-@pytest.mark.parametrize("family", zoo.TINY)
+@pytest.mark.parametrize(
+    "family",
+    [f if f in ("resnet", "gpt") else pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY],
+)
 def test_a_training_step_traces_on_a_slice(family, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = zoo.batch(family)

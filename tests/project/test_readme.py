@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import doc_blocks
 
 README = (Path(__file__).parent.parent.parent / "README.md").read_text()
@@ -18,6 +20,7 @@ def test_it_is_short():
     assert len(README.splitlines()) <= 200
 
 
+@pytest.mark.slow
 def test_the_example_trains_a_plain_keras_model(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(example())

@@ -30,6 +30,7 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(1, leaves(1), {}, Best("loss", 0.5))
     checkpoints.save(2, leaves(2), {})
+    checkpoints.wait()
     assert checkpoints.best() == 1
     best, preflight = tmp_path / "checkpoints/best", tmp_path / predictions.FILE
     for path in (best, preflight):

@@ -135,7 +135,7 @@ class Total(Largest):
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_a_metric_that_is_no_sum_is_refused(method):
-    with pytest.raises(UserError, match=r"'largest/seen' of a metric is no sum"):
+    with pytest.raises(UserError, match=r"'largest/seen' of a metric is not a sum"):
         getattr(linear([Largest()]), method)(X, np.zeros((64, 3)))
 
 

@@ -117,8 +117,8 @@ def features_of(batch: Nest) -> Nest:
     """
     if isinstance(batch, tuple) and len(batch) > 3:
         raise UserError(
-            f"A batch has {len(batch)} parts, and predict takes (x, y, sample_weight), or the first "
-            "of them: give it the features alone, as in data.map(lambda x, *rest: x)."
+            f"A batch has {len(batch)} parts, and predict takes (x, y, sample_weight) or the "
+            "first of them: give it the features alone, as in data.map(lambda x, *rest: x)."
         )
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     return x
