@@ -8,8 +8,8 @@ loopback in this process, and refuses everything for 3 seconds of each minute. M
 and threads of the training process, and the bytes that the bucket takes, are sampled over the run,
 and a line is fitted through each, without the first third of the run, in which pools and caches
 fill. It fails if one of the slopes is not flat. Uploads that the bucket refuses are sent again, the
-more of them for a step the slower the machine is: they are counted apart. (Every checkpoint holds the history of the run, as Keras defines
-it: some 180 bytes for each evaluation.)
+more of them for a step the slower the machine is: they are counted apart. (Every checkpoint holds
+the history of the run, as Keras defines it: some 180 bytes for each evaluation.)
 """
 
 import argparse
