@@ -54,7 +54,8 @@ class FakeStorage:
         self.lock = threading.Lock()
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
-        self.uploaded = 0  # bytes of the bodies of all requests
+        self.uploaded = 0  # bytes of the bodies of requests that were not refused
+        self.refused = 0  # bytes of those that were, by a fault
         self.url = ""
 
     def requested(self, method: str, pattern: str) -> int:
@@ -118,11 +119,12 @@ class Handler(server.RequestHandler):
     def _serve(self, method: str) -> None:
         body = self._body()
         self.service.requests.append((method, self.path))
-        self.service.uploaded += len(body)
         fault = self.service.take_fault(method, self.path)
         if isinstance(fault, int):
+            self.service.refused += len(body)
             self._answer(_error(fault, "injected"))
             return
+        self.service.uploaded += len(body)
         with self.service.lock:
             if not self._as_expected(body):
                 answer = _error(412, "conditionNotMet")
