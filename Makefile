@@ -29,7 +29,7 @@ test-slow: $(VENV)/.dev
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
-	$(PYTEST) -m parity
+	$(PYTEST) -m parity $(TWO)
 
 # The packages that are installed, against the public database of vulnerabilities: over the network.
 audit: $(VENV)/.dev
