@@ -23,9 +23,8 @@ test: $(VENV)/.dev lint
 # Everything that CI runs, in about 40 minutes on two cores.
 test-all: docs test test-slow test-parity
 
-# Three processes: many of these tests wait, for a killed process, a browser or a download.
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m slow $(TWO) -n 3
+	$(PYTEST) -m slow $(TWO)
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
