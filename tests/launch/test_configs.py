@@ -113,7 +113,7 @@ def test_python_gpt_beats_the_bigram_model(steps, tmp_path):
     assert sample.startswith("def ") and len(sample) > 100
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the step of every family is compared on eight elsewhere
 def test_python_gpt_trains_on_eight_replicas():
     settings = config_flags.load("python_gpt", ["--config.model.layers=1"])
     with tftpu.connect(virtual_devices=8).scope():

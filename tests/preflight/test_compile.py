@@ -206,9 +206,9 @@ WORDS = tf.TensorSpec((8 * 24_576, 256), tf.int32), tf.TensorSpec((8 * 24_576,),
             classified(8 * 96 * 1024, 64, 64, 3),
             4096,
             id="cnn",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
-        pytest.param(edge_text, WORDS, 1024, id="text", marks=pytest.mark.slow),
+        pytest.param(edge_text, WORDS, 1024, id="text", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn, spec, unit):
@@ -229,7 +229,7 @@ def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn
     assert "RESOURCE_EXHAUSTED" in at(beyond).error
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the slow tier compiles ten models of tests/compatibility
 def test_a_users_own_model_gets_a_report():
     def mobile_net():
         model = keras.applications.MobileNetV3Small(
