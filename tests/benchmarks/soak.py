@@ -7,9 +7,10 @@ A small model trains in a process of its own, with evaluations and checkpoints; 
 loopback in this process, and refuses everything for 3 seconds of each minute. Memory, descriptors
 and threads of the training process, and the bytes that the bucket takes, are sampled over the run,
 and a line is fitted through each, without the first third of the run, in which pools and caches
-fill. It fails if one of the slopes is not flat. Uploads that the bucket refuses are sent again, the
-more of them for a step the slower the machine is: they are counted apart. (Every checkpoint holds
-the history of the run, as Keras defines it: some 180 bytes for each evaluation.)
+fill. Some uploads follow the clock, so the fit of the bytes per step knows the seconds per step,
+too; bytes that the bucket refuses are counted apart. It fails if one of the slopes is not flat.
+(Every checkpoint holds the history of the run, as Keras defines it: some 180 bytes for each
+evaluation.)
 """
 
 import argparse
@@ -125,9 +126,9 @@ def main() -> int:
         sampled.close()
         with contextlib.suppress(EOFError):
             while True:
-                rows.append((*samples.recv(), service.uploaded))
+                rows.append((*samples.recv(), service.uploaded, time.monotonic() - began))
                 if sys.stdout.isatty() or len(rows) % 10 == 0:
-                    print(f"{time.monotonic() - began:7.0f} s", *rows[-1], flush=True)
+                    print(f"{rows[-1][-1]:7.0f} s", *rows[-1][:-1], flush=True)
         child.join()
         if child.exitcode:
             print(f"The run ended with exit code {child.exitcode}.")
@@ -153,8 +154,10 @@ def report(rows: np.ndarray, lines: list[dict], began: float) -> int:
         first, last = late[0, column], late[-1, column]
         print(f"{name:12} {found:+.4f} per 1,000 steps ({first:,.1f} to {last:,.1f})")
     if rows[-1, 4]:
-        each = np.diff(late[:, 4]) / np.diff(late[:, 0])  # bytes per step
-        growth = slope(thousands[1:], each) * (thousands[-1] - thousands[0]) / each.mean()
+        each, pace = (np.diff(late[:, n]) / np.diff(late[:, 0]) for n in (4, 5))  # for a step
+        known = np.stack([thousands[1:], pace, np.ones_like(pace)], axis=1)
+        found = np.linalg.lstsq(known, each, rcond=None)[0][0]
+        growth = found * (thousands[-1] - thousands[0]) / each.mean()
         good &= growth <= FLAT_UPLOADS
         print(f"{'uploads':12} {each.mean():,.0f} bytes a step, {growth:+.1%} over the run")
     logged = [line["step"] for line in lines if line["split"] == "train"]
