@@ -13,7 +13,6 @@ import time
 
 import pytest
 
-from tests.support import gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
@@ -29,12 +28,6 @@ def _short(monkeypatch):
     """Beats of 0.1 s, and locks that expire after 0.8 s."""
     monkeypatch.setattr(owner, "BEAT", 0.1)
     monkeypatch.setattr(owner, "EXPIRES", 0.8)
-
-
-@pytest.fixture(scope="module")
-def _bucket(tmp_path_factory):
-    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
-        yield service
 
 
 @pytest.fixture

@@ -6,17 +6,10 @@ import json
 import pytest
 import tensorflow as tf
 
-from tests.support import gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.faulty_storage import Storage
 from tftpu.storage import buckets, files, lines, retry
 from tftpu.storage.lines import Lines
-
-
-@pytest.fixture(scope="module")
-def _bucket(tmp_path_factory):
-    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
-        yield service
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import logging
 import pytest
 import tensorflow as tf
 
-from tests.support import gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaves, step_of
 from tftpu.checkpoint.store import Best, Checkpoints
@@ -18,12 +17,6 @@ from tftpu.storage.own_files import OwnFile
 
 RUN = f"gs://{BUCKET}/run"
 THEIRS = b'{"step": 7, "of": "another process"}'
-
-
-@pytest.fixture(scope="module")
-def _bucket(tmp_path_factory):
-    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")) as (service, _):
-        yield service
 
 
 @pytest.fixture

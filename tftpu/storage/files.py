@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -119,8 +120,10 @@ def read(path: StrPath) -> bytes:
     """
     if is_remote(path):
         return _remote(path, _download, path)
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could wait forever
-        raise OSError(f"{path} is not a file")
+    with contextlib.suppress(FileNotFoundError):  # reading says so
+        # One look: between two, another process may remove it. Reading a pipe could wait forever.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(f"{path} is not a file")
     return _operate("read", path, Path(path).read_bytes)
 
 
