@@ -133,15 +133,22 @@ def scan(path: str, compression: str = "") -> Shard:
     return Shard(path, examples, size, checksum(path), () if compression else tuple(offsets))
 
 
-def records(path: str, compression: str = "") -> Iterator[tuple[int, bytes]]:
+def records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields each record of a file with its position in the (decompressed) file.
 
+    Args:
+        path: of the file.
+        compression: "" or "GZIP".
+        first: the position of the first record to read, in a file that is not compressed.
+
     Raises:
-        UserError: the file is missing, or a record is corrupt; names the file and the record.
+        UserError: the file is missing, or a record is corrupt; names the file and the record,
+            counted from the first that was read.
     """
-    number, position = 0, 0
+    number, position = 0, first
     with opened(path) as raw:
         size = files.size(path) or 0
+        raw.seek(first)
         if compression == "GZIP":
             file, room = gzip.GzipFile(fileobj=raw), _DEFLATE * size
         else:
@@ -209,14 +216,46 @@ def opened(path: str) -> BinaryIO:
 
         if not tf.io.gfile.exists(path):
             raise UserError(f"There is no file {path}.")
-        remote: Any = tf.io.gfile.GFile(path, "rb")
-        return remote
+        return io.BufferedReader(_Remote(tf.io.gfile.GFile(path, "rb")), _PIECE)
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise UserError(f"{path} is not a regular file, so it cannot be read as data.")
         return open(path, "rb")
     except OSError as error:
         raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
+
+
+class _Remote(io.RawIOBase):
+    """A file of TensorFlow's file systems as Python's buffered reader expects it.
+
+    Without a buffer of Python's own, each read of a few bytes would be a call into TensorFlow.
+    """
+
+    def __init__(self, file: Any):
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._file.read(len(buffer))
+        buffer[: len(read)] = read
+        return len(read)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Manifest
-from tftpu.input_pipelines.reading import damage, order
+from tftpu.input_pipelines.reading import damage, order, remote
 from tftpu.input_pipelines.reading.cache import Cache
 from tftpu.input_pipelines.reading.order import Tracks
 from tftpu.input_pipelines.tensors import Tensor
@@ -80,9 +80,7 @@ class Shards:
         self.at_most = tracks
         self.local = local
         self._lost: dict[str, damage.Damage | None] = {}
-        on_disk = local or not any(files.is_remote(piece.path) for piece in self.pieces)
-        # TensorFlow inflates compressed files piece by piece, whatever length a record states.
-        self._checks_lengths = not compression and bool(on_disk)
+        self._on_disk = bool(local) or not any(files.is_remote(p.path) for p in self.pieces)
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
             raise UserError("The shards have no examples.")
@@ -262,6 +260,17 @@ class Shards:
         path = tables.paths[shard]
         if self.local:
             path = tf.ensure_shape(tf.numpy_function(self.local, [path, reader], tf.string), ())
+        skipped = place - entry * INDEX_EVERY
+        records = self._from(path, offset, skipped + take).skip(skipped)
+        return _readable(path).flat_map(lambda _: _whatever_fails(records, take))
+
+    def _from(self, path: Tensor, offset: Tensor, count: Tensor) -> tf.data.Dataset:
+        """Returns at most `count` records of a file from an offset on.
+
+        No record may state a length that the file does not have when TensorFlow reads it.
+        """
+        if not self.compression and not self._on_disk:
+            return remote.records(path, offset, count)
         records = tf.data.experimental.from_variant(
             tf.raw_ops.TFRecordDatasetV2(
                 filenames=path[None],
@@ -271,11 +280,9 @@ class Shards:
             ),
             tf.TensorSpec((), tf.string),
         )
-        skipped = place - entry * INDEX_EVERY
-        if self._checks_lengths:
-            records = records.take(damage.readable(path, offset, skipped + take))
-        records = records.skip(skipped).take(take)
-        return _readable(path).flat_map(lambda _: _whatever_fails(records, take))
+        if self.compression:  # inflated piece by piece, whatever length a record states
+            return records.take(count)
+        return records.take(damage.readable(path, offset, count))
 
 
 class _Tables(NamedTuple):

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import os
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import verify
 from tftpu.input_pipelines.formats import manifest, tfrecord
-from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Feature
+from tftpu.input_pipelines.reading.shards import Piece, Shards
 from tftpu.input_pipelines.sources import Records
 
 LENGTHS = (1 << 36, 1 << 60)
@@ -57,19 +59,37 @@ def trained(data: Records) -> list[int]:
     return sorted(found)
 
 
+@pytest.fixture(params=["disk", "elsewhere"])
+def kept(request, tmp_path):
+    """Returns a function from a local folder to where its files are then: there, or not on a disk.
+
+    TensorFlow's file system in memory stands for a bucket: reading takes the same way.
+    """
+
+    def elsewhere(folder) -> str:
+        target = f"ram://{tmp_path.name}/{folder.name}"
+        tf.io.gfile.makedirs(target)
+        for file in folder.iterdir():
+            tf.io.gfile.copy(str(file), f"{target}/{file.name}", overwrite=True)
+        return target
+
+    return str if request.param == "disk" else elsewhere
+
+
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, compression):
+def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, compression, kept):
     shards(tmp_path, length, compression)
-    named = f"record [3-9] of {tmp_path}/train-00001: cannot be read: .*record 3 is corrupt: the"
+    folder = kept(tmp_path)
+    named = f"record [3-9] of {folder}/train-00001: cannot be read: .*record 3 is corrupt: the"
     with pytest.raises(tf.errors.OpError, match=named):
-        trained(settings(tmp_path))
+        trained(settings(folder))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_it_and_the_records_behind_it_are_skipped(tmp_path, length, caplog):
+def test_it_and_the_records_behind_it_are_skipped(tmp_path, length, caplog, kept):
     shards(tmp_path, length)
-    assert trained(settings(tmp_path, on_bad_record="skip")) == list(range(13))
+    assert trained(settings(kept(tmp_path), on_bad_record="skip")) == list(range(13))
     assert caplog.text.count("Skipped") == 7
     assert "(7 so far)" in caplog.text
 
@@ -121,7 +141,31 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         trained(settings(tmp_path))
 
 
-def test_the_whole_data_set_is_still_read(tmp_path):
+def test_the_whole_data_set_is_still_read(tmp_path, kept):
     shards(tmp_path)
-    assert trained(settings(tmp_path)) == list(range(20))
-    assert np.sum(trained(settings(tmp_path, on_bad_record="skip"))) == 190
+    folder = kept(tmp_path)
+    assert trained(settings(folder)) == list(range(20))
+    assert np.sum(trained(settings(folder, on_bad_record="skip"))) == 190
+
+
+@pytest.mark.parametrize("step", [0, 3, 40])
+def test_shards_that_are_not_on_a_disk_are_read_in_the_same_order(tmp_path, step):
+    rng = np.random.default_rng(0)
+    sizes = (3, 5_000, 300_000, 1_500_000)  # a call hands over many records, or one
+    elsewhere = f"ram://{tmp_path.name}"
+    tf.io.gfile.makedirs(elsewhere)
+    pieces = []
+    for name, count in (("long", 2 * INDEX_EVERY + 5), ("short", 3)):
+        drawn = rng.choice(sizes, count, p=(0.9, 0.09, 0.005, 0.005))
+        written = tfrecord.write(str(tmp_path / name), [rng.bytes(size) for size in drawn])
+        tf.io.gfile.copy(str(tmp_path / name), f"{elsewhere}/{name}")
+        pieces.append(Piece(name, count, 0, written.offsets, written.bytes))
+
+    def read(folder) -> list[tuple[int, int]]:
+        placed = [dataclasses.replace(piece, path=f"{folder}/{piece.path}") for piece in pieces]
+        batches = Shards(placed, shuffle=20).drawn(6, 1, step).take(30).as_numpy_iterator()
+        found = [pair for records, numbers, _ in batches for pair in zip(records, numbers)]
+        assert all(record for record, _ in found)
+        return [(zlib.crc32(record), number) for record, number in found]
+
+    assert read(elsewhere) == read(tmp_path)

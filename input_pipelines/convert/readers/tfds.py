@@ -1,5 +1,6 @@
 """Data sets that TFDS prepared."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,8 @@ from tftpu.input_pipelines.convert.readers.reader import (
     ReadOptions,
     chosen,
 )
+from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import DTYPES, Feature
-from tftpu.storage import files
 
 _WIDER = {"bool": "uint8", "int8": "int32", "int16": "int32", "uint32": "int64"}
 
@@ -51,7 +52,6 @@ class TfdsReader(OrderedReader):
         import tensorflow_datasets as tfds
 
         from tftpu.input_pipelines.datasets.tfds import prepared
-        from tftpu.input_pipelines.reading import damage
 
         features = prepared(self._name, self._data_dir).info.features
         encoded = {
@@ -59,13 +59,16 @@ class TfdsReader(OrderedReader):
             for name in self.features
             if isinstance(features[name], tfds.features.Image)
         }
+
+        @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
+        def parsed(record: Any) -> Any:
+            return features.deserialize_example(record, decoders=encoded)
+
         path, skip, take = part
-        if not files.is_remote(path):
-            damage.refuse_impossible([path], [skip + take if take >= 0 else 1 << 62])
-        records = tf.data.TFRecordDataset(path).skip(skip).take(take)
-        examples = records.map(lambda r: features.deserialize_example(r, decoders=encoded))
-        for example in examples.as_numpy_iterator():
-            yield {name: example[name] for name in self.features}
+        end = skip + take if take >= 0 else None
+        for _, record in itertools.islice(tfrecord.records(path), skip, end):
+            example = parsed(tf.constant(record))
+            yield {name: example[name].numpy() for name in self.features}
 
 
 def _feature(name: str, kind: Any) -> Feature:
