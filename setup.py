@@ -52,17 +52,21 @@ REQUIRES = [
     "xprof>=2.20",  # TensorBoard's Profile tab
 ]
 
+# 2.20 is the newest TensorFlow that there is a TPU wheel for; 2.21 works as well.
+CPU = [
+    "tensorflow-cpu~=2.20.0; platform_system=='Linux' and platform_machine=='x86_64'",
+    "tensorflow~=2.20.0; platform_system!='Linux' or platform_machine!='x86_64'",
+]
 EXTRAS = {
-    # 2.20 is the newest TensorFlow that there is a TPU wheel for; 2.21 works as well.
-    "cpu": [
-        "tensorflow-cpu~=2.20.0; platform_system=='Linux' and platform_machine=='x86_64'",
-        "tensorflow~=2.20.0; platform_system!='Linux' or platform_machine!='x86_64'",
-    ],
+    "cpu": CPU,
     "gpu": ["tensorflow[and-cuda]~=2.20.0"],
     # tensorflow-tpu 2.20.0 asks for libtpu~=0.0.14 and crashes at import with 0.0.46 and later,
     # which removed a symbol that it needs. 0.0.14 is the one it was released against.
     # jax, for attention="flash": the one of that libtpu's time, whose kernels it can read.
     "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.14", "jax==0.6.0", "jaxlib==0.6.0"],
+    # The JAX engine; TensorFlow reads the data, on the host's CPU.
+    "jax": [*CPU, "jax>=0.10,<0.11"],
+    "jax-tpu": [*CPU, "jax[tpu]>=0.10,<0.11"],
     # The TPU compiler on a machine without a TPU. Never in one environment with `tpu`: it wants
     # a recent libtpu, `tpu` an old one.
     "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46"],

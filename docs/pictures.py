@@ -120,6 +120,7 @@ FLOORS = (
         "what drives devices",
         (
             ("tftpu.engines.tensorflow", "TPUStrategy, MirroredStrategy"),
+            ("tftpu.engines.jax", "jit over a mesh"),
             ("tftpu.inference", "export"),
         ),
     ),

@@ -31,7 +31,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         name: name of the config.
         compare: time Keras's own `fit` as well.
     """
-    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine: Any = build.connect(experiment)
     experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment = build.with_length(experiment)

@@ -7,6 +7,8 @@ import keras
 
 from tftpu import input_pipelines, models
 from tftpu.config import Data, Experiment, Function, KerasObject, Model
+from tftpu.engines import selection
+from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
 from tftpu.launch import keras_objects, sample
 from tftpu.launch.own_code import failures_of_class
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from tftpu.engines.objective import Objective
     from tftpu.input_pipelines.pipeline import Pipeline
     from tftpu.input_pipelines.reading.epochs import Training
+
+
+def connect(experiment: Experiment) -> Engine:
+    """Returns the engine for the devices of an experiment."""
+    cluster = experiment.cluster
+    return selection.connect(cluster.tpu, cluster.virtual_devices, cluster.engine, cluster.mesh)
 
 
 def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, from_json
+from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import Overrides, flag
@@ -76,7 +77,8 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
     else:
         experiment = config_flags.load(config, overrides)
         experiment.validate()
-    experiment.cluster.tpu, experiment.cluster.virtual_devices = "auto", None
+    cluster = experiment.cluster
+    cluster.tpu, cluster.virtual_devices, cluster.mesh = "auto", None, None
     return experiment
 
 
@@ -86,12 +88,13 @@ def restored(experiment: Experiment, workdir: str) -> Restored:
     Raises:
         UserError: there is no checkpoint yet.
     """
+    selection.choose_backend(experiment.cluster)
     import_tensorflow()
     import tftpu
     from tftpu import input_pipelines
     from tftpu.launch import experiment as build
 
-    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = build.connect(experiment)
     tftpu.set_precision(experiment.train.precision)
     experiment = build.with_length(experiment)
     seen = evaluation = build.evaluation_data(experiment)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from tftpu import installation
-from tftpu.engines import backend
+from tftpu.config import Cluster
+from tftpu.engines import backend, selection
 from tftpu.errors import UserError
 
 # Packages that TensorFlow and Keras import where they are installed, for features that no command
@@ -33,6 +34,21 @@ def quieten_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
+def require_tensorflow_engine(cluster: Cluster, command: str) -> None:
+    """Raises `UserError` for a config that another engine trains, where a command has only one.
+
+    Args:
+        cluster: of the config.
+        command: its name.
+    """
+    if selection.engine_for(cluster) == "jax":
+        raise UserError(
+            f"tftpu {command} knows the step of the TensorFlow engine only, and this config asks "
+            f"for the JAX engine (engine={cluster.engine!r}, mesh={cluster.mesh!r}): with "
+            "--config.cluster.engine=tensorflow and no mesh it can look at that engine's."
+        )
+
+
 def import_tensorflow() -> None:
     """Imports TensorFlow and Keras, without the optional packages that no command uses.
 
@@ -43,7 +59,8 @@ def import_tensorflow() -> None:
     backend.check_keras()
     quieten_tensorflow()
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
-        with _hidden(UNUSED):
+        needed = ("jax", "scipy") if backend.name() == "jax" else ()
+        with _hidden(tuple(name for name in UNUSED if name not in needed)):
             importlib.import_module("keras")
 
 

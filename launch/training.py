@@ -17,13 +17,13 @@ def train(experiment: Experiment, workdir: str) -> None:
         experiment: validated, but not yet for the available devices.
         workdir: folder of the run, local or `gs://`, claimed by this process.
     """
-    engine = tftpu.connect(experiment.cluster.tpu, experiment.cluster.virtual_devices)
+    engine = build.connect(experiment)
     experiment.validate(engine.data_shares)
     keras_objects.check_names(experiment)  # before the data are opened
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:
-        print(f"{engine.data_shares} replica(s), {precision}", flush=True)
+        print(f"{engine.description}, {precision}", flush=True)
     data = build.training_data(experiment)
     evaluation = build.evaluation_data(experiment)
     experiment = build.with_length(experiment, data)

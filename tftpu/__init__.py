@@ -6,7 +6,6 @@ need when they are first used (PEP 562); type checkers see them as plain imports
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING
 
 from tftpu.engines import backend
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     )
     from tftpu.engines.engine import Engine
     from tftpu.engines.objective import Objective
-    from tftpu.engines.tensorflow.cluster import connect
+    from tftpu.engines.selection import connect
     from tftpu.engines.tensorflow.collectives import all_gather, positions
     from tftpu.engines.tensorflow.simulated import simulated_slice
     from tftpu.errors import HostLost, Preempted, UserError
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from tftpu.optim.precision import set_precision
     from tftpu.training.trainer import Trainer
 
-# Keras reads this once, at import. The only engine so far is TensorFlow's.
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+backend.prefer_tensorflow()
 environment.prepare()
 
 _LAZY = {
@@ -56,12 +54,12 @@ _LAZY = {
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
     "all_gather": "tftpu.engines.tensorflow.collectives",
-    "connect": "tftpu.engines.tensorflow.cluster",
+    "connect": "tftpu.engines.selection",
     "positions": "tftpu.engines.tensorflow.collectives",
     "set_precision": "tftpu.optim.precision",
     "simulated_slice": "tftpu.engines.tensorflow.simulated",
 }
-_TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Keras 3 on TensorFlow
+_TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Keras 3
 _SUBMODULES = ("input_pipelines", "models", "preflight")
 
 __all__ = [

@@ -9,7 +9,7 @@ other load on the machine affects them alike; medians over the turns are printed
 import dataclasses
 
 from tftpu.launch.options import RunOptions, flag
-from tftpu.launch.startup import import_tensorflow
+from tftpu.launch.startup import import_tensorflow, require_tensorflow_engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class Options(RunOptions):
 def run(options: Options) -> None:
     """Prints milliseconds per step of each contestant, and the ratios between them."""
     experiment = options.experiment()
+    require_tensorflow_engine(experiment.cluster, "bench")
     import_tensorflow()
     from tftpu.launch import benchmark
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, Train, to_plain
-from tftpu.engines import backend
+from tftpu.engines import backend, selection
 from tftpu.errors import UserError
 from tftpu.launch import options as command_options
 from tftpu.launch import startup
@@ -72,6 +72,7 @@ def run(options: Options) -> None:
     claimed = claims.claim(workdir) if chief else contextlib.nullcontext()
     with preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
+        selection.choose_backend(experiment.cluster)
         startup.import_tensorflow()
         from tftpu.launch import training
 

@@ -13,6 +13,7 @@ from tftpu.config import Model
 from tftpu.errors import UserError
 from tftpu.models import checks
 from tftpu.models.layers.recompute import recomputed
+from tftpu.models.layers.tensor_parallel import Rule, rules_for
 from tftpu.tensors import Tensor
 
 SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
@@ -44,6 +45,11 @@ class BlockModel(keras.Model):
         kinds = Structure | BlockModel
         found = (layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
         return next(found, None)
+
+    @property
+    def sharding_rules(self) -> tuple[Rule, ...]:
+        """The dimensions that a mesh's `tensor` axis cuts; empty for models without attention."""
+        return rules_for([v.path for v in self.trainable_variables])
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
         if not training or self._blocks is None:

@@ -8,6 +8,8 @@ from keras import layers
 
 from tftpu.tensors import Tensor, ops
 
+_ENDLESS = 2**31 - 1  # consecutive examples
+
 
 @keras.saving.register_keras_serializable("tftpu")
 class StochasticDepth(layers.Layer):
@@ -46,9 +48,10 @@ class StochasticDepth(layers.Layer):
 class ExampleSeed(keras.random.SeedGenerator):
     """A generator whose random numbers each belong to one example of the global batch.
 
-    Its state is (seed, draws so far, position of the current batch's first example), integers. The
-    engine finds it by the variable's name and sets it, so that an example draws the same number
-    wherever it is computed.
+    Its state is (seed, draws so far, position of the current batch's first example, number of
+    consecutive examples, distance from these to the next ones), integers. The engine finds it by
+    the variable's name and sets it, so that an example draws the same number wherever it is
+    computed.
 
     Args:
         seed: of the draws; None picks one at random.
@@ -59,8 +62,8 @@ class ExampleSeed(keras.random.SeedGenerator):
         super().__init__(seed, name)
         seed = random.randint(1, 10**9) if seed is None else seed
         self.state = keras.Variable(
-            lambda shape, dtype: ops.convert_to_tensor([seed, 0, 0], dtype),
-            shape=(3,),
+            lambda shape, dtype: ops.convert_to_tensor([seed, 0, 0, _ENDLESS, 0], dtype),
+            shape=(5,),
             dtype=self.state.dtype,
             trainable=False,
             aggregation="none",
@@ -68,11 +71,12 @@ class ExampleSeed(keras.random.SeedGenerator):
         )
 
     def uniform(self, examples: int) -> Tensor:
-        """Returns a number in [0, 1) for each of `examples` consecutive examples, float32."""
+        """Returns a number in [0, 1) for each of `examples` examples, float32."""
         state = ops.convert_to_tensor(self.state.value)
-        seed, draws, first = ops.unstack(state, num=3)
-        self.state.assign(ops.stack([seed, draws + 1, first]))
-        place = ops.cast(ops.arange(examples), state.dtype) + first
+        seed, draws, first, run, stride = ops.unstack(state, num=5)
+        self.state.assign(ops.stack([seed, draws + 1, first, run, stride]))
+        place = ops.cast(ops.arange(examples), state.dtype)
+        place = first + place // run * stride + place % run
         bits = _mixed(_word(seed))
         for data in (draws, place):
             bits = _mixed(ops.bitwise_xor(bits, _word(data)))

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from tftpu.engines import backend
+from tftpu.config import Cluster
+from tftpu.engines import backend, selection
 from tftpu.errors import UserError
 
 
@@ -19,16 +20,16 @@ def test_another_backend_is_named(code, imports):
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={"KERAS_BACKEND": "jax", "PATH": ""},
+        env={"KERAS_BACKEND": "torch", "PATH": ""},
     )
-    assert "Keras runs on jax (KERAS_BACKEND=jax)" in done.stdout, done.stderr
-    assert "set KERAS_BACKEND=tensorflow" in done.stdout
+    assert "Keras runs on torch (KERAS_BACKEND=torch)" in done.stdout, done.stderr
+    assert "set KERAS_BACKEND=tensorflow or jax" in done.stdout
 
 
-# Importing the real one on JAX takes seconds.
+# Importing the real one takes seconds.
 FAKE = (
     "types.SimpleNamespace(__version__='3.15.1', "
-    "config=types.SimpleNamespace(backend=lambda: 'jax'))"
+    "config=types.SimpleNamespace(backend=lambda: 'torch'))"
 )
 
 
@@ -39,6 +40,27 @@ def test_keras_2_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", Keras2)
     with pytest.raises(UserError, match=r"Keras 2\.15\.0 is installed.*pip install 'keras>=3"):
         backend.check_keras()
+
+
+@pytest.mark.parametrize("cluster", [{"engine": "jax"}, {"mesh": "fsdp:2"}])
+def test_another_engine_than_that_of_a_loaded_keras_is_refused(cluster):
+    with pytest.raises(UserError, match="loaded already, on tensorflow, and engine='jax' needs it"):
+        selection.connect(**cluster)
+
+
+def test_auto_takes_the_engine_that_a_mesh_or_the_backend_asks_for(monkeypatch):
+    assert selection.engine_for(Cluster()) == "tensorflow"
+    assert selection.engine_for(Cluster(mesh="fsdp:2")) == "jax"
+    assert selection.engine_for(Cluster(engine="jax")) == "jax"
+    monkeypatch.setattr(backend, "name", lambda: "jax")
+    assert selection.engine_for(Cluster()) == "jax"
+    assert selection.engine_for(Cluster(engine="tensorflow")) == "tensorflow"
+
+
+def test_the_jax_engine_without_jax_is_refused(monkeypatch):
+    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs jax, which is not installed: .* \[jax\] extra"):
+        selection.choose_backend(Cluster(engine="jax"))
 
 
 def test_a_model_of_keras_2_is_named():

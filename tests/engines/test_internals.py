@@ -8,7 +8,7 @@ import tensorflow as tf
 import tftpu
 from tests.support.strategies import mlp
 from tftpu.engines import keras_internals
-from tftpu.engines.tensorflow import checks, internals
+from tftpu.engines.tensorflow import internals, xla_ops
 
 
 def built() -> keras.Model:
@@ -142,7 +142,7 @@ def test_functions_of_tensorflow_1_are_found_beside_those_of_2():
         return tf.nn.ctc_loss(labels, inner(logits), lengths, tf.constant([8, 8]), False)
 
     graph = outer.get_concrete_function(tf.zeros((2, 8, 5))).graph
-    inner = {op.type for op in checks.graph_ops(graph)}
+    inner = {op.type for op in xla_ops.graph_ops(graph)}
     assert "Bitcast" in inner
 
 

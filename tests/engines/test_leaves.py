@@ -28,7 +28,7 @@ def test_a_leaf_has_the_path_the_shape_and_the_dtype_of_its_variable():
     assert described == [
         ("head/kernel", (3, 2), "bfloat16"),
         ("head/bias", (2,), "bfloat16"),
-        ("step:0", (), "int64"),
+        ("step", (), "int64"),
     ]
     found["step"][0].assign(np.array(7))
     assert int(found["step"][0].read()) == 7

@@ -17,7 +17,7 @@ from tests.support.stepping import train_step
 from tests.support.strategies import mlp
 from tftpu import input_pipelines
 from tftpu.config import TrainOptions
-from tftpu.engines.tensorflow import checks, feed, internals
+from tftpu.engines.tensorflow import feed, internals, xla_ops
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.engines.tensorflow.eval_step import EvalStep
 from tftpu.engines.tensorflow.loops import device_loop
@@ -31,12 +31,12 @@ REPLICAS = 8
 
 def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the ops of the program that runs on the TPU, without those of its host."""
-    marked = [op for op in checks.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
+    marked = [op for op in xla_ops.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
     bodies = [
         b for op in marked for b in internals.called_functions(internals.functions_of(op.graph), op)
     ]
     # The bodies of loops and branches within the program are not marked.
-    inner = [op for body in bodies for op in checks.graph_ops(body)]
+    inner = [op for body in bodies for op in xla_ops.graph_ops(body)]
     return list({id(op): op for op in [*marked, *inner]}.values())
 
 
@@ -186,7 +186,7 @@ def test_the_trainers_loop_measures_time_only_on_the_host(slice_of_eight):
     loop = device_loop(slice_of_eight.strategy, train.step.train, train.step.synchronise)
     iterator = iter(feed.distribute(data, slice_of_eight.strategy))
     graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
-    clocks = [op for op in checks.graph_ops(graph) if op.type == "Timestamp"]
+    clocks = [op for op in xla_ops.graph_ops(graph) if op.type == "Timestamp"]
     assert len(clocks) == 2
     on_tpu = replica_ops(graph)
     assert not {id(op) for op in clocks} & {id(op) for op in on_tpu}

@@ -18,6 +18,7 @@ CHECKED = {
     "README.md": 3,
     "docs/installation.md": 3,
     "docs/guides/input-data.md": 3,
+    "docs/guides/larger-than-a-device.md": 1,
     "docs/guides/launching.md": 5,
     "docs/guides/watching-a-run.md": 2,
 }

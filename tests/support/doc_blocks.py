@@ -92,13 +92,18 @@ def run(page: str) -> None:
         Exception: whatever a block raises; a command that fails raises `PageError`.
     """
     namespace: dict[str, object] = {"__name__": "__page__"}
-    for block in blocks(page):
+    found = blocks(page)
+    scripts = {f"python {block.title}" for block in found if block.title}
+    own = scripts & {command for block in found for command in block.commands}
+    for block in found:
         if block.reason:
             continue
         print(f"== {page}:{block.line}", flush=True)
         if block.language == "python":
             if block.title:
                 Path(block.title).write_text(block.text)
+            if f"python {block.title}" in own:  # a command of the page runs it
+                continue
             code = compile("\n" * block.line + block.text, str(ROOT / page), "exec")
             exec(code, namespace)
         elif block.language == "console":
@@ -118,6 +123,10 @@ def _run_command(command: str) -> None:
         missing = set(arguments) - set(targets)
         if missing:
             raise PageError(f"The Makefile has no target {', '.join(missing)}.")
+        return
+    if name == "python" and Path(arguments[0]).exists():
+        if subprocess.run([sys.executable, *arguments], check=False).returncode:
+            raise PageError(f"`{command}` fails.")
         return
     if name != "tftpu":
         raise PageError(f"Nothing checks `{command}`: give the block a reason in a comment.")

@@ -5,10 +5,12 @@ returns an `Experiment`. Nothing here imports TensorFlow or Keras, so mistakes a
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tftpu.config.data import Data
+from tftpu.config.mesh import TENSOR, parse_mesh
 from tftpu.config.model import Model
 from tftpu.config.options import Train
 from tftpu.config.parts import refuse_data, refuse_model
@@ -22,6 +24,7 @@ OPTIMIZERS = (
 )
 DECAYS = ("constant", "cosine", "linear", "polynomial", "step")
 SCALINGS = ("none", "linear", "sqrt")
+ENGINES = ("auto", "tensorflow", "jax")
 
 
 def check_optimizer(field: str, name: str) -> None:
@@ -110,10 +113,15 @@ class Cluster:
     Attributes:
         tpu: auto, local, none, or the name of a TPU.
         virtual_devices: number of devices that the CPU is split into; None uses the real ones.
+        engine: tensorflow, jax, or auto: jax where a mesh or Keras's backend asks for it.
+        mesh: axes and sizes of the JAX engine's mesh, such as "fsdp:8" or "data:2,fsdp:-1"; None:
+            every device holds the whole model.
     """
 
     tpu: str = "auto"
     virtual_devices: int | None = None
+    engine: str = "auto"
+    mesh: str | None = None
 
     def validate(self) -> None:
         """Raises `UserError` for a value that is not allowed, or for conflicting values."""
@@ -124,6 +132,22 @@ class Cluster:
                     f"virtual_devices={self.virtual_devices} splits the CPU and tpu={self.tpu!r} "
                     "asks for a TPU: set only one of them."
                 )
+        one_of("engine", self.engine, ENGINES)
+        if self.mesh is not None:
+            parse_mesh(self.mesh)
+            if self.engine == "tensorflow":
+                raise UserError(
+                    f"mesh={self.mesh!r} is for the JAX engine, and engine='tensorflow' was asked "
+                    "for, whose devices each hold the whole model: leave one of them out."
+                )
+
+    @property
+    def known_shares(self) -> int:
+        """The number of shares of a global batch, as far as it is known without the devices."""
+        if self.mesh is None:
+            return self.virtual_devices or 1
+        sizes = [size for axis, size in parse_mesh(self.mesh).items() if axis != TENSOR]
+        return math.prod(size for size in sizes if size > 0)
 
 
 @dataclasses.dataclass
@@ -184,7 +208,7 @@ class Experiment:
                 "the experiment has one of its own: set it there, such as "
                 "keras.losses.CategoricalCrossentropy(label_smoothing=0.1)."
             )
-        shares = data_shares or self.cluster.virtual_devices or 1
+        shares = data_shares or self.cluster.known_shares
         microbatches = self.train.gradient_accumulation_steps
         norm_batch = getattr(self.model, "norm_batch", 1)
         group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1

@@ -249,6 +249,11 @@ class Engine(Protocol):
     """Devices that run steps, and the division of a global batch among them."""
 
     @property
+    def description(self) -> str:
+        """The devices in words, such as "8 replica(s)"."""
+        ...
+
+    @property
     def data_shares(self) -> int:
         """The number of shares that a global batch is cut into."""
         ...

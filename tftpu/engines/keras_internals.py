@@ -243,8 +243,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 def example_seeds(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of the generators that draw by an example's position in the global batch.
 
-    Each is (seed, number of draws, position of the first example), as the state of
-    `tftpu.models.layers.stochastic_depth.ExampleSeed`.
+    Each is as the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
     """
     return [v for v in model.non_trainable_variables if v.name == "example_seed"]
 

@@ -7,7 +7,7 @@ uses it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -140,6 +140,46 @@ def weighted_sum(elements: Elements) -> Tensor:
     if elements.weight is None:
         return ops.sum(elements.values)
     return ops.sum(elements.values * elements.weight)
+
+
+def summed_loss(
+    terms: Sequence[Term], computed: Computed, divisors: Sequence[Any], parts: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns a microbatch's part of the loss, and of each of its terms.
+
+    Args:
+        terms: of the loss.
+        computed: the losses of the microbatch.
+        divisors: the global divisor of each term.
+        parts: number of parts of the global batch that are computed apart.
+    """
+    values = [
+        ops.divide_no_nan(weighted_sum(elements), divisor)
+        for elements, divisor in zip(computed.elements, divisors)
+    ]
+    # A value that is only logged may be infinite: 0 times it is not 0.
+    weighted = [value * term.weight for value, term in zip(values, terms) if term.weight]
+    return sum(weighted, start=computed.added / parts), values
+
+
+def sum_and_count(
+    term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns what a share of an evaluated batch adds to the sum of a term, and to its divisor.
+
+    Args:
+        term: the term.
+        elements: of the share.
+        examples: number of examples of the share that are no padding, ().
+        batch_size: the same of the global batch, ().
+    """
+    if elements.is_scalar:  # a mean over the share, whose examples it stands for
+        return elements.values * examples, examples
+    if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
+        return weighted_sum(elements) * batch_size, examples
+    return weighted_sum(elements), ops.convert_to_tensor(
+        divisor(term, elements, shares=1), "float32"
+    )
 
 
 def product(shape: tuple[int, ...], *factors: Tensor | None) -> Tensor | None:

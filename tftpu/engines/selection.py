@@ -1,13 +1,78 @@
 """The choice of an engine."""
 
+import importlib.util
 from typing import TYPE_CHECKING
 
+from tftpu.config import Cluster
+from tftpu.config.validation import check_types
 from tftpu.engines import backend
+from tftpu.errors import UserError
 
 if TYPE_CHECKING:
     import keras
 
     from tftpu.engines.engine import Engine
+
+
+def connect(
+    tpu: str = "auto",
+    virtual_devices: int | None = None,
+    engine: str = "auto",
+    mesh: str | None = None,
+) -> "Engine":
+    """Returns the engine for the available hardware.
+
+    Call it before anything imports Keras: an engine runs on the Keras backend of its name.
+
+    Args:
+        tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
+            machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
+        virtual_devices: number of devices that the CPU is split into, so that a machine without
+            accelerators runs what several devices run.
+        engine: "tensorflow": every device holds the whole model, and they share the batch. "jax":
+            one program over a mesh, which can cut the model, too. "auto": jax if there is a mesh,
+            or if Keras's backend is JAX; else tensorflow.
+        mesh: for the JAX engine, axes and sizes, such as "fsdp:8" or "data:2,fsdp:-1", where -1
+            takes the devices that are left. Along "data" and "fsdp" the devices share the batch;
+            along "fsdp" and "tensor" they share the model. None: "data:-1".
+
+    Raises:
+        UserError: a requested TPU is not available (the CPU never replaces it silently), the mesh
+            does not fit the devices, or Keras is loaded with another backend.
+    """
+    wanted = Cluster(tpu, virtual_devices, engine, mesh)
+    check_types("cluster", wanted)
+    wanted.validate()
+    if choose_backend(wanted) == "jax":
+        from tftpu.engines.jax import cluster as jax_cluster
+
+        return jax_cluster.connect(tpu, virtual_devices, mesh)
+    from tftpu.engines.tensorflow import cluster
+
+    return cluster.connect(tpu, virtual_devices)
+
+
+def engine_for(wanted: Cluster) -> str:
+    """Returns the name of the engine that `connect` takes for a cluster."""
+    if wanted.engine != "auto":
+        return wanted.engine
+    return "jax" if wanted.mesh is not None or backend.name() == "jax" else "tensorflow"
+
+
+def choose_backend(wanted: Cluster) -> str:
+    """Makes Keras run on the backend of the engine for a cluster; returns its name.
+
+    Raises:
+        UserError: Keras is loaded already, on another backend; or JAX is not installed.
+    """
+    name = engine_for(wanted)
+    if name == "jax" and importlib.util.find_spec("jax") is None:
+        raise UserError(
+            "The JAX engine needs jax, which is not installed: install tftpu with its [jax] extra, "
+            "or [jax-tpu] on a TPU VM."
+        )
+    backend.use(name)
+    return name
 
 
 def engine_of(model: "keras.Model") -> "Engine":
@@ -18,6 +83,10 @@ def engine_of(model: "keras.Model") -> "Engine":
             outside the scope of the connected engine.
     """
     backend.check_model(model)
+    if backend.name() == "jax":
+        from tftpu.engines.jax import cluster as jax_cluster
+
+        return jax_cluster.current()
     from tftpu.engines.tensorflow import cluster
 
     return cluster.engine_of(model)
@@ -25,6 +94,10 @@ def engine_of(model: "keras.Model") -> "Engine":
 
 def attached_platform() -> str:
     """Returns the platform of the available devices: "tpu", "gpu" or "cpu"."""
+    if backend.name() == "jax":
+        from tftpu.engines.jax import cluster as jax_cluster
+
+        return jax_cluster.attached_platform()
     from tftpu.engines.tensorflow import cluster
 
     return cluster.attached_platform()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import keras
 
 from tftpu.config import PRECISIONS, Share
+from tftpu.engines.data import with_examples
 from tftpu.engines.lowered import LoweredStep
-from tftpu.engines.tensorflow.feed import with_examples
 from tftpu.engines.tensorflow.lower import BatchSpec, check_batch, lower
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise

@@ -3,43 +3,13 @@
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
+from tftpu.engines import division
 from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
-
-
-class Division(NamedTuple):
-    """The division of a global batch.
-
-    Attributes:
-        shares: number of shares, one for each replica.
-        microbatches: number of microbatches that each share is cut into.
-    """
-
-    shares: int = 1
-    microbatches: int = 1
-
-    @property
-    def parts(self) -> int:
-        """The number of parts of the global batch that are computed apart."""
-        return self.shares * self.microbatches
-
-
-_DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar("division")
-
-
-@contextlib.contextmanager
-def divided(division: Division) -> Iterator[None]:
-    """Announces the division of the batch to the functions below, in this thread only."""
-    token = _DIVISION.set(division)
-    try:
-        yield
-    finally:
-        _DIVISION.reset(token)
-
 
 _GATHERED: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("gathered")
 
@@ -82,18 +52,18 @@ def all_gather(x: Tensor) -> Tensor:
     """
     x = ops.convert_to_tensor(x)
     _GATHERED.get([]).append(x)
-    division = _DIVISION.get(Division())
-    if division.microbatches > 1:
+    announced = division.announced()
+    if announced.microbatches > 1:
         raise UserError(
             f"tftpu.all_gather() needs the whole batch at once, and it is computed in "
-            f"{division.microbatches} microbatches: set gradient_accumulation_steps=1."
+            f"{announced.microbatches} microbatches: set gradient_accumulation_steps=1."
         )
-    if division.shares == 1:
+    if announced.shares == 1:
         return x
     context: Any = tf.distribute.get_replica_context()
     if context is None:  # traced for its shapes only
-        return ops.concatenate([x] * division.shares)
-    return _gather(x, context, division.shares)
+        return ops.concatenate([x] * announced.shares)
+    return _gather(x, context, announced.shares)
 
 
 def positions(x: Tensor) -> Tensor:
@@ -108,7 +78,7 @@ def positions(x: Tensor) -> Tensor:
     examples = ops.convert_to_tensor(x).shape[0]
     own = ops.arange(examples, dtype="int32")
     context = tf.distribute.get_replica_context()
-    if context is None or _DIVISION.get(Division()).shares == 1:
+    if context is None or division.announced().shares == 1:
         return own
     return own + tf.cast(context.replica_id_in_sync_group, tf.int32) * examples
 

@@ -8,9 +8,10 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines import checks, data
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objective import Objective
-from tftpu.engines.tensorflow import checks, feed
+from tftpu.engines.tensorflow import feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
 from tftpu.engines.tensorflow.tracer import TensorFlowTracer
@@ -43,6 +44,7 @@ class TensorFlowEngine:
     def __init__(self, strategy: tf.distribute.Strategy):
         self.strategy = strategy
         self.data_shares: int = strategy.num_replicas_in_sync
+        self.description = f"{self.data_shares} replica(s)"
         self.hosts = StrategyHosts(strategy)
         self.tracer = TensorFlowTracer()
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
@@ -70,7 +72,7 @@ class TensorFlowEngine:
 
     def epoch(self, dataset: Any) -> Epoch:
         """Returns the length of one pass over a data set; may have to read all of it."""
-        return feed.length_of(dataset)
+        return data.length_of(dataset)
 
     def training_spec(
         self,
@@ -79,12 +81,12 @@ class TensorFlowEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one share of the global batches that `batches` would give."""
-        batches = feed.for_training(dataset, 0, class_weight)
-        return feed.share_spec(batches, self.data_shares, microbatches)
+        batches = data.for_training(dataset, 0, class_weight)
+        return data.share_spec(batches, self.data_shares, microbatches)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
         """Returns the spec of one share of the smaller batch that an epoch ends with."""
-        return feed.last_share_spec(spec, examples, self.data_shares, microbatches)
+        return data.last_share_spec(spec, examples, self.data_shares, microbatches)
 
     def batches(
         self,
@@ -98,7 +100,7 @@ class TensorFlowEngine:
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = feed.for_evaluation(dataset, self.data_shares).element_spec
+        spec: Any = data.for_evaluation(dataset, self.data_shares).element_spec
         return spec[0]  # without the mask of examples
 
     def prepare(

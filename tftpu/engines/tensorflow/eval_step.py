@@ -3,17 +3,15 @@
 import functools
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tftpu.engines.losses import Elements, Term, divisor, examples_of, weighted_sum
+from tftpu.engines import forward
+from tftpu.engines.division import Division
+from tftpu.engines.forward import Forward, ForwardPass, Values
+from tftpu.engines.losses import examples_of, sum_and_count
 from tftpu.engines.sums import EvalSums
-from tftpu.engines.tensorflow import forward
 from tftpu.engines.tensorflow.accumulator import Accumulator
-from tftpu.engines.tensorflow.collectives import Division
-from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 
@@ -64,7 +62,7 @@ class EvalStep:
         sums, counts = [], []
         for losses, run in zip(self._state.losses, runs):
             for term, elements in zip(losses.terms, run.computed.elements):
-                total, count = _sum_and_count(term, elements, examples, batch_size)
+                total, count = sum_and_count(term, elements, examples, batch_size)
                 sums.append(total)
                 counts.append(count)
         added = functools.reduce(tf.add, [run.computed.added for run in runs])
@@ -96,29 +94,3 @@ class EvalStep:
             one.run(batch, values, training=False, division=Division(shares), valid=valid)
             for one in self._passes
         ]
-
-
-def _sum_and_count(
-    term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Returns what a share adds to the sum of a term, and to its divisor."""
-    if elements.is_scalar:  # a mean over the share, whose examples it stands for
-        return elements.values * examples, examples
-    if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
-        return weighted_sum(elements) * batch_size, examples
-    return weighted_sum(elements), tf.convert_to_tensor(divisor(term, elements, shares=1))
-
-
-def features_of(batch: Nest) -> Nest:
-    """Returns the features of a batch.
-
-    Raises:
-        UserError: it has other parts than Keras's three, which only a loss function knows.
-    """
-    if isinstance(batch, tuple) and len(batch) > 3:
-        raise UserError(
-            f"A batch has {len(batch)} parts, and predict takes (x, y, sample_weight) or the "
-            "first of them: give it the features alone, as in data.map(lambda x, *rest: x)."
-        )
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    return x

@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines import data
+from tftpu.engines.batches import data_errors, finite_dataset, narrow
 from tftpu.engines.engine import Leaf, LoopResult
 from tftpu.engines.losses import examples_of
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, internals, mixing
-from tftpu.engines.tensorflow.batches import data_errors, finite_dataset, narrow
-from tftpu.engines.tensorflow.eval_step import EvalStep, features_of
+from tftpu.engines.tensorflow.eval_step import EvalStep
 from tftpu.engines.tensorflow.loops import device_loop, traced_for
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
@@ -66,7 +67,7 @@ class TensorFlowExecutor:
         step = traced_for(platform, self._eval_step.predict)
 
         def predict(batch, valid):
-            return self._strategy.run(lambda x: (step(x), valid), args=(features_of(batch),))
+            return self._strategy.run(lambda x: (step(x), valid), args=(data.features_of(batch),))
 
         self._predict = internals.graph_function(predict)
         self._predict_replicated = self._on_replicas(step)
@@ -98,7 +99,7 @@ class TensorFlowExecutor:
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if examples of a batch depend on each other; refuses metrics that are no sums."""
-        batches = functools.partial(feed.for_training, dataset, 0, class_weight)
+        batches = functools.partial(data.for_training, dataset, 0, class_weight)
         with target.compiling_for(self._platform), self._strategy.scope():
             mixing.refuse_metrics(self.variables, batches)
             mixing.warn_of_mixing(self.variables, batches)
@@ -124,7 +125,7 @@ class TensorFlowExecutor:
         if not self.evaluation_compiled:
             with target.compiling_for(self._platform), self._strategy.scope():
                 mixing.refuse_metrics(self.variables, lambda: narrow(finite_dataset(dataset)))
-        padded: Any = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
+        padded: Any = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
         if not self._is_separable(padded[0]):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
@@ -148,7 +149,7 @@ class TensorFlowExecutor:
 
     def predict(self, dataset: Any) -> Nest:
         """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
-        batches = feed.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
+        batches = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
         collected = []
         with data_errors():
             for batch, valid in feed.distribute(batches, self._strategy):
@@ -179,7 +180,7 @@ class TensorFlowExecutor:
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether an evaluation can be padded: no number depends on the padding."""
-        share = feed.cut_spec(batch_spec, self._strategy.num_replicas_in_sync)
+        share = data.cut_spec(batch_spec, self._strategy.num_replicas_in_sync)
         key = str(share)
         if key not in self._separable:
             with target.compiling_for(self._platform), self._strategy.scope():

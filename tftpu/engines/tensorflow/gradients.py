@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tftpu.engines.checks import refuse_unreached
 from tftpu.engines.compiled_losses import CompiledLosses
-from tftpu.engines.losses import divisor, weighted_sum
-from tftpu.engines.tensorflow.checks import refuse_unreached
-from tftpu.engines.tensorflow.collectives import Division
-from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
+from tftpu.engines.division import Division
+from tftpu.engines.forward import Forward, ForwardPass, Values
+from tftpu.engines.losses import divisor, summed_loss
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
 
@@ -102,7 +102,9 @@ class ShareGradients:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(watched)
                 result = self._run(batch, values)
-                loss, terms = self._loss(result, divisors)
+                loss, terms = summed_loss(
+                    self._terms, result.computed, divisors, self._division.parts
+                )
                 scaled = loss if scale is None else loss * scale
             grads: Any = tape.gradient(scaled, watched)
             reached[:] = [grad is not None for grad in grads]
@@ -124,18 +126,6 @@ class ShareGradients:
 
     def _run(self, batch: Nest, values: Values) -> Forward:
         return self._forward.run(batch, values, training=True, division=self._division)
-
-    def _loss(self, result: Forward, divisors: list[Any]) -> tuple[Tensor, list]:
-        """Returns a microbatch's part of the loss, and of each of its terms."""
-        terms = [
-            tf.math.divide_no_nan(weighted_sum(elements), divisor)
-            for elements, divisor in zip(result.computed.elements, divisors)
-        ]
-        # A value that is only logged may be infinite: 0 times it is not 0.
-        pairs = [(value, term.weight) for value, term in zip(terms, self._terms) if term.weight]
-        weighted = [value * weight for value, weight in pairs]
-        added = result.computed.added / self._division.parts
-        return tf.add_n([added, *weighted]), terms
 
     def _divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]

@@ -18,7 +18,7 @@ def leaves_of(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Lea
 
 def _leaf(variable: Variable) -> Leaf:
     return Leaf(
-        name=getattr(variable, "path", variable.name),
+        name=getattr(variable, "path", variable.name.removesuffix(":0")),
         shape=tuple(variable.shape),
         dtype=np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype).name,
         # On a CPU this is the variable's own memory, without a copy.

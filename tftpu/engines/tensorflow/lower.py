@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
-from tftpu.engines import keras_internals
+from tftpu.engines import checks, keras_internals
+from tftpu.engines.data import with_examples
 from tftpu.engines.losses import examples_of
 from tftpu.engines.lowered import LoweredStep, layer_path
 from tftpu.engines.objective import Objective
-from tftpu.engines.tensorflow import checks, internals
-from tftpu.engines.tensorflow.feed import with_examples
+from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.errors import UserError
@@ -152,7 +152,7 @@ def _to_hlo(
     """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     concrete = traced.get_concrete_function(*batch)
-    checks.refuse_host_ops(checks.graph_ops(concrete.graph))
+    xla_ops.refuse_host_ops(xla_ops.graph_ops(concrete.graph))
     try:
         hlo = internals.compiler_ir(concrete, stage)
     except (tf.errors.OpError, ValueError) as error:

@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines import keras_internals
+from tftpu.engines import checks, keras_internals
 from tftpu.engines.compiled_losses import CompiledLosses
+from tftpu.engines.division import Division
+from tftpu.engines.forward import ForwardPass, Values
 from tftpu.engines.losses import Losses, examples_of
-from tftpu.engines.tensorflow.collectives import Division, gathering
-from tftpu.engines.tensorflow.forward import ForwardPass, Values
+from tftpu.engines.tensorflow.collectives import gathering
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 # More than rounding: the same examples in another place of a batch may be summed in another order.
@@ -37,22 +37,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         state: the variables.
         batches: returns global batches, of which the first is used; called only for a trial.
     """
-    normalised = [
-        layer.name
-        for layer in keras_internals.flat_layers(state.model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and not layer.synchronized
-    ]
-    if normalised:
-        warnings.warn(
-            f"The layer {normalised[0]!r} ({len(normalised)} such) normalises over the examples "
-            "that one device has at a time: another number of devices or microbatches gives other "
-            "numbers. tftpu.models.layers.normalization.GhostBatchNormalization, which takes "
-            "groups of a fixed size, and LayerNormalization or GroupNormalization do not.",
-            stacklevel=2,
-        )
-    elif _has_unknown_code(state):
+    if not checks.warn_of_batch_statistics(state.model) and _has_unknown_code(state):
         names = _mixed(state, _first_examples(state, batches()))
         if names:
             warnings.warn(
@@ -80,13 +65,7 @@ def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
     batch = _first_examples(state, batches())
     compute = tf.function(lambda given: _metric_states(state, own, given), autograph=False)
     names = [v.path for losses in own for v in losses.metric_variables]
-    for name, once, twice in zip(names, *compute(batch)):
-        if not np.allclose(2 * once.numpy(), twice.numpy(), rtol=1e-3, atol=1e-6, equal_nan=True):
-            raise UserError(
-                f"The state {name!r} of a metric is not a sum over examples: tftpu adds up the "
-                "states of batches and devices, which would give a wrong number. Make the "
-                "metric of sums and counts (as keras.metrics.Mean is), or compute it in a callback."
-            )
+    checks.refuse_states(names, *compute(batch))
 
 
 def _metric_states(

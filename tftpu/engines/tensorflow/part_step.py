@@ -5,14 +5,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tftpu.engines import keras_internals
+from tftpu.engines import checks, keras_internals
+from tftpu.engines.division import Division
+from tftpu.engines.forward import Forward, ForwardPass, Values
 from tftpu.engines.losses import divisor, examples_of
+from tftpu.engines.parts import Part
 from tftpu.engines.sums import PartSums
-from tftpu.engines.tensorflow import checks, update
-from tftpu.engines.tensorflow.collectives import Division
-from tftpu.engines.tensorflow.forward import Forward, ForwardPass, Values
+from tftpu.engines.tensorflow import update, xla_ops
 from tftpu.engines.tensorflow.gradients import Description, ShareGradients
-from tftpu.engines.tensorflow.state import ModelState, Part
+from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
 
 
@@ -129,7 +130,7 @@ def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forwar
         return keras.tree.flatten((computed.elements, computed.added, results[-1].statistics))
 
     graph = tf.function(trace, autograph=False).get_concrete_function(microbatch).graph
-    checks.refuse_host_ops(checks.graph_ops(graph))
+    xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
     return results[-1]
 
 

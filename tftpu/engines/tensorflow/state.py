@@ -2,44 +2,21 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
-from tftpu.engines import keras_internals
-from tftpu.engines.compiled_losses import CompiledLosses
+from tftpu.engines import checks, keras_internals
 from tftpu.engines.engine import Leaf
 from tftpu.engines.losses import Losses
 from tftpu.engines.objective import Objective
-from tftpu.engines.own_losses import ComputedLoss, FunctionLosses, overrides_compute_loss
-from tftpu.engines.tensorflow import checks
+from tftpu.engines.parts import compiled_part, parts_of
 from tftpu.engines.tensorflow.leaves import leaves_of
-from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 Tensors = list[Any]  # a list of tensors
-
-
-class Part(NamedTuple):
-    """One objective of a step, with what follows it.
-
-    Attributes:
-        name: of the objective; "" if it is the only one.
-        losses: its losses.
-        variables: the variables that follow it.
-        optimizer: their optimizer, without a loss-scaling wrapper.
-        scaler: the wrapper with a dynamic loss scale; None if there is none.
-        every: the steps from one update to the next.
-    """
-
-    name: str
-    losses: Losses
-    variables: list[keras.Variable]
-    optimizer: Any
-    scaler: Any
-    every: int
 
 
 class ModelState:
@@ -84,14 +61,14 @@ class ModelState:
         self.options = options
         self.replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
         if objectives:
-            self.parts = _parts_of(model, objectives, symbolic)
+            self.parts = parts_of(model, objectives, symbolic)
         elif not labelled:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
             keras_internals.build_by(lambda given: model(given, training=False), x)
             self.parts = []
         else:
             keras_internals.build(model, symbolic)
-            self.parts = [_compiled_part(model)]
+            self.parts = [compiled_part(model)]
         self.drawn_apart = keras_internals.seed_states(model)
         self.drawn_by_example = keras_internals.example_seeds(model)
         make = functools.partial(tf.Variable, trainable=False)
@@ -148,7 +125,8 @@ class ModelState:
             by_example = index >= len(self.drawn_apart)
             for data in apart[:1] if by_example else apart:
                 seed = tf.random.fold_in(seed, data)
-            seed = tf.concat([seed, [first_example]], 0) if by_example else seed
+            # One replica's examples are consecutive.
+            seed = tf.concat([seed, [first_example, 2**31 - 1, 0]], 0) if by_example else seed
             seeds.append(tf.cast(seed, state.dtype))
         return seeds
 
@@ -172,48 +150,3 @@ class ModelState:
     def leaves(self) -> dict[str, list[Leaf]]:
         """Returns `groups` as leaves, which checkpoints read and assign."""
         return leaves_of(self.groups())
-
-
-def _compiled_part(model: keras.Model) -> Part:
-    compiled = CompiledLosses(model)
-    losses = ComputedLoss(model, compiled) if overrides_compute_loss(model) else compiled
-    return Part("", losses, model.trainable_variables, *_unwrapped(model.optimizer), 1)
-
-
-def _parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -> list[Part]:
-    """Builds model and optimizers for objectives; all functions run before variables are read."""
-    several = len(objectives) > 1
-    losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
-    known = {id(v) for v in model.trainable_variables}
-    parts = []
-    for one, found in zip(objectives, losses):
-        variables = _variables_of(model, one)
-        for variable in variables:
-            if id(variable) not in known:
-                raise UserError(
-                    f"The objective {one.name!r} trains {variable.path!r}, which is not a "
-                    "trainable variable of the model given to Trainer: make its layer an "
-                    "attribute of the model, so that it is saved with it."
-                )
-        optimizer: Any = keras.optimizers.get(one.optimizer)
-        optimizer.build(variables)
-        name = one.name if several else ""
-        parts.append(Part(name, found, variables, *_unwrapped(optimizer), one.every))
-    return parts
-
-
-def _variables_of(model: keras.Model, objective: Objective) -> list[keras.Variable]:
-    chosen = objective.variables
-    if chosen is None:
-        return model.trainable_variables
-    found = chosen.trainable_variables if isinstance(chosen, keras.Layer) else list(chosen)
-    if not found:
-        raise UserError(f"The objective {objective.name!r} has no trainable variables.")
-    return found
-
-
-def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
-    """Returns an optimizer without its loss-scaling wrapper, and the wrapper or None."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer.inner_optimizer, optimizer
-    return optimizer, None

@@ -22,8 +22,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tftpu.engines import checks
 from tftpu.engines.sums import TrainSums
-from tftpu.engines.tensorflow import checks, flops, update
+from tftpu.engines.tensorflow import flops, update, xla_ops
 from tftpu.engines.tensorflow.accumulator import Accumulator
 from tftpu.engines.tensorflow.loops import Turns
 from tftpu.engines.tensorflow.part_step import PartStep
@@ -77,7 +78,7 @@ class TrainStep:
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
         forward = tf.function(self.forward, autograph=False)
-        ops = checks.graph_ops(forward.get_concrete_function(self._microbatch).graph)
+        ops = xla_ops.graph_ops(forward.get_concrete_function(self._microbatch).graph)
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
         return flops.PASSES * parts * flops.of_forward(ops)
 

@@ -5,7 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.tensorflow.state import ModelState, Part
+from tftpu.engines.parts import Part
+from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Tensor
 
 

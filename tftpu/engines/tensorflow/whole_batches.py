@@ -5,8 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tftpu.engines.batches import finite_dataset, narrow
 from tftpu.engines.losses import examples_of
-from tftpu.engines.tensorflow.batches import finite_dataset, narrow
 from tftpu.engines.tensorflow.eval_step import EvalStep
 from tftpu.engines.tensorflow.loops import traced_for
 

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.losses import Computed, Term
 from tftpu.engines.objective import Objective
-from tftpu.engines.tensorflow import internals
 from tftpu.errors import UserError
+from tftpu.tensors import Tensor, ops
 
 if TYPE_CHECKING:
-    from tftpu.engines.tensorflow.state import Part
+    from tftpu.engines.parts import Part
 
 # Methods of a model that the step does not call, and what to do instead of overriding them.
 _OVERRIDES = {
@@ -25,13 +26,6 @@ _OVERRIDES = {
     "test_step": "write the same logic as loss_fn(model, batch, training), which evaluation calls "
     "as well: Trainer(model, loss_fn=loss_fn); or put what it measures into compile(metrics=...)",
     "compute_metrics": "put the metrics into compile(metrics=...)",
-}
-
-
-# What to use instead of ops that XLA cannot compile.
-_INSTEAD = {
-    "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
-    "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
 }
 
 
@@ -156,6 +150,43 @@ def warn_of_means(part: "Part", computed: Computed) -> None:
             )
 
 
+def warn_of_batch_statistics(model: keras.Model) -> bool:
+    """Warns of layers that normalise over the examples of a part of a batch; returns whether."""
+    normalised = [
+        layer.name
+        for layer in keras_internals.flat_layers(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+    ]
+    if normalised:
+        warnings.warn(
+            f"The layer {normalised[0]!r} ({len(normalised)} such) normalises over the examples "
+            "that one device has at a time: another number of devices or microbatches gives other "
+            "numbers. tftpu.models.layers.normalization.GhostBatchNormalization, which takes "
+            "groups of a fixed size, and LayerNormalization or GroupNormalization do not.",
+            stacklevel=2,
+        )
+    return bool(normalised)
+
+
+def refuse_states(names: Sequence[str], once: Sequence[Tensor], twice: Sequence[Tensor]) -> None:
+    """Raises `UserError` for a metric whose states are not sums over examples.
+
+    Args:
+        names: of its states.
+        once, twice: their values after a batch, and after the same batch twice.
+    """
+    for name, *values in zip(names, once, twice):
+        first, second = (ops.convert_to_numpy(value) for value in values)
+        if not np.allclose(2 * first, second, rtol=1e-3, atol=1e-6, equal_nan=True):
+            raise UserError(
+                f"The state {name!r} of a metric is not a sum over examples: tftpu adds up the "
+                "states of batches and devices, which would give a wrong number. Make the "
+                "metric of sums and counts (as keras.metrics.Mean is), or compute it in a callback."
+            )
+
+
 def _is_stateful(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.RNN) and bool(layer.stateful)
 
@@ -203,34 +234,3 @@ def refuse_spec(spec: Any) -> None:
             f"The data has a tensor of shape {tuple(spec.shape)}: XLA compiles static shapes only. "
             "Pad or crop to one size in the input pipeline."
         )
-
-
-def refuse_host_ops(ops: list[tf.Operation]) -> None:
-    """Raises `UserError`, naming the layer, if there is an op that XLA cannot compile."""
-    for op in ops:
-        if not internals.xla_kernel(op.type) and not internals.is_call(op):
-            layer = internals.layer_of(op)
-            instead = _INSTEAD.get(
-                op.type, "Move it to the input pipeline (tf.data), or remove the layer."
-            )
-            raise UserError(
-                f"The layer {layer!r} uses the op {op.type}, which XLA cannot compile, so no TPU "
-                f"can run it. {instead}"
-            )
-
-
-def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
-    """Returns the ops of a graph and of all the functions that it calls."""
-    ops: list[tf.Operation] = []
-    seen: set[int] = set()
-    todo = [graph]
-    while todo:
-        here = todo.pop()
-        known = internals.functions_of(here)
-        for op in here.get_operations():
-            ops.append(op)
-            for body in internals.called_functions(known, op):
-                if id(body) not in seen:
-                    seen.add(id(body))
-                    todo.append(body)
-    return ops

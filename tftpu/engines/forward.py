@@ -5,14 +5,13 @@ tensor returned. That lets microbatches start from the same batch statistics, an
 layers draw different numbers on every replica.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.engines.division import Division, divided
 from tftpu.engines.losses import Computed, Losses
-from tftpu.engines.tensorflow.collectives import Division, divided
-from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor, ops
 
 
@@ -48,6 +47,25 @@ class Forward(NamedTuple):
     updated: list[keras.Variable]
 
 
+class Variables(Protocol):
+    """The variables of a model, which an engine holds."""
+
+    model: keras.Model
+
+    @property
+    def seed_states(self) -> list[keras.Variable]:
+        """The states of all seed generators."""
+        ...
+
+    def trained_values(self) -> list[Tensor]:
+        """Returns the values of the trainable weights."""
+        ...
+
+    def evaluated_weights(self) -> list[Tensor]:
+        """Returns the weights that evaluation uses: the averages where they are kept."""
+        ...
+
+
 class ForwardPass:
     """The forward pass of a model with one kind of losses.
 
@@ -55,11 +73,14 @@ class ForwardPass:
         state: the variables.
         losses: the losses.
         statistics: the moving statistics that training may change.
+
+    Attributes:
+        losses, statistics: the arguments.
     """
 
-    def __init__(self, state: ModelState, losses: Losses, statistics: list[keras.Variable]):
+    def __init__(self, state: Variables, losses: Losses, statistics: list[keras.Variable]):
         self._state = state
-        self._losses = losses
+        self.losses = losses
         self._model = state.model
         self.statistics = statistics
 
@@ -85,19 +106,19 @@ class ForwardPass:
             values = values._replace(metrics=self.zero_metrics())
         means = keras_internals.unscaled_losses()
         with self._scope(values) as scope, divided(division), means:
-            computed = self._losses.compute(batch, training, valid, lambda: scope.losses)
+            computed = self.losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
-            states = [scope.get_current_value(v) for v in self._losses.metric_variables]
+            states = [scope.get_current_value(v) for v in self.losses.metric_variables]
         return Forward(computed, new, states, scope.updated)
 
     def outputs(self, batch: Nest) -> Nest:
         """Returns what the forward pass alone computes, as in evaluation."""
         with self._scope(Values(self._state.trained_values())):
-            return self._losses.outputs(batch)
+            return self.losses.outputs(batch)
 
     def zero_metrics(self) -> list[Tensor]:
         """Returns states of the metrics that hold nothing yet."""
-        return [ops.zeros(v.shape, v.dtype) for v in self._losses.metric_variables]
+        return [ops.zeros(v.shape, v.dtype) for v in self.losses.metric_variables]
 
     def _scope(self, values: Values) -> "RecordingScope":
         """Returns a scope in which the variables have the given values."""
@@ -105,7 +126,7 @@ class ForwardPass:
             (self._model.trainable_variables, values.trainable),
             (self.statistics, values.statistics),
             (self._state.seed_states, values.seeds),
-            (self._losses.metric_variables, values.metrics),
+            (self.losses.metric_variables, values.metrics),
         )
         mapping = [pair for group, given in groups if given for pair in zip(group, given)]
         return RecordingScope(mapping)
@@ -132,7 +153,7 @@ class RecordingScope(keras.StatelessScope):
             self.updated.append(update[0])
 
 
-def predict(state: ModelState, x: Nest) -> Nest:
+def predict(state: Variables, x: Nest) -> Nest:
     """Returns the model's output with the weights that evaluation uses."""
     pairs = list(zip(state.model.trainable_variables, state.evaluated_weights()))
     with RecordingScope(pairs):

@@ -1,0 +1,62 @@
+"""The text that describes a mesh."""
+
+import pytest
+
+from tftpu.config import Cluster
+from tftpu.config.mesh import mesh_sizes, parse_mesh
+from tftpu.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "text, sizes",
+    [
+        (None, (8, 1, 1)),
+        ("data:8", (8, 1, 1)),
+        ("fsdp:8", (1, 8, 1)),
+        ("fsdp:-1", (1, 8, 1)),
+        ("tensor:2, fsdp:2 ,data:2", (2, 2, 2)),
+        ("data:2,fsdp:-1", (2, 4, 1)),
+        ("data:8,fsdp:-1", (8, 1, 1)),
+    ],
+)
+def test_sizes(text, sizes):
+    assert tuple(mesh_sizes(text, 8).values()) == sizes
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("fdsp:8", r"an axis 'fdsp': the axes are data, fsdp, tensor.* Did you mean 'fsdp'\?"),
+        ("fsdp", "the size '' for 'fsdp'"),
+        ("fsdp:0", "the size '0' for 'fsdp': give a whole number, or -1"),
+        ("fsdp:-2", "the size '-2'"),
+        ("fsdp:²", "the size '²'"),
+        ("", "an axis ''"),
+        ("data:2,data:4", "names the axis 'data' twice"),
+        ("data:-1,fsdp:-1", "several sizes of -1"),
+    ],
+)
+def test_what_is_no_mesh(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_mesh(text)
+    with pytest.raises(UserError, match=message):
+        Cluster(mesh=text).validate()
+
+
+@pytest.mark.parametrize("text", ["fsdp:4", "fsdp:16", "data:3,fsdp:-1", "data:16,fsdp:-1"])
+def test_sizes_that_do_not_use_every_device(text):
+    with pytest.raises(UserError, match=r"device\(s\), and there are 8: its sizes must multiply"):
+        mesh_sizes(text, 8)
+
+
+def test_a_mesh_is_for_the_jax_engine():
+    with pytest.raises(UserError, match="is for the JAX engine"):
+        Cluster(engine="tensorflow", mesh="fsdp:8").validate()
+    with pytest.raises(UserError, match=r"engine.*'jx'.*Did you mean 'jax'"):
+        Cluster(engine="jx").validate()
+
+
+def test_the_shares_that_a_mesh_implies():
+    assert Cluster(mesh="data:2,fsdp:4,tensor:2").known_shares == 8
+    assert Cluster(mesh="data:2,fsdp:-1").known_shares == 2
+    assert Cluster(virtual_devices=4).known_shares == 4

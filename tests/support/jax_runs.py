@@ -1,0 +1,140 @@
+"""Runs a trainer on the JAX engine, for `tests/training/test_jax_runs.py`.
+
+    KERAS_BACKEND=jax python -m tests.support.jax_runs FOLDER
+
+FOLDER/shared holds a run of the first half of the steps, and FOLDER/results.npz what was found.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import tftpu
+from tftpu.models.layers.stochastic_depth import StochasticDepth
+
+HALF, STEPS = 6, 12
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Returns 60 examples: the batches of 16 of an epoch end with a smaller one."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 6)).astype("float32")
+    return x, (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0)
+
+
+def trainer_of(mesh: str | None, workdir: Path | None, **cluster: Any) -> tftpu.Trainer:
+    """Returns a trainer of a model with batch statistics, float16's loss scale and averages."""
+    engine = tftpu.connect("none", mesh=mesh, **cluster)
+    keras.utils.set_random_seed(4)
+    bias = keras.initializers.RandomNormal(stddev=0.1, seed=5)
+    with engine.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(1024, "tanh", bias_initializer=bias, name="first"),
+                keras.layers.Dense(3, name="last"),
+            ],
+            name="mlp",
+        )
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, 0.9), 64.0, 4)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+    for index, variable in enumerate(model.trainable_variables):
+        rng = np.random.default_rng(index)  # Keras's backends draw different numbers
+        variable.assign(rng.uniform(-0.2, 0.2, variable.shape).astype("float32"))
+    options = tftpu.TrainOptions(ema_momentum=0.9, checkpoint_every=HALF, steps_per_loop=3)
+    return tftpu.Trainer(model, str(workdir) if workdir else None, options, engine=engine)
+
+
+def fitted(trainer: tftpu.Trainer, steps: int) -> tftpu.Trainer:
+    """Trains up to a step, on arrays in an order that depends on the seed only."""
+    x, y = data()
+    trainer.fit(x, y, batch_size=16, steps_per_epoch=3, epochs=steps // 3, verbose=0)
+    return trainer
+
+
+def weights_of(trainer: tftpu.Trainer) -> list[np.ndarray]:
+    """Returns the trainable weights of a trainer's model, and their averages."""
+    own = [keras.ops.convert_to_numpy(v) for v in trainer.model.trainable_variables]
+    return [*own, *trainer.executor.averaged_weights().values()]
+
+
+def losses_with_random_depth(mesh: str, microbatches: int, devices: int) -> list[float]:
+    """Returns the losses of a model that drops branches of single examples."""
+    engine = tftpu.connect("none", virtual_devices=devices, mesh=mesh)
+    inputs = keras.Input((6,))
+    ones = keras.initializers.Ones()
+    branch = StochasticDepth(0.5, name="depth")(keras.layers.Dense(6, "tanh", True, ones)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(3, None, True, ones)(inputs + branch))
+    model.compile("sgd", keras.losses.MeanSquaredError())
+    options = tftpu.TrainOptions(gradient_accumulation_steps=microbatches)
+    x, y = data()
+    trainer = tftpu.Trainer(model, None, options, engine=engine)
+    history = trainer.fit(x[:48], np.eye(3)[y[:48]], batch_size=16, epochs=3, verbose=0)
+    return history.history["loss"]
+
+
+class Largest(keras.metrics.Metric):
+    """A metric whose state is no sum: the largest prediction so far."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros", name="state")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(keras.ops.maximum(self.largest.value, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.largest.value
+
+
+def refusals() -> list[str]:
+    """Returns the messages about what the JAX engine cannot train."""
+    found = []
+    x, y = data()
+    for mesh, metric in (("tensor:4", "accuracy"), ("fsdp:4", Largest())):
+        try:
+            trainer = trainer_of(mesh, None, virtual_devices=4)
+            trainer.model.compile("sgd", trainer.model.loss, metrics=[metric])
+            trainer.fit(x, y, batch_size=16, epochs=1, verbose=0)
+        except tftpu.UserError as error:
+            found.append(str(error))
+    return found
+
+
+def main(folder: Path) -> dict[str, Any]:
+    """Returns the weights after all steps, trained in different ways."""
+    x, y = data()
+    straight = fitted(trainer_of("fsdp:4", None, virtual_devices=4), STEPS)
+    fitted(trainer_of("fsdp:4", folder / "shared", virtual_devices=4), HALF)
+    found = {"straight": weights_of(straight)}
+    for name, mesh in (("same mesh", "fsdp:4"), ("other mesh", "data:2,fsdp:2")):
+        shutil.copytree(folder / "shared", folder / name)
+        resumed = fitted(trainer_of(mesh, folder / name, virtual_devices=4), STEPS)
+        found[name] = weights_of(resumed)
+    results = {
+        f"{name} {i}": weight for name, all_ in found.items() for i, weight in enumerate(all_)
+    }
+    results["predicted"] = straight.predict(x, batch_size=16)
+    evaluated = straight.evaluate(x, y, batch_size=16)
+    results["evaluated"] = [evaluated["loss"], evaluated["accuracy"]]
+    for variable, value in zip(straight.model.trainable_variables, found["straight"][4:]):
+        variable.assign(value)  # Keras evaluates with the weights, not with their averages
+    results["predicted by Keras"] = straight.model.predict(x, verbose=0)
+    straight.model.compile(loss=straight.model.loss, metrics=["accuracy"])
+    results["evaluated by Keras"] = straight.model.evaluate(x, y, batch_size=16, verbose=0)
+    epochs = trainer_of("fsdp:4", None, virtual_devices=4)
+    history = epochs.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    results["depth on one device"] = losses_with_random_depth("data:1", 1, devices=1)
+    results["depth on four devices"] = losses_with_random_depth("data:2,fsdp:2", 2, devices=4)
+    results["refusals"] = refusals()
+    results["epochs"] = history.history["loss"]
+    return results
+
+
+if __name__ == "__main__":
+    np.savez(Path(sys.argv[1]) / "results.npz", **main(Path(sys.argv[1])))

@@ -1,0 +1,72 @@
+"""Runs of a trainer on the JAX engine: resumed, on another mesh, on the other engine."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.support import jax_runs
+from tests.support.jax_runs import STEPS
+from tests.support.strategies import relative
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Returns the folder of the runs, and what they found."""
+    folder = tmp_path_factory.mktemp("runs")
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.jax_runs", str(folder)],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        check=True,
+    )
+    return folder, dict(np.load(folder / "results.npz"))
+
+
+def weights(found, name: str) -> list[np.ndarray]:
+    return [found[f"{name} {i}"] for i in range(8)]  # four weights and their averages
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(run):
+    for straight, resumed in zip(weights(run[1], "straight"), weights(run[1], "same mesh")):
+        np.testing.assert_array_equal(straight, resumed)
+
+
+def test_a_run_resumes_on_another_mesh(run):
+    for straight, resumed in zip(weights(run[1], "straight"), weights(run[1], "other mesh")):
+        assert relative(resumed, straight) < 1e-5
+
+
+def test_a_run_begun_on_jax_ends_on_tensorflow(run):
+    folder, found = run
+    resumed = jax_runs.fitted(jax_runs.trainer_of(None, folder / "shared"), STEPS)
+    assert resumed.step == STEPS
+    for straight, value in zip(weights(found, "straight"), jax_runs.weights_of(resumed)):
+        assert relative(value, straight) < 1e-5
+
+
+def test_evaluation_and_prediction_are_those_of_keras(run):
+    found = run[1]
+    np.testing.assert_allclose(
+        found["predicted"], found["predicted by Keras"], rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(found["evaluated"], found["evaluated by Keras"], rtol=1e-6)
+
+
+def test_epochs_end_with_their_smaller_batch_as_on_tensorflow(run):
+    x, y = jax_runs.data()
+    trainer = jax_runs.trainer_of(None, None)
+    history = trainer.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    np.testing.assert_allclose(run[1]["epochs"], history.history["loss"], rtol=1e-5)
+
+
+def test_what_cannot_be_trained_is_refused(run):
+    no_rules, no_sum = run[1]["refusals"]
+    assert "the Sequential 'mlp' has no sharding_rules" in no_rules
+    assert "'largest/state' of a metric is not a sum over examples" in no_sum
+
+
+def test_an_example_draws_the_same_on_any_mesh_and_in_any_microbatch(run):
+    one, four = (run[1][f"depth on {devices}"] for devices in ("one device", "four devices"))
+    np.testing.assert_allclose(four, one, rtol=1e-5)

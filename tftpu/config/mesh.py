@@ -1,0 +1,65 @@
+"""The text that describes a mesh, such as "data:2,fsdp:4"."""
+
+import math
+
+from tftpu.errors import UserError, did_you_mean
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+AXES = (DATA, FSDP, TENSOR)
+
+
+def parse_mesh(mesh: str) -> dict[str, int]:
+    """Returns the sizes of the axes that a mesh names; -1 for the devices that are left.
+
+    Args:
+        mesh: such as "fsdp:8" or "data:2,fsdp:-1".
+
+    Raises:
+        UserError: an unknown axis, or a size that is none.
+    """
+    sizes: dict[str, int] = {}
+    for part in mesh.split(","):
+        name, _, size = (text.strip() for text in part.partition(":"))
+        if name not in AXES:
+            raise UserError(
+                f"The mesh {mesh!r} has an axis {name!r}: the axes are {', '.join(AXES)}, as in "
+                f"'fsdp:8' or 'data:2,fsdp:4'.{did_you_mean(name, AXES)}"
+            )
+        if name in sizes:
+            raise UserError(f"The mesh {mesh!r} names the axis {name!r} twice.")
+        if not (size == "-1" or (size.isascii() and size.isdigit() and int(size) > 0)):
+            raise UserError(
+                f"The mesh {mesh!r} has the size {size!r} for {name!r}: give a whole number, or -1 "
+                "for the devices that are left."
+            )
+        sizes[name] = int(size)
+    if list(sizes.values()).count(-1) > 1:
+        raise UserError(f"The mesh {mesh!r} has several sizes of -1: leave one to be filled.")
+    return sizes
+
+
+def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
+    """Returns the size of every axis of a mesh.
+
+    Args:
+        mesh: as for `parse_mesh`; None: all devices share the batch, and each holds the model.
+        devices: number of devices.
+
+    Raises:
+        UserError: as for `parse_mesh`, or the sizes do not use every device exactly once.
+    """
+    every = dict.fromkeys(AXES, 1)
+    if mesh is None:
+        return {**every, DATA: devices}
+    sizes = parse_mesh(mesh)
+    known = math.prod(size for size in sizes.values() if size > 0)
+    free = [name for name, size in sizes.items() if size == -1]
+    if free and devices % known == 0:
+        sizes[free[0]] = devices // known
+    elif known != devices or free:
+        raise UserError(
+            f"The mesh {mesh!r} is for {'a multiple of ' if free else ''}{known} device(s), and "
+            f"there are {devices}: its sizes must multiply to that number. -1 takes what is left, "
+            "as in 'fsdp:-1'."
+        )
+    return {**every, **sizes}

@@ -1,0 +1,85 @@
+"""Connects the JAX engine to the available devices."""
+
+import contextlib
+from collections.abc import Sequence
+
+import jax
+
+from tftpu.config.mesh import mesh_sizes
+from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax.engine import JaxEngine
+from tftpu.errors import UserError
+
+# The engine of the last `connect`: models do not know of it.
+_connected: list[JaxEngine] = []
+
+
+def connect(tpu: str, virtual_devices: int | None, mesh: str | None) -> JaxEngine:
+    """Returns the engine for all devices that JAX finds.
+
+    Args:
+        tpu: "auto": the TPU if there is one, else GPUs, else the CPU; "local": the TPU of this
+            machine; "none": no TPU.
+        virtual_devices: number of devices that the CPU is split into.
+        mesh: as for `tftpu.connect`.
+
+    Raises:
+        UserError: a requested TPU is not available, or the mesh does not fit the devices.
+    """
+    found = _devices(tpu, virtual_devices)
+    sizes = mesh_sizes(mesh, len(found))
+    _connected[:] = [JaxEngine(meshes.make(sizes, found))]
+    return _connected[0]
+
+
+def current() -> JaxEngine:
+    """Returns the engine of the last `connect`; without one, that of the first device."""
+    if not _connected:
+        _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), jax.devices()[:1])))
+    return _connected[0]
+
+
+def forget_connected() -> None:
+    """Forgets the engine of the last `connect`, as in a new process."""
+    _connected.clear()
+
+
+def attached_platform() -> str:
+    """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
+    return jax.devices()[0].platform
+
+
+def _devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
+    if virtual_devices is not None or tpu == "none":
+        return _virtual_cpus(virtual_devices) if virtual_devices else _without_tpu()
+    if tpu not in ("auto", "local"):
+        raise UserError(
+            f"tpu={tpu!r} names a TPU, and the JAX engine runs on the machine that the TPU is "
+            "attached to: run there, with tpu='local'."
+        )
+    devices = jax.devices()
+    if tpu == "local" and devices[0].platform != "tpu":
+        raise UserError(
+            f"tpu='local' was requested, and JAX finds {len(devices)} {devices[0].platform} "
+            "device(s): install tftpu with its [jax-tpu] extra on a TPU VM; tpu='none' trains on "
+            "the CPU or GPUs."
+        )
+    return devices
+
+
+def _without_tpu() -> Sequence[meshes.Device]:
+    devices = jax.devices()
+    return jax.devices("cpu") if devices[0].platform == "tpu" else devices
+
+
+def _virtual_cpus(count: int) -> Sequence[meshes.Device]:
+    with contextlib.suppress(RuntimeError):  # a JAX that is running already keeps its devices
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_platforms", "cpu")  # a TPU's library would look for its chips
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise UserError(
+            f"virtual_devices={count} cannot be set up, JAX already runs with {len(found)} CPU "
+            "device(s): call tftpu.connect() before anything else uses JAX."
+        )
+    return found[:count]

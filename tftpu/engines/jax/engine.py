@@ -1,0 +1,101 @@
+"""The JAX engine: one program over a mesh of devices, partitioned by XLA (GSPMD)."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+from jax.sharding import Mesh
+
+from tftpu.config import TrainOptions
+from tftpu.engines import checks, data
+from tftpu.engines.engine import Epoch
+from tftpu.engines.jax import feed
+from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax.executor import JaxExecutor
+from tftpu.engines.jax.hosts import OneHost
+from tftpu.engines.jax.tracer import JaxTracer
+from tftpu.engines.objective import Objective
+from tftpu.tensors import Nest
+from tftpu.tpu import hardware, target
+
+
+class JaxEngine:
+    """See `tftpu.engines.engine.Engine`.
+
+    Args:
+        mesh: the devices, with the axes of `tftpu.engines.jax.mesh`.
+
+    Attributes:
+        mesh: the devices.
+    """
+
+    lost_host_errors: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.data_shares: int = meshes.batch_shares(mesh)
+        self.hosts = OneHost()
+        self.tracer = JaxTracer()
+        devices = mesh.devices.flatten()
+        self._platform: str = devices[0].platform
+        axes = ",".join(f"{axis}:{size}" for axis, size in mesh.shape.items() if size > 1)
+        self.description = f"{len(devices)} device(s), JAX engine" + (f", {axes}" if axes else "")
+        self.hardware = hardware.of_devices(len(devices), self._platform == "tpu")
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Enters the context in which models are built."""
+        with target.compiling_for(self._platform):
+            yield
+
+    def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
+        """Raises `UserError` for a model that cannot be trained as it is."""
+        checks.refuse_model(model, objectives)
+
+    def epoch(self, dataset: Any) -> Epoch:
+        """Returns the length of one pass over a data set; may have to read all of it."""
+        return data.length_of(dataset)
+
+    def training_spec(
+        self,
+        dataset: Any,
+        microbatches: int = 1,
+        class_weight: dict[int, float] | None = None,
+    ) -> Nest:
+        """Returns the spec of one share of the global batches that `batches` would give."""
+        batches = data.for_training(dataset, 0, class_weight)
+        return data.share_spec(batches, self.data_shares, microbatches)
+
+    def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
+        """Returns the spec of one share of the smaller batch that an epoch ends with."""
+        return data.last_share_spec(spec, examples, self.data_shares, microbatches)
+
+    def batches(
+        self,
+        dataset: Any,
+        position: int,
+        class_weight: dict[int, float] | None = None,
+        epoch: Epoch | None = None,
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over global batches."""
+        return feed.training_batches(dataset, position, self.data_shares, class_weight, epoch)
+
+    def evaluation_spec(self, dataset: Any) -> Nest:
+        """Returns the spec of the padded global batches of an evaluation."""
+        spec: Any = data.for_evaluation(dataset, self.data_shares).element_spec
+        return spec[0]  # without the mask of examples
+
+    def prepare(
+        self,
+        model: keras.Model,
+        options: TrainOptions,
+        batch_spec: Nest,
+        objectives: Sequence[Objective] = (),
+        labelled: bool = True,
+    ) -> JaxExecutor:
+        """Prepares a model for the mesh."""
+        return JaxExecutor(
+            self.mesh, self._platform, model, options, batch_spec, objectives, labelled
+        )

@@ -1,0 +1,237 @@
+"""A compiled Keras model on a mesh: training, evaluation, prediction, state."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.sharding import Mesh
+
+from tftpu.config import TrainOptions
+from tftpu.engines import checks, data
+from tftpu.engines.batches import finite_dataset, narrow
+from tftpu.engines.engine import Leaf, LoopResult
+from tftpu.engines.jax import feed
+from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax.eval_step import EvalStep
+from tftpu.engines.jax.state import JaxState
+from tftpu.engines.jax.train_step import TrainStep
+from tftpu.engines.objective import Objective
+from tftpu.engines.sums import EvalSums, TrainSums
+from tftpu.tensors import Nest, ops
+from tftpu.tpu import target
+
+
+class JaxExecutor:
+    """See `tftpu.engines.engine.Executor`.
+
+    Args:
+        mesh: the devices.
+        platform: their platform, as `tftpu.tpu.target` names it.
+        model: compiled.
+        options: those of its step.
+        batch_spec: spec of a batch; a model that is not built yet is built for it.
+        objectives: instead of what the model was compiled with.
+        labelled: False: the batch holds features alone, and nothing is trained or evaluated.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        platform: str,
+        model: keras.Model,
+        options: TrainOptions,
+        batch_spec: Nest,
+        objectives: Sequence[Objective] = (),
+        labelled: bool = True,
+    ):
+        self._platform = platform
+        with target.compiling_for(platform):
+            self.variables = JaxState(mesh, model, batch_spec, options, objectives, labelled)
+        self._shares = meshes.batch_shares(mesh)
+        self._eval_step = EvalStep(self.variables)
+        self.train_sums = TrainSums(self.variables.losses)
+        self.eval_sums: EvalSums = self._eval_step.sums
+        self.evaluation_compiled = False
+        self._separable: dict[str, bool] = {}
+        self._evaluate = self._compiled(self._eval_step.evaluate, donate_argnums=1)
+        self._predict = self._compiled(self._eval_step.predict)
+        self._weight_norm = jax.jit(self._eval_step.weight_norm)
+
+    @property
+    def step(self) -> int:
+        """The number of training steps done, skipped ones included."""
+        return self.variables.step
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class name of the optimizer, of the first of several."""
+        return type(self.variables.parts[0].optimizer).__name__
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first optimizer at this step."""
+        return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
+
+    @property
+    def weight_norm(self) -> float:
+        """The global norm of the trainable weights."""
+        return float(self._weight_norm(self.variables.trained_values()))
+
+    def begin_at(self, step: int) -> None:
+        """Counts the steps before this one as done, although they were not trained."""
+        self.variables.step = step
+
+    def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
+        """Warns of batch statistics; refuses metrics that are no sums.
+
+        The program sees a whole microbatch, on any number of devices, so that with one of them
+        nothing depends on the division.
+        """
+        if self.variables.options.gradient_accumulation_steps > 1:
+            checks.warn_of_batch_statistics(self.variables.model)
+        batches = functools.partial(data.for_training, dataset, 0, class_weight)
+        self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(batches())))
+
+    def training(self, share_spec: Nest) -> "JaxTrainLoop":
+        """Returns the train loop for batches whose shares have this spec."""
+        with target.compiling_for(self._platform):
+            step = TrainStep(self.variables, share_spec)
+        return JaxTrainLoop(self.variables, self._platform, step)
+
+    def check_evaluation(self, batch_spec: Nest) -> None:
+        """Traces an evaluation; what does not fit raises before anything is trained."""
+        self._is_separable(batch_spec)
+
+    def evaluate(
+        self,
+        dataset: Any,
+        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> np.ndarray:
+        """Returns the sums over a finite data set, which `eval_sums` reads."""
+        padded = data.for_evaluation(dataset, self._shares)
+        spec: Any = padded.element_spec
+        if self._is_separable(spec[0]):
+            batches = feed.arrays_of(padded)
+        else:  # the padding would be seen
+            whole = narrow(finite_dataset(dataset))
+            batches = ((batch, None) for batch in feed.arrays_of(whole))
+        if not self.evaluation_compiled:
+            whole = narrow(finite_dataset(dataset))
+            self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(whole)))
+        values, sums = self._eval_step.values(), self._zeros(self.eval_sums.size)
+        with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
+            for batch, valid in batches:
+                placed = self._placed(batch), None if valid is None else self._placed(valid)
+                sums = self._evaluate(values, sums, *placed)
+            self.evaluation_compiled = True
+        return np.asarray(sums, np.float64)
+
+    def predict(self, dataset: Any) -> Nest:
+        """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
+        values, collected = self._eval_step.values(), []
+        for batch, valid in feed.arrays_of(data.for_evaluation(dataset, self._shares)):
+            outputs = self._predict(values, self._placed(data.features_of(batch)))
+            kept = np.asarray(valid) > 0
+            collected.append(jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs))
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
+
+    def predict_batch(self, x: Nest) -> Nest:
+        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
+        return self.predict_replicated(x)
+
+    def predict_replicated(self, x: Nest) -> Nest:
+        """Returns the output for one batch of any size."""
+        given = keras.tree.map_structure(np.asarray, x)
+        return jax.tree.map(np.asarray, self._predict(self._eval_step.values(), given))
+
+    def state(self) -> dict[str, list[Leaf]]:
+        """Returns all variables that a checkpoint holds, by group."""
+        return self.variables.leaves()
+
+    def averaged_weights(self) -> dict[str, np.ndarray]:
+        """Returns the averages of the trainable weights by path; empty if none are kept."""
+        variables = self.variables.model.trainable_variables
+        return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
+
+    def _is_separable(self, batch_spec: Nest) -> bool:
+        """Returns whether an evaluation can be padded: no number depends on the padding."""
+        key = str(batch_spec)
+        if key not in self._separable:
+            with target.compiling_for(self._platform):
+                self._separable[key] = self._eval_step.separable(feed.shapes_of(batch_spec))
+        return self._separable[key]
+
+    def _placed(self, batch: Nest) -> Nest:
+        return feed.placed(batch, self.variables.layout)
+
+    def _zeros(self, size: int) -> Any:
+        return jax.device_put(jnp.zeros(size), self.variables.layout.whole)
+
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def traced(*args):
+            with target.compiling_for(self._platform):
+                return function(*args)
+
+        return jax.jit(traced, **options)
+
+
+class JaxTrainLoop:
+    """See `tftpu.engines.engine.TrainLoop`.
+
+    Args:
+        state: the variables.
+        platform: the platform of the devices, as `tftpu.tpu.target` names it.
+        step: the train step.
+    """
+
+    def __init__(self, state: JaxState, platform: str, step: TrainStep):
+        self._state = state
+        self._step = step
+        self._compiled = False
+
+        def train(values, sums, number, batch, due):
+            with target.compiling_for(platform):
+                return step.train(values, sums, number, step.cut.without_padding(batch), due)
+
+        shardings = (state.shardings, state.layout.whole)
+        self._train = jax.jit(
+            train, static_argnums=4, donate_argnums=(0, 1), out_shardings=shardings
+        )
+
+    @property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward."""
+        return self._step.model_flops
+
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the step is compiled."""
+        return self._compiled
+
+    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on the devices, each while the host prepares the next batch."""
+        state, waited = self._state, 0.0
+        values = state.values()
+        sums = jax.device_put(jnp.zeros(self._step.sums.size), state.layout.whole)
+        try:
+            for _ in range(steps):
+                asked = time.monotonic()
+                found = next(batches)
+                waited += time.monotonic() - asked
+                batch = feed.placed(found, state.layout)
+                number = np.int32(state.step)
+                values, sums = self._train(values, sums, number, batch, self._step.due(state.step))
+                state.step += 1
+        finally:
+            state.assign(values)
+        self._compiled = True
+        return LoopResult(np.asarray(sums, np.float64), waited)
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a loop show a loss that is no longer finite."""
+        return self._step.diverged(sums)

@@ -1,0 +1,244 @@
+"""The variables of a run on a mesh: model, optimizer, averages, loss scale and step counter.
+
+Between device loops the values are those of the Keras variables, so that callbacks and the model
+itself see them. A step takes them as `Values` and returns new ones.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh
+
+from tftpu.config import TrainOptions
+from tftpu.engines import checks, keras_internals
+from tftpu.engines.engine import Leaf
+from tftpu.engines.jax.sharding import Layout
+from tftpu.engines.losses import Losses
+from tftpu.engines.objective import Objective
+from tftpu.engines.parts import compiled_part, parts_of
+from tftpu.tensors import Nest
+
+Arrays = list[Any]  # a list of jax.Array
+
+
+class Values(NamedTuple):
+    """The values of all variables that a step changes.
+
+    Attributes:
+        trainable: of the trainable weights of the model.
+        untrained: of its other variables, but for the states of seed generators.
+        optimizers: of the variables of each objective's optimizer.
+        scales: of each objective's loss scale: (factor, steps since it changed), or ().
+        averages: moving averages of the trainable weights; empty if none are kept.
+    """
+
+    trainable: Arrays
+    untrained: Arrays
+    optimizers: list[Arrays]
+    scales: list[Arrays]
+    averages: Arrays
+
+
+class JaxState:
+    """The variables of a model on a mesh.
+
+    Args:
+        mesh: the devices.
+        model: compiled, unless there are objectives; it is built here if it is not yet.
+        batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
+        options: `ema_momentum` says whether averages of the weights are kept.
+        objectives: instead of what the model was compiled with.
+        labelled: False: the batch holds features alone; the model is built, and has no parts.
+
+    Attributes:
+        model: the Keras model.
+        options: options of the step.
+        parts: the objectives in the order of a step; what a model was compiled with is one.
+        layout: the shardings of the variables.
+        step: number of training steps done.
+        averages: moving averages of the trainable weights; empty if none are kept.
+        untrained: the variables of the model that are neither trained nor states of generators.
+
+    Raises:
+        UserError: the model cannot be trained as it is.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        model: keras.Model,
+        batch_spec: Nest,
+        options: TrainOptions,
+        objectives: Sequence[Objective] = (),
+        labelled: bool = True,
+    ):
+        checks.refuse_model(model, objectives)
+        keras.tree.map_structure(checks.refuse_spec, batch_spec)
+        symbolic = keras.tree.map_structure(
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
+        )
+        self.model = model
+        self.options = options
+        if objectives:
+            self.parts = parts_of(model, objectives, symbolic)
+        elif not labelled:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
+            keras_internals.build_by(lambda given: model(given, training=False), x)
+            self.parts = []
+        else:
+            keras_internals.build(model, symbolic)
+            self.parts = [compiled_part(model)]
+        self.drawn_apart = keras_internals.seed_states(model)
+        self.drawn_by_example = keras_internals.example_seeds(model)
+        seeds = {id(v) for v in self.seed_states}
+        self.untrained = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        self.layout = Layout(mesh, model)
+        self.step = 0
+        self.averages: Arrays = []
+        self._place()
+        if options.ema_momentum is not None:
+            self.averages = [jax.numpy.copy(v.value) for v in model.trainable_variables]
+
+    @property
+    def seed_states(self) -> list[keras.Variable]:
+        """The states of all seed generators."""
+        return [*self.drawn_apart, *self.drawn_by_example]
+
+    @property
+    def losses(self) -> list[Losses]:
+        """The losses of each objective."""
+        return [part.losses for part in self.parts]
+
+    @property
+    def shardings(self) -> Values:
+        """The shardings of `values`."""
+        whole, weights = self.layout.whole, self._weight_shardings()
+        return Values(
+            weights,
+            [whole for _ in self.untrained],
+            [[self.layout.of_slot(v) for v in part.optimizer.variables] for part in self.parts],
+            [[whole for _ in _scale_variables(part)] for part in self.parts],
+            weights if self.averages else [],
+        )
+
+    def trained_values(self) -> Arrays:
+        """Returns the values of the trainable weights."""
+        return [v.value for v in self.model.trainable_variables]
+
+    def evaluated_weights(self) -> Arrays:
+        """Returns the weights that evaluation uses: the averages where they are kept."""
+        return self.averages or self.trained_values()
+
+    def values(self) -> Values:
+        """Returns the values of all variables."""
+        return Values(
+            self.trained_values(),
+            [v.value for v in self.untrained],
+            [[v.value for v in part.optimizer.variables] for part in self.parts],
+            [[v.value for v in _scale_variables(part)] for part in self.parts],
+            self.averages,
+        )
+
+    def assign(self, values: Values) -> None:
+        """Sets the variables to the values that a step returned."""
+        variables = [*self.model.trainable_variables, *self.untrained]
+        arrays = [*values.trainable, *values.untrained]
+        for part, optimizer, scale in zip(self.parts, values.optimizers, values.scales):
+            variables += [*part.optimizer.variables, *_scale_variables(part)]
+            arrays += [*optimizer, *scale]
+        for variable, array in zip(variables, arrays):
+            variable.assign(array)
+        self.averages = values.averages
+
+    def seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
+        """Returns the state of each seed generator, in the order of `seed_states`.
+
+        They differ by generator, step, microbatch and objective. Generators that draw by example
+        do not differ by microbatch.
+
+        Args:
+            step: number of steps done, () int32.
+            microbatch: number of the microbatch.
+            first: positions of the microbatch's examples in the global batch, as the state of
+                `tftpu.models.layers.stochastic_depth.ExampleSeed` holds them.
+            part: number of the objective.
+        """
+        found = []
+        for index, state in enumerate(self.seed_states):
+            key = jax.random.key(self.options.seed)
+            by_example = index >= len(self.drawn_apart)
+            for data in (index, part, step, *(() if by_example else (microbatch,))):
+                key = jax.random.fold_in(key, data)
+            bits = jax.random.key_data(key)
+            if by_example:
+                words = [bits[0], bits[1], *first]
+                bits = jax.numpy.stack([jax.numpy.asarray(w, "uint32") for w in words])
+            found.append(bits.astype(state.dtype))
+        return found
+
+    def leaves(self) -> dict[str, list[Leaf]]:
+        """Returns everything that a checkpoint holds, by group."""
+        seeds = {id(v) for v in self.seed_states}
+        groups = {
+            "model": [_leaf(v) for v in self.model.variables if id(v) not in seeds],
+            "step": [Leaf("step", (), "int64", lambda: np.array(self.step, np.int64), self._begin)],
+            "ema": [self._average(i) for i in range(len(self.averages))],
+        }
+        for part in self.parts:
+            suffix = f"_{part.name}" if part.name else ""
+            own = {id(v) for v in part.optimizer.variables}
+            groups[f"optimizer{suffix}"] = [_leaf(v) for v in part.optimizer.variables]
+            if part.scaler is not None:  # apart: a run may resume in another precision
+                found = [v for v in part.scaler.variables if id(v) not in own]
+                groups[f"loss_scale{suffix}"] = [_leaf(v) for v in found]
+        return groups
+
+    def _begin(self, step: np.ndarray) -> None:
+        self.step = int(step)
+
+    def _average(self, index: int) -> Leaf:
+        variable = self.model.trainable_variables[index]
+
+        def assign(value: np.ndarray) -> None:
+            sharding = self.averages[index].sharding
+            self.averages[index] = jax.device_put(value, sharding)
+
+        return Leaf(
+            f"ema/{variable.path}",
+            tuple(variable.shape),
+            np.dtype(variable.dtype).name,
+            lambda: np.asarray(self.averages[index]),
+            assign,
+        )
+
+    def _weight_shardings(self) -> Arrays:
+        return [self.layout.of_weight(v) for v in self.model.trainable_variables]
+
+    def _place(self) -> None:
+        """Puts every variable where its sharding says."""
+        shardings = self.shardings
+        placed = jax.tree.map(jax.device_put, self.values(), shardings)
+        self.assign(placed)
+
+
+def _scale_variables(part: Any) -> list[keras.Variable]:
+    """Returns the factor of an objective's loss and its counter; none without a dynamic scale."""
+    return [part.scaler.dynamic_scale, part.scaler.step_counter] if part.scaler else []
+
+
+def _leaf(variable: keras.Variable) -> Leaf:
+    dtype = np.dtype(variable.dtype)
+    # Keras's "int" has 32 bits here, and 64 under TensorFlow.
+    name = "int64" if dtype == np.int32 else dtype.name
+    return Leaf(
+        variable.path,
+        tuple(variable.shape),
+        name,
+        lambda: np.asarray(variable.value).astype(name, copy=False),
+        lambda value: variable.assign(
+            jax.device_put(value.astype(dtype, copy=False), variable.value.sharding)
+        ),
+    )

@@ -1,0 +1,43 @@
+"""Ops that XLA cannot compile, rejected before training with the name of their layer."""
+
+import tensorflow as tf
+
+from tftpu.engines.tensorflow import internals
+from tftpu.errors import UserError
+
+# What to use instead of ops that XLA cannot compile.
+_INSTEAD = {
+    "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
+    "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
+}
+
+
+def refuse_host_ops(ops: list[tf.Operation]) -> None:
+    """Raises `UserError`, naming the layer, if there is an op that XLA cannot compile."""
+    for op in ops:
+        if not internals.xla_kernel(op.type) and not internals.is_call(op):
+            layer = internals.layer_of(op)
+            instead = _INSTEAD.get(
+                op.type, "Move it to the input pipeline (tf.data), or remove the layer."
+            )
+            raise UserError(
+                f"The layer {layer!r} uses the op {op.type}, which XLA cannot compile, so no TPU "
+                f"can run it. {instead}"
+            )
+
+
+def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns the ops of a graph and of all the functions that it calls."""
+    ops: list[tf.Operation] = []
+    seen: set[int] = set()
+    todo = [graph]
+    while todo:
+        here = todo.pop()
+        known = internals.functions_of(here)
+        for op in here.get_operations():
+            ops.append(op)
+            for body in internals.called_functions(known, op):
+                if id(body) not in seen:
+                    seen.add(id(body))
+                    todo.append(body)
+    return ops
