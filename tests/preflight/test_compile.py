@@ -375,16 +375,16 @@ def test_an_unsupported_machine_fails_with_a_clear_error(monkeypatch):
 
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
-    sizes = {"vocabulary": 256, "context": 128, "layers": 8, "width": 128, "heads": 4}
+    sizes = {"vocabulary": 256, "context": 128, "layers": 4, "width": 128, "heads": 4}
 
     def model(remat):
         return lambda: compiled(models.build(GPT(name="gpt", remat=remat, **sizes)))
 
-    spec = tuple(tf.TensorSpec((8 * 4096, 128), tf.int32) for _ in range(2))
+    spec = tuple(tf.TensorSpec((8 * 8192, 128), tf.int32) for _ in range(2))
     options = PreflightOptions(precision="mixed_bfloat16", recomputing=model("block"))
     examiner = Examiner(model("none"), spec, options)
     target = parse_slice("v2-8")
-    assert examiner.compile(examiner.lower(8, 4096), target).out_of_memory
-    said = examiner.recompute(target, 4096)
+    assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
+    said = examiner.recompute(target, 8192)
     fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
     assert re.fullmatch(fits, said)
