@@ -42,6 +42,22 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
         jit_compile: True, False or "auto" for Keras's own `fit`, which annotates it as text only;
             the trainer of tftpu ignores it.
     """
+    model = build_layers(experiment)
+    if has_objectives(experiment):
+        return model  # which trains by them
+    loss, metrics, weighted = _objective(experiment)
+    model.compile(
+        optimizer=build_optimizer(experiment),
+        loss=loss,
+        metrics=metrics,
+        weighted_metrics=weighted,
+        jit_compile=jit_compile,
+    )
+    return model
+
+
+def build_layers(experiment: Experiment) -> keras.Model:
+    """Builds the model of an experiment, not compiled, in the current scope of an engine."""
     keras.utils.set_random_seed(experiment.train.seed)
     with failures_of_class(experiment.model, "build"):
         model = models.build(experiment.model)
@@ -49,17 +65,12 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
         models.freeze(model, experiment.model.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
-    if has_objectives(experiment):
-        return model  # which trains by them
-    loss, metrics, weighted = _objective(experiment)
-    model.compile(
-        optimizer=keras_objects.optimizer_of(experiment, optimizers.build),
-        loss=loss,
-        metrics=metrics,
-        weighted_metrics=weighted,
-        jit_compile=jit_compile,
-    )
     return model
+
+
+def build_optimizer(experiment: Experiment) -> keras.optimizers.Optimizer:
+    """Builds the optimizer of an experiment, which has a length in steps."""
+    return keras_objects.optimizer_of(experiment, optimizers.build)
 
 
 def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:

@@ -43,9 +43,9 @@ def require_tensorflow_engine(cluster: Cluster, command: str) -> None:
     """
     if selection.engine_for(cluster) == "jax":
         raise UserError(
-            f"tftpu {command} knows the step of the TensorFlow engine only, and this config asks "
-            f"for the JAX engine (engine={cluster.engine!r}, mesh={cluster.mesh!r}): with "
-            "--config.cluster.engine=tensorflow and no mesh it can look at that engine's."
+            f"tftpu {command} knows the TensorFlow engine only, and this config asks for the JAX "
+            f"engine (engine={cluster.engine!r}, mesh={cluster.mesh!r}): set "
+            "--config.cluster.engine=tensorflow, and no mesh, to use that one."
         )
 
 

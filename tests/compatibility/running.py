@@ -100,7 +100,7 @@ class Differences(NamedTuple):
     """How far `Trainer` is from Keras, and how far training went.
 
     Attributes:
-        one, four: the difference on one and on four devices.
+        one, four: the difference on one and on four devices; not a number where not computed.
         trained: the change of the weights by training.
     """
 
@@ -109,18 +109,24 @@ class Differences(NamedTuple):
     trained: float
 
 
-def compare(script: Script) -> Differences:
-    """Trains in all three ways; returns the differences."""
+def compare(script: Script, one_device: bool = True) -> Differences:
+    """Trains under Keras, on one device and on four; returns the differences.
+
+    Args:
+        script: the script.
+        one_device: whether to train on one device.
+    """
     # Eight steps of a small model are over before it pays to optimize its graph.
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         expected = by_keras(script)
-        one, four = (difference(by_trainer(script, count), expected) for count in (1, 4))
+        one = difference(by_trainer(script, 1), expected) if one_device else math.nan
+        four = difference(by_trainer(script, 4), expected)
     finally:
         before.setdefault("disable_meta_optimizer", False)
         tf.config.optimizer.set_experimental_options(before)
-    return Differences(one, four, _relative(expected.weights, expected.before))
+    return Differences(one, four, relative(expected.weights, expected.before))
 
 
 def names() -> list[str]:
@@ -146,16 +152,16 @@ def by_keras(script: Script) -> Trained:
         return _by_hand(model, script, script.objectives_of(model))
     first = next(iter(script.batches()))
     x, y, weight = keras.utils.unpack_x_y_sample_weight(first)
-    if _computes_each_loss(model, x, y, weight):
-        return _by_hand(model, script, [Objective(_computed_loss, None, model.optimizer)])
+    if computes_each_loss(model, x, y, weight):
+        return _by_hand(model, script, [Objective(computed_loss, None, model.optimizer)])
     model.jit_compile = False  # to trace is all that eight steps need
     if not model.built:
         model(x)
-    before = _weights(model)
+    before = weights(model)
     if script.sparse:
         _train_with_dense_gradients(model.optimizer)
     history = model.fit(script.batches(), epochs=STEPS, steps_per_epoch=1, shuffle=False, verbose=0)
-    return Trained(before, _weights(model), history.history)
+    return Trained(before, weights(model), history.history)
 
 
 def by_trainer(script: Script, replicas: int) -> Trained:
@@ -167,9 +173,9 @@ def by_trainer(script: Script, replicas: int) -> Trained:
             model = script.built()
             objectives = script.objectives(model) if script.objectives else ()
             trainer = tftpu.Trainer(model, loss_fn=script.loss_fn, objectives=objectives)
-        before = _weights(model)
+        before = weights(model)
         history = trainer.fit(script.batches(), steps=STEPS, eval_every=1, verbose=0)
-    return Trained(before, _weights(model), history.history)
+    return Trained(before, weights(model), history.history)
 
 
 def preflight(script: Script) -> SliceReport:
@@ -188,10 +194,15 @@ def difference(actual: Trained, expected: Trained) -> float:
         raise ValueError(f"no loss in common: {[*actual.history]} and {[*expected.history]}")
     pairs = [(actual.weights, expected.weights)]
     pairs += [(actual.history[name], expected.history[name]) for name in sorted(both)]
-    return max(_relative(*pair) for pair in pairs)
+    return max(relative(*pair) for pair in pairs)
 
 
-def _relative(actual: Any, expected: Any) -> float:
+def relative(actual: Any, expected: Any) -> float:
+    """Returns the norm of the difference over the norm of what was expected, where that is known.
+
+    Raises:
+        ValueError: there are more values of one than of the other.
+    """
     actual, expected = (np.asarray(v, np.float64) for v in (actual, expected))
     if actual.shape != expected.shape:
         raise ValueError(f"{actual.shape} values and {expected.shape}")
@@ -200,7 +211,8 @@ def _relative(actual: Any, expected: Any) -> float:
     return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-12))
 
 
-def _weights(model: keras.Model) -> np.ndarray:
+def weights(model: keras.Model) -> np.ndarray:
+    """Returns all weights of a model, one after the other."""
     return np.concatenate([[], *(np.ravel(value) for value in model.get_weights())])
 
 
@@ -209,7 +221,7 @@ def _by_hand(model: keras.Model, script: Script, objectives: Sequence[Objective]
     batches = list(script.batches())
     for one in objectives:
         one.loss_fn(model, batches[0], False)  # builds what is not built yet
-    before = _weights(model)
+    before = weights(model)
     steps = [_step(model, one) for one in objectives]
     history: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
@@ -220,7 +232,7 @@ def _by_hand(model: keras.Model, script: Script, objectives: Sequence[Objective]
             history.setdefault(key, []).append(float(loss))
             for name, value in values.items():
                 history.setdefault(name, []).append(float(value))
-    return Trained(before, _weights(model), history)
+    return Trained(before, weights(model), history)
 
 
 def _step(model: keras.Model, objective: Objective) -> Callable[[Any], Any]:
@@ -244,12 +256,13 @@ def _step(model: keras.Model, objective: Objective) -> Callable[[Any], Any]:
     return tf.function(step, autograph=False)
 
 
-def _computed_loss(model: Any, batch: Any, training: bool) -> Any:
+def computed_loss(model: Any, batch: Any, training: bool) -> Any:
+    """Calls a model's own `compute_loss`, as a loss function."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     return model.compute_loss(x, y, model(x, training=training), weight, training)
 
 
-def _computes_each_loss(model: Any, x: Any, y: Any, weight: Any) -> bool:
+def computes_each_loss(model: Any, x: Any, y: Any, weight: Any) -> bool:
     """Returns whether the model's own `compute_loss` returns one number for each example."""
     if type(model).compute_loss is keras.Model.compute_loss:
         return False

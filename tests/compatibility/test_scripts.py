@@ -19,13 +19,21 @@ def _marked(name: str):
 @pytest.mark.parametrize("name", map(_marked, NAMES))
 def test_trains_as_under_keras_on_one_and_on_four_devices(name):
     script = SCRIPTS[name]
-    found = running.compare(script)
+    # Four devices show more than one; where they differ, and in the quick ones, both are computed.
+    one_device = script.quick or bool(script.differs)
+    found = running.compare(script, one_device)
     assert found.trained > 1e-3  # something to compare
-    assert found.one <= running.TOLERANCE
+    assert not one_device or found.one <= running.TOLERANCE
     if script.differs:
         assert found.four > running.TOLERANCE  # the reason still holds
     else:
         assert found.four <= running.TOLERANCE
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in NAMES if not SCRIPTS[name].quick])
+def test_trains_as_under_keras_on_one_device(name):
+    assert running.compare(SCRIPTS[name]).one <= running.TOLERANCE
 
 
 @pytest.mark.slow

@@ -117,4 +117,6 @@ def test_every_family_equals_the_tensorflow_engine_on_one_device(families, case)
             found_value = found[f"weights/{variable.path}"]
             # Ghost batches of two examples amplify rounding.
             tolerance = 5e-5 if case.model == "efficientnetv2" else TOLERANCE["sgd"]
-            assert relative(found_value, variable.numpy()) < tolerance, variable.path
+            # Shifts that the next normalization takes out again have no gradient but rounding.
+            rounding = np.max(np.abs(found_value - variable.numpy())) < 1e-7
+            assert rounding or relative(found_value, variable.numpy()) < tolerance, variable.path

@@ -66,7 +66,9 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.parametrize(
-    "parts", [pytest.param(p, marks=pytest.mark.slow if p[0] == 8 else []) for p in PARTS], ids=str
+    "parts",
+    [pytest.param(p, marks=pytest.mark.slow if p[0] == 8 or p == (4, 4) else []) for p in PARTS],
+    ids=str,
 )
 def test_ghost_batches_equal_one_device_in_training_and_evaluation(parts):
     assert_equal(trained(*parts, norm_batch=4), trained(1, 1, norm_batch=4))

@@ -160,7 +160,9 @@ def test_global_statistics_trace_and_communicate(slice_of_eight):
     assert sum(op.type == "CrossReplicaSum" for op in ops) > len(model.trainable_variables) + 2
 
 
-@pytest.mark.parametrize("config", ["digits_resnet", "python_gpt"])
+@pytest.mark.parametrize(
+    "config", ["digits_resnet", pytest.param("python_gpt", marks=pytest.mark.slow)]
+)
 def test_the_configs_trace(config, slice_of_eight):
     settings = config_flags.load(config, [])
     settings.validate(REPLICAS)

@@ -246,6 +246,7 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
     assert content(tmp_path / "alone") == content(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_workers_do_not_run_the_users_script_again(tmp_path):
     """A script without `if __name__ == "__main__"` converts too, with more than one process."""
     for number in range(3):

@@ -48,6 +48,7 @@ def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
     assert len(embedded.in_memory("digits", str(tmp_path), "train")["label"]) == 1437
 
 
+@pytest.mark.slow
 def test_a_prepared_data_set_is_read_without_importing_tfds():
     tfds.prepared("digits", None)
     code = (

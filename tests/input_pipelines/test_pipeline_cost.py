@@ -69,6 +69,7 @@ def test_each_of_five_epochs_reads_the_data_once_in_constant_memory(tmp_path):
     assert resident[-1] - resident[1] < 30 << 20  # the first fills the windows
 
 
+@pytest.mark.slow
 def test_resuming_reads_no_earlier_shard(tmp_path):
     folder = made(tmp_path / "data", shards=4, records=20 * INDEX_EVERY)
     size = sum(path.stat().st_size for path in folder.iterdir())

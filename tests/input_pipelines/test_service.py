@@ -54,7 +54,9 @@ def stream(pipeline, *place) -> list[np.ndarray]:
     return list(pipeline.starting_at(*place).take(20).as_numpy_iterator())
 
 
-@pytest.mark.parametrize("place", [(4, 1, 2), pytest.param((0, 0, 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=pytest.mark.slow) for place in ((4, 1, 2), (0, 0, 1))]
+)
 def test_two_machines_give_the_stream_of_one_process_from_any_step(tmp_path, serve, place):
     write(tmp_path)
     alone = input_pipelines.training(data(tmp_path), seed=2)

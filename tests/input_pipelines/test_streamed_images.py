@@ -56,6 +56,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_resumes_through_the_complete_pipeline_on_other_hosts(folder):
     pipeline = input_pipelines.training(settings(folder), seed=3)
     whole = seen(pipeline.starting_at(0), 10)
@@ -65,6 +66,7 @@ def test_a_run_resumes_through_the_complete_pipeline_on_other_hosts(folder):
     assert sorted([*chain(*whole)][:40]) == list(range(40))
 
 
+@pytest.mark.slow
 def test_augmentation_is_the_same_on_any_number_of_hosts(folder):
     augment = Augment(erasing=0.5, mixup=0.2, cutmix=1.0)
     data = settings(folder, augment=augment, space_to_depth=True, image_dtype="float32")

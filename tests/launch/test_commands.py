@@ -275,6 +275,7 @@ def test_the_first_line_is_printed_before_tensorflow_is_imported(tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 def test_packages_that_no_command_uses_are_not_imported_with_tensorflow_and_work_after():
     code = (
         "import sys\nfrom tftpu.launch import startup\n"

@@ -37,6 +37,7 @@ def levels(findings) -> list[str]:
     return [finding.level for finding in findings]
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(data_check, "SECONDS", 0.1)
     data(tmp_path)

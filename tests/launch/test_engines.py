@@ -1,5 +1,6 @@
 """Commands that know one engine only, and configs that need the other."""
 
+import re
 import subprocess
 import sys
 
@@ -16,10 +17,36 @@ def said(*command: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("command", ["bench", "preflight"])
+@pytest.mark.parametrize(
+    "command", ["bench", "preflight", "launch vertex --dry_run", "launch tpu-vm --dry_run"]
+)
 def test_a_command_that_knows_tensorflow_only_says_so(command):
-    found = said(command, "--config=digits_resnet", "--config.cluster.mesh=fsdp:2")
-    assert f"tftpu {command} knows the step of the TensorFlow engine only" in found
+    words = command.split()
+    found = said(*words, "--config=digits_resnet", "--config.cluster.mesh=fsdp:2")
+    name = command.removesuffix(" --dry_run")
+    assert f"tftpu {name} knows the TensorFlow engine only" in found
+
+
+@pytest.mark.slow
+def test_the_sharding_of_a_config():
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tftpu.launch.main", "config", "show", "python_gpt"),
+            *("--sharding", "--config.cluster.mesh=data:2,fsdp:2,tensor:2"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *rows, total = done.stdout.splitlines()
+    table = {row.split()[0]: " ".join(row.split()[1:]) for row in rows}
+    # 128 * 512 float32s are 0.25 MiB, a quarter of which is on each device.
+    assert table["block1_expand/kernel"] == "128x512 fsdp x tensor 0.062 MiB"
+    assert table["block1_contract/kernel"] == "512x128 tensor x fsdp 0.062 MiB"
+    assert table["block1_norm1/gamma"] == "128 - 0.000 MiB"
+    held, whole, state = map(float, re.findall(r"[\d.]+(?= of| MiB)", total))
+    assert held < 0.3 * whole
+    assert state == pytest.approx(2 * held, abs=0.2)  # the two moments of Adam
 
 
 def test_a_misspelled_mesh_is_named_before_anything_loads(tmp_path):

@@ -92,6 +92,7 @@ def check_files(objects: dict[str, bytes], sums: str) -> None:
     assert re.search(r"^keras==3\.", received["constraints.txt"].decode(), re.M)
 
 
+@pytest.mark.slow
 def test_a_tpu_vm_receives_wheel_and_code_and_trains_to_the_end(own, machine, monkeypatch, capfd):
     objects: dict[str, bytes] = {}
     fake = CloudTpu(objects)

@@ -17,10 +17,13 @@ from tftpu.models.layers.token_model import FactoredTokenModel
 
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsum", "Erf", "Rsqrt")
 # The tied head of Llama makes another class of model than the untied one.
-QUICK = ("gpt",)
+MARKS = {
+    "gpt": [],
+    **dict.fromkeys(("resnet", "vit", "bert_classes", "llama"), pytest.mark.slow),
+}
 CASES = [
     *(
-        pytest.param(family, {}, marks=[] if family in QUICK else pytest.mark.slow)
+        pytest.param(family, {}, marks=MARKS.get(family, pytest.mark.exhaustive))
         for family in zoo.TINY
     ),
     pytest.param("llama", {"tied": True}, marks=pytest.mark.slow),

@@ -40,10 +40,12 @@ def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[st
 
 def cases() -> list:
     families = [family for family in zoo.TINY if family not in zoo.VARIANTS]
-    slow = {family: [pytest.mark.slow] for family in ("efficientnetv2", "convnext")}
-    float32 = [pytest.param(f, "float32", marks=slow.get(f, [])) for f in families]
-    resnet = pytest.param("resnet", "mixed_bfloat16", marks=pytest.mark.slow)
-    return [*float32, ("gpt", "mixed_bfloat16"), resnet]
+    quick = ("resnet", "gpt")
+    float32 = [
+        pytest.param(f, "float32", marks=[] if f in quick else pytest.mark.slow) for f in families
+    ]
+    half = [pytest.param(f, "mixed_bfloat16", marks=pytest.mark.slow) for f in quick]
+    return [*float32, *half]
 
 
 @pytest.mark.parametrize(("family", "policy"), cases())
@@ -78,7 +80,7 @@ def test_segments_reach_the_blocks():
     assert relative(again(x, training=True), expected) > 1e-3
 
 
-@pytest.mark.parametrize("family", ["gpt", "resnet"])
+@pytest.mark.parametrize("family", ["gpt", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_a_model_with_remat_traces_on_a_slice(family, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = zoo.batch(family)

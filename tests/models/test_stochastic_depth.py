@@ -43,7 +43,9 @@ def kept(count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int
     return np.stack(found)
 
 
-@pytest.mark.parametrize("parts", [(8, 1), (1, 4), (4, 4)], ids=str)
+@pytest.mark.parametrize(
+    "parts", [pytest.param((8, 1), marks=pytest.mark.slow), (1, 4), (4, 4)], ids=str
+)
 def test_an_example_draws_the_same_however_the_batch_is_shared(parts):
     np.testing.assert_array_equal(kept(*parts, steps=2), kept(1, 1, steps=2))
 

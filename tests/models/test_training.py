@@ -13,10 +13,19 @@ from tests.support.training import make_trainer
 __all__ = ["slice_of_eight"]  # a fixture
 
 
+EXHAUSTIVE = pytest.mark.exhaustive
+
+
 def long(family: str, policy: str):
-    """Returns a case; a CNN and a transformer in float32 are quick ones, the others slow."""
-    quick = policy == "float32" and family in ("resnet", "gpt")
-    return pytest.param(family, policy, marks=[] if quick else pytest.mark.slow)
+    """Returns a case, quick, slow or exhaustive.
+
+    A CNN in float32 is quick; every family in float32, and a CNN and a transformer in the other
+    precisions, are slow.
+    """
+    if (family, policy) == ("resnet", "float32"):
+        return pytest.param(family, policy)
+    known = policy == "float32" or family in ("resnet", "gpt")
+    return pytest.param(family, policy, marks=pytest.mark.slow if known else EXHAUSTIVE)
 
 
 def cases() -> list:

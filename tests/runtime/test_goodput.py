@@ -74,6 +74,7 @@ def killed_and_resumed(tmp_path_factory):
     return between, record, wall
 
 
+@pytest.mark.slow
 def test_the_parts_sum_to_the_wall_time_over_a_restart(killed_and_resumed):
     _, record, wall = killed_and_resumed
     assert sum(record.seconds.values()) == pytest.approx(wall, rel=0.01)
@@ -82,6 +83,7 @@ def test_the_parts_sum_to_the_wall_time_over_a_restart(killed_and_resumed):
     assert record.updated - record.started == pytest.approx(wall, rel=0.01)
 
 
+@pytest.mark.slow
 def test_time_lost_to_a_kill_counts_as_restart(killed_and_resumed):
     between, record, _ = killed_and_resumed
     assert (between.state, between.restarts, between.facts.step) == ("running", 0, 33)

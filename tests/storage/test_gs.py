@@ -130,6 +130,7 @@ def batches(count: int, **changes) -> list:
     return [features["tokens"].tolist() for features, _, _ in stream.as_numpy_iterator()]
 
 
+@pytest.mark.slow
 def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
     epochs = 2 * rows.examples("train") // 16
     whole = batches(epochs)

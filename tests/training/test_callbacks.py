@@ -41,6 +41,7 @@ def test_a_callback_that_fails_at_the_end_leaves_the_last_checkpoint(tmp_path):
     assert make_trainer(compiled(), str(tmp_path)).checkpoints.steps()[-1] == 4
 
 
+@pytest.mark.slow
 def test_a_resumed_model_checkpoint_keeps_the_best_file(tmp_path):
     def best_file(name: str, lengths: tuple[int, ...]) -> list:
         path = str(tmp_path / f"{name}.weights.h5")
@@ -57,6 +58,7 @@ def test_a_resumed_model_checkpoint_keeps_the_best_file(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_counters_of_callbacks_go_on_over_a_restart(tmp_path):
     def rates(name: str, lengths: tuple[int, ...]) -> list[float]:
         for epochs in lengths:

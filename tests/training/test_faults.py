@@ -108,6 +108,7 @@ def test_a_clock_that_jumps_neither_stops_nor_floods_the_saves(tmp_path, monkeyp
     assert set(saved) <= {10, 20, 30, STEPS}  # the best ones, and the last
 
 
+@pytest.mark.slow
 def test_minutes_make_checkpoints_too(tmp_path):
     run = trainer(tmp_path, 1, checkpoint_every=0, checkpoint_minutes=1e-9, keep=100)
     fit(run)

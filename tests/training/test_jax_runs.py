@@ -11,6 +11,8 @@ from tests.support import jax_runs
 from tests.support.jax_runs import STEPS
 from tests.support.strategies import relative
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

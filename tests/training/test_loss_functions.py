@@ -199,6 +199,7 @@ def test_named_values_are_means_over_examples():
         assert found[name] == pytest.approx(float(ops.mean(each)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_objectives_log_their_losses_and_resume(tmp_path):
     whole, _ = trained(1, Gan, objectives=objectives)
     trained(1, Gan, steps=4, workdir=str(tmp_path), objectives=objectives)

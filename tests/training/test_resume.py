@@ -115,8 +115,15 @@ def uninterrupted(tmp_path_factory):
     return results
 
 
+RARE = pytest.mark.exhaustive
+
+
 @pytest.mark.parametrize(
-    "cut", [pytest.param(c, marks=pytest.mark.slow if n % 4 else []) for n, c in enumerate(CUTS)]
+    "cut",
+    [
+        pytest.param(cut, marks=[] if n % 8 == 0 else pytest.mark.slow if n % 2 == 0 else RARE)
+        for n, cut in enumerate(CUTS)
+    ],
 )
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupted, tmp_path):
     replicas = 2 if cut % 4 == 0 else 1
@@ -130,6 +137,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupte
     assert history == uninterrupted[replicas][2]
 
 
+@pytest.mark.slow
 def test_a_users_own_dataset_resumes_where_it_stopped(tmp_path):
     batches = tf.data.Dataset.from_tensor_slices(random_batches(1, 70, False)[0][:2]).batch(16)
     whole = trainer(tmp_path / "whole", 1)

@@ -3,6 +3,7 @@
 Each line is a flag of `tftpu train`, without its dashes.
 
     tftpu config show digits_resnet --config.train.steps=500
+    tftpu config show python_gpt --sharding --config.cluster.mesh=fsdp:8
 """
 
 import dataclasses
@@ -10,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tftpu.config import Function, KerasObject
-from tftpu.launch import config_flags, keras_objects
-from tftpu.launch.options import Overrides, argument
+from tftpu.engines import selection
+from tftpu.launch import config_flags, keras_objects, startup
+from tftpu.launch.options import Overrides, argument, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,10 +21,13 @@ class Options(Overrides):
     """The config to show."""
 
     name: str = argument("NAME", "name of a config (`tftpu configs`), or path of your own")
+    sharding: bool = flag(
+        False, "show the part of each variable that one device of the config's mesh holds"
+    )
 
 
 def run(options: Options) -> None:
-    """Prints the fields, one a line.
+    """Prints the fields, one a line; or with --sharding the variables of the model.
 
     Raises:
         UserError: there is no such config, or a value in it is wrong.
@@ -30,6 +35,13 @@ def run(options: Options) -> None:
     experiment = config_flags.load(options.name, list(options.overrides))
     experiment.validate()
     keras_objects.check_names(experiment)
+    if options.sharding:
+        selection.choose_backend(dataclasses.replace(experiment.cluster, engine="jax"))
+        startup.import_tensorflow()
+        from tftpu.launch import sharding_table
+
+        print("\n".join(sharding_table.lines(experiment)))
+        return
     rows = list(lines("config", experiment))
     width = max(len(path) for path, _ in rows)
     print("\n".join(f"{path:{width}}  {text}" for path, text in rows))

@@ -56,6 +56,7 @@ def run(options: Options) -> None:
             capacity or quota, or the run failed.
     """
     experiment = options.experiment()
+    startup.require_tensorflow_engine(experiment.cluster, "launch tpu-vm")
     keras_objects.check_names(experiment)
     wanted = tpu_vm.one_host(parse_slice(options.slice))
     experiment.validate(wanted.replicas)

@@ -8,7 +8,7 @@ The tftpu that is running here and the folder of your own config travel to the j
 import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch import keras_objects
+from tftpu.launch import keras_objects, startup
 from tftpu.launch.cloud import google_cloud, job, shipment, vertex
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.version import __version__
@@ -55,6 +55,7 @@ def run(options: Options) -> None:
             the job failed.
     """
     experiment = options.experiment()
+    startup.require_tensorflow_engine(experiment.cluster, "launch vertex")
     keras_objects.check_names(experiment)
     order = _order(options)
     created = order.custom_job()

@@ -188,11 +188,14 @@ class JaxTrainLoop:
         state: the variables.
         platform: the platform of the devices, as `tftpu.tpu.target` names it.
         step: the train step.
+
+    Attributes:
+        step: the train step that it runs.
     """
 
     def __init__(self, state: JaxState, platform: str, step: TrainStep):
         self._state = state
-        self._step = step
+        self.step = step
         self._compiled = False
 
         def train(values, sums, number, batch, due):
@@ -207,7 +210,7 @@ class JaxTrainLoop:
     @property
     def model_flops(self) -> int:
         """The model FLOPs of a global batch, forward and backward."""
-        return self._step.model_flops
+        return self.step.model_flops
 
     def compiled(self, batches: Iterator[Any]) -> bool:
         """Returns whether the step is compiled."""
@@ -217,7 +220,7 @@ class JaxTrainLoop:
         """Runs training steps on the devices, each while the host prepares the next batch."""
         state, waited = self._state, 0.0
         values = state.values()
-        sums = jax.device_put(jnp.zeros(self._step.sums.size), state.layout.whole)
+        sums = jax.device_put(jnp.zeros(self.step.sums.size), state.layout.whole)
         try:
             for _ in range(steps):
                 asked = time.monotonic()
@@ -225,7 +228,7 @@ class JaxTrainLoop:
                 waited += time.monotonic() - asked
                 batch = feed.placed(found, state.layout)
                 number = np.int32(state.step)
-                values, sums = self._train(values, sums, number, batch, self._step.due(state.step))
+                values, sums = self._train(values, sums, number, batch, self.step.due(state.step))
                 state.step += 1
         finally:
             state.assign(values)
@@ -234,4 +237,4 @@ class JaxTrainLoop:
 
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""
-        return self._step.diverged(sums)
+        return self.step.diverged(sums)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config.mesh import DATA, FSDP
 
@@ -23,11 +23,11 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
     return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def batch_axes(mesh: Mesh) -> tuple[str, ...]:
+def batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """Returns the axes of more than one device along which a batch is cut."""
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
-def batch_shares(mesh: Mesh) -> int:
+def batch_shares(mesh: Mesh | AbstractMesh) -> int:
     """Returns the number of parts that a global batch is cut into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tftpu.config.mesh import DATA, FSDP, TENSOR
 from tftpu.engines.jax import mesh as meshes
@@ -37,7 +37,7 @@ class Layout:
     """The shardings of a model's variables on a mesh.
 
     Args:
-        mesh: the devices.
+        mesh: the devices; abstract ones tell shardings, and hold nothing.
         model: built; its `sharding_rules`, if it has any, are for the `tensor` axis.
 
     Attributes:
@@ -49,7 +49,7 @@ class Layout:
             names a dimension that the axis does not divide.
     """
 
-    def __init__(self, mesh: Mesh, model: keras.Model):
+    def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
         self.mesh = mesh
         self.whole = NamedSharding(mesh, PartitionSpec())
         self._rules: Sequence[Rule] = ()
@@ -94,11 +94,6 @@ class Layout:
         axes = meshes.batch_axes(self.mesh) or None
         rest = [None] * (dimensions - before - 1)
         return NamedSharding(self.mesh, PartitionSpec(*[None] * before, axes, *rest))
-
-    def bytes_per_device(self, variable: keras.Variable) -> int:
-        """Returns the bytes of a weight that one device holds."""
-        shard = self.of_weight(variable).shard_shape(tuple(variable.shape))
-        return int(np.prod(shard)) * np.dtype(variable.dtype).itemsize
 
     def _spec_of(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         axes: list[Any] = [None] * len(shape)
