@@ -79,6 +79,7 @@ def folder(request, tmp_path, monkeypatch):
 
 
 def descriptors() -> int:
+    """Returns the number of open files; that of another test may be closed at any time."""
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -111,7 +112,7 @@ def test_the_nth_operation_of_a_claim_fails_for_every_n(folder, locks):
             lock.check()
             is_refused(workdir, locks)
             lock.release()
-        assert descriptors() == before, n
+        assert descriptors() <= before, n
         is_free(workdir, locks)
         if not disk.reached:
             break
@@ -129,7 +130,7 @@ def test_the_nth_operation_of_a_second_claim_fails_for_every_n(folder, locks):
                 claims._taken(workdir)
             lock.check()
             is_refused(workdir, locks)
-        assert descriptors() == before, n
+        assert descriptors() <= before, n
         lock.release()
         is_free(workdir, locks)
         if not disk.reached:
@@ -150,7 +151,7 @@ def test_the_nth_operation_of_holding_a_lock_fails_for_every_n(folder, locks):
         lock.check()
         is_refused(workdir, locks)
         lock.release()
-        assert descriptors() == before, n
+        assert descriptors() <= before, n
         is_free(workdir, locks)
         if not disk.reached:
             break
@@ -164,7 +165,7 @@ def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
             context.__enter__()
         with Disk(n, locks) as disk:
             context.__exit__(None, None, None)
-        assert descriptors() == before, n
+        assert descriptors() <= before, n
         if workdir.exists():
             is_free(workdir, locks)
         if not disk.reached:
