@@ -111,6 +111,8 @@ def _options(experiment: Experiment) -> "PreflightOptions":
         train=experiment.train,
         objectives=objectives if has_objectives(experiment) else None,
         precision=experiment.train.precision,
+        engine=experiment.cluster.engine,
+        mesh=experiment.cluster.mesh,
         steps=experiment.train.length,
         validate=experiment.validate,
         recomputing=_recomputing(experiment),

@@ -7,11 +7,12 @@ The report is printed, and written to preflight.json in the workdir.
 
 import dataclasses
 
+from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.launch import predictions
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.preflight_check import check, parse_prices, print_report
-from tftpu.launch.startup import import_tensorflow, require_tensorflow_engine
+from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
 
@@ -46,7 +47,7 @@ def run(options: Options) -> None:
     for name in names:
         parse_slice(name)
     prices = parse_prices(options.price)
-    require_tensorflow_engine(experiment.cluster, "preflight")
+    selection.choose_backend(experiment.cluster)
     import_tensorflow()
     report = check(
         experiment, names, prices=prices, verbose=options.verbose, time_limit=options.time_limit

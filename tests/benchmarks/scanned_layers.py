@@ -94,7 +94,7 @@ def main() -> None:
         for generation in args.generations.split(","):
             target = one_replica_of(generation)
             with tempfile.TemporaryDirectory() as os.environ["TFTPU_CACHE"]:
-                compiled = compiler.compile_program(program.hlo, target)
+                compiled = compiler.compile_program(program, target)
             if compiled.error:
                 print(f"{'':<9} {generation:<4} does not compile: {compiled.error[:200]}")
                 continue

@@ -85,7 +85,7 @@ def measure(program: LoweredStep, generation: str) -> Measured:
         CompileError: the compiler rejects it.
     """
     target = one_replica_of(generation)
-    compiled = compiler.compile_program(program.hlo, target)
+    compiled = compiler.compile_program(program, target)
     if compiled.error:
         raise CompileError(compiled.error[:200])
     cost = price(program, compiled, target)
@@ -225,7 +225,7 @@ def flax_resnet50() -> LoweredStep:
     lowered = jax.jit(flax_resnet.train_step, donate_argnums=0).lower(state, *batch)
     hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
     arguments = ["argument"] * len(jax.tree.leaves((state, batch)))
-    return LoweredStep(hlo, "", 1, arguments, {}, [], {}, "bfloat16")
+    return LoweredStep(program=hlo, arguments=arguments, precision="bfloat16")
 
 
 def _install_flax() -> None:

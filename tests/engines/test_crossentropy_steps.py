@@ -189,7 +189,7 @@ def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
 
     target, tokens = parse_slice("v5e-8"), tf.TensorSpec((batch, time), tf.int32)
     program = lower(model, (tokens, tokens), target.replicas, "mixed_bfloat16")
-    compiled = compiler.compile_program(program.hlo, target)
+    compiled = compiler.compile_program(program, target)
     logits = 4 * batch * time * vocabulary
     priced = cost.price(program, compiled, target)
     assert compiled.memory["temp_size_in_bytes"] < logits / 2

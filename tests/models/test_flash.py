@@ -147,7 +147,7 @@ def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     program = lower(
         tiny_gpt(attention="flash"), (tokens, tokens), slice_.replicas, "mixed_bfloat16"
     )
-    compiled = compiler.compile_program(program.hlo, slice_)
+    compiled = compiler.compile_program(program, slice_)
     assert not compiled.error
     found = cost.price(program, compiled, slice_).instructions
     calls = [p for p in found if p.kind == "custom call" and p.flops]

@@ -112,7 +112,7 @@ def compiled_for(name, time, width, heads, implementation="flash"):
     target = parse_slice(name)
     batch = tf.TensorSpec((4, time, width), tf.bfloat16), tf.TensorSpec((4,), tf.int32)
     program = lower(model, batch, target.replicas, "mixed_bfloat16")
-    compiled = compiler.compile_program(program.hlo, target)
+    compiled = compiler.compile_program(program, target)
     assert not compiled.error
     return cost.price(program, compiled, target).instructions
 

@@ -61,7 +61,7 @@ def test_a_message_without_figures_is_not_an_error():
 
 
 def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
-    step = LoweredStep(b"", "", 1, [], {}, [], {}, "mixed_float16")
+    step = LoweredStep(program=b"", arguments=[], precision="mixed_float16")
     memory = Memory(0, 0, 0, 0, 0)
     cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
     ragged, float16 = (str(item) for item in lint(step, cost, 20))

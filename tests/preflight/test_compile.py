@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tftpu import models, preflight
 from tftpu.config import TrainOptions
+from tftpu.engines.tensorflow.lower import TensorFlowLowering
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 from tftpu.preflight import PreflightOptions, compiler
@@ -382,7 +383,7 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
 
     spec = tuple(tf.TensorSpec((8 * 8192, 128), tf.int32) for _ in range(2))
     options = PreflightOptions(precision="mixed_bfloat16", recomputing=model("block"))
-    examiner = Examiner(model("none"), spec, options)
+    examiner = Examiner(model("none"), spec, options, TensorFlowLowering())
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
     said = examiner.recompute(target, 8192)

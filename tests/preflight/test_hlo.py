@@ -13,7 +13,9 @@ HloModule step, is_scheduled=true
   %index.1 = s32[] get-tuple-element(%arg.1), index=0
   %x.1 = f32[128,256]{1,0:T(8,128)} get-tuple-element(%arg.1), index=1
   %y.1 = f32[128,256]{1,0:T(8,128)} negate(%x.1), backend_config={"estimated_cycles":"100"}
-  ROOT %out.1 = (s32[], f32[128,256]) tuple(%index.1, %y.1)
+  %by.1 = s32[] constant(STEP)
+  %next.1 = s32[] add(%index.1, %by.1)
+  ROOT %out.1 = (s32[], f32[128,256]) tuple(%next.1, %y.1)
 }
 
 %condition.1 (arg.2: (s32[], f32[128,256])) -> pred[] {
@@ -34,19 +36,18 @@ ENTRY %main.1 (p.0: f32[128,256]) -> f32[128,256] {
 
 
 @pytest.mark.parametrize(
-    ("start", "known", "times"),
+    ("start", "step", "known", "times"),
     [
-        ("0", "", 8),
-        ("3", "", 5),
-        (
-            "0",
-            ', backend_config={"known_trip_count":{"n":"6"}}',
-            6,
-        ),  # the compiler's own count wins
+        ("0", "1", "", 8),
+        ("3", "1", "", 5),
+        ("0", "2", "", 4),
+        ("3", "2", "", 3),  # 3, 5, 7
+        # The compiler's own count wins.
+        ("0", "1", ', backend_config={"known_trip_count":{"n":"6"}}', 6),
     ],
 )
-def test_an_instruction_in_a_loop_runs_once_per_iteration(start, known, times):
-    module = Module(LOOP.replace("START", start).replace("KNOWN", known))
+def test_an_instruction_in_a_loop_runs_once_per_iteration(start, step, known, times):
+    module = Module(LOOP.replace("START", start).replace("STEP", step).replace("KNOWN", known))
     runs = {instruction.name: n for instruction, n, _ in module.walk()}
     assert runs["y.1"] == times
     assert runs["p.0"] == 1

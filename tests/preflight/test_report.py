@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, all_reduce_seconds
+from tftpu.preflight.collectives import all_reduce_seconds
+from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill

@@ -78,6 +78,20 @@ def losses_with_random_depth(mesh: str, microbatches: int, devices: int) -> list
     return history.history["loss"]
 
 
+def created(mesh: str) -> tuple[np.ndarray, float]:
+    """Returns a new kernel in a scope, and the largest part of it that a device holds."""
+    engine = tftpu.connect("none", virtual_devices=4, mesh=mesh)
+    keras.utils.set_random_seed(3)
+    with engine.scope():
+        layer = keras.layers.Dense(48)
+        layer.build((None, 512))
+        model = keras.Sequential([keras.Input((512,)), layer])
+        model.predict(np.ones((4, 512), "float32"), verbose=0)  # Keras's own works in the scope
+    value = layer.kernel.value
+    largest = max(shard.data.size for shard in value.addressable_shards)
+    return np.asarray(value), largest / value.size
+
+
 class Largest(keras.metrics.Metric):
     """A metric whose state is no sum: the largest prediction so far."""
 
@@ -131,6 +145,8 @@ def main(folder: Path) -> dict[str, Any]:
     history = epochs.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
     results["depth on one device"] = losses_with_random_depth("data:1", 1, devices=1)
     results["depth on four devices"] = losses_with_random_depth("data:2,fsdp:2", 2, devices=4)
+    for mesh in ("data:4", "fsdp:4", "fsdp:2,tensor:2"):
+        results[f"created on {mesh}"], results[f"held on {mesh}"] = created(mesh)
     results["refusals"] = refusals()
     results["epochs"] = history.history["loss"]
     return results

@@ -56,6 +56,14 @@ def test_evaluation_and_prediction_are_those_of_keras(run):
     np.testing.assert_allclose(found["evaluated"], found["evaluated by Keras"], rtol=1e-6)
 
 
+def test_no_device_holds_a_whole_variable_at_its_creation_and_the_values_are_the_same(run):
+    found = run[1]
+    assert found["held on data:4"] == 1
+    for mesh in ("fsdp:4", "fsdp:2,tensor:2"):
+        assert found[f"held on {mesh}"] == 1 / 4
+        np.testing.assert_array_equal(found[f"created on {mesh}"], found["created on data:4"])
+
+
 def test_epochs_end_with_their_smaller_batch_as_on_tensorflow(run):
     x, y = jax_runs.data()
     trainer = jax_runs.trainer_of(None, None)

@@ -111,9 +111,14 @@ class ForwardPass:
             states = [scope.get_current_value(v) for v in self.losses.metric_variables]
         return Forward(computed, new, states, scope.updated)
 
-    def outputs(self, batch: Nest) -> Nest:
-        """Returns what the forward pass alone computes, as in evaluation."""
-        with self._scope(Values(self._state.trained_values())):
+    def outputs(self, batch: Nest, values: Values | None = None) -> Nest:
+        """Returns what the forward pass alone computes, as in evaluation.
+
+        Args:
+            batch: as for `run`.
+            values: of the variables; None: those that they have.
+        """
+        with self._scope(values or Values(self._state.trained_values())):
             return self.losses.outputs(batch)
 
     def zero_metrics(self) -> list[Tensor]:

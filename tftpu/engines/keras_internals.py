@@ -288,6 +288,12 @@ def flat_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def set_layout(variable: keras.Variable, layout: Any) -> None:
+    """Makes a variable of the JAX backend keep its values in a layout, whoever assigns them."""
+    private: Any = variable
+    private._layout = layout
+
+
 def callback_list(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int
 ) -> keras.callbacks.CallbackList:

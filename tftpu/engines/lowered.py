@@ -5,51 +5,118 @@ This module imports no engine, so compiling, pricing and reporting work for ever
 
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import keras
+
+    from tftpu.config import TrainOptions
+    from tftpu.engines.objective import Objective
+    from tftpu.tensors import Nest
+
+ModelFn = Callable[[], "keras.Model"]
+# Returns the objectives of a newly built model.
+ObjectivesOf = Callable[["keras.Model"], Sequence["Objective"]]
 
 # Name scopes that the step of every engine opens for its work outside the model's layers.
 STEP_SCOPES = ("loss", "metrics", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoweredStep:
-    """The train step of one replica before compilation, with a description of its model.
+    """The train step of one device before compilation, with a description of its model.
 
     Attributes:
-        hlo: serialized HloModuleProto of the train step.
+        program: the train step: a serialized HloModuleProto of one replica, or if it is
+            `partitioned`, StableHLO text of all devices together, with shardings.
+        partitioned: whether the compiler divides the program between the devices.
         forward: HLO text of the forward pass over one microbatch, in inference mode. In training
             mode it would include the batch statistics, which do not count as model FLOPs.
+        forward_devices: number of devices that share this forward pass.
         gradient_accumulation_steps: microbatches per step.
         arguments: name of each program parameter: "batch", or the path of a variable.
         layers: class name of every Keras layer, nested ones included, by layer name.
+        numbered: whether the scope of a layer is its name and a number.
         grouped: names of the layers with grouped convolutions.
         kernels: shape of every weight with two or more dimensions, by variable path.
         precision: dtype policy under which the model was built.
     """
 
-    hlo: bytes
-    forward: str
-    gradient_accumulation_steps: int
+    program: bytes
+    partitioned: bool = False
+    forward: str = ""
+    forward_devices: int = 1
+    gradient_accumulation_steps: int = 1
     arguments: list[str]
-    layers: dict[str, str]
-    grouped: list[str]
-    kernels: dict[str, tuple[int, ...]]
+    layers: dict[str, str] = dataclasses.field(default_factory=dict)
+    numbered: bool = True
+    grouped: list[str] = dataclasses.field(default_factory=list)
+    kernels: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     precision: str
 
+    def layer_path(self, op_name: str) -> str:
+        """Returns the layers that an op belongs to, as the function `layer_path` does."""
+        return layer_path(op_name, self.layers, self.numbered)
 
-def layer_path(op_name: str, layers: Collection[str]) -> str:
+    def scope(self, op_name: str) -> str:
+        """Returns the scope of the step's own that an op belongs to, or ""."""
+        return layer_path(op_name, STEP_SCOPES, self.numbered).split("/")[0]
+
+
+class Lowering(Protocol):
+    """Lowers train steps for slices of TPUs, on a machine without one."""
+
+    def shares(self, devices: int) -> int:
+        """Returns the number of shares that a global batch is cut into on a number of devices.
+
+        Raises:
+            UserError: the engine cannot use that number of devices.
+        """
+        ...
+
+    def lower(
+        self,
+        model_fn: ModelFn,
+        share_spec: "Nest",
+        devices: int,
+        precision: str,
+        options: "TrainOptions",
+        objectives: ObjectivesOf | None = None,
+    ) -> LoweredStep:
+        """Lowers the train step of a model.
+
+        Args:
+            model_fn: returns a newly built and compiled Keras model.
+            share_spec: spec of one share of the global batch.
+            devices: number of devices of the slice.
+            precision: dtype policy under which the model is built.
+            options: options of the trainer.
+            objectives: returns the objectives of a model; None: it is compiled with its loss. A
+                step in which all are due is lowered.
+
+        Raises:
+            UserError: no TPU can run the step.
+        """
+        ...
+
+
+def layer_path(op_name: str, layers: Collection[str], numbered: bool = True) -> str:
     """Returns the Keras layers that an op belongs to, outermost first: "block1_attention/qkv".
 
     Args:
-        op_name: name of the op with its name scopes; a layer's scope is its name followed by a
-            number, as in "head_1/MatMul".
+        op_name: name of the op with its name scopes. TensorFlow's follow a layer's name by a
+            number, as in "head_1/MatMul"; JAX puts transformations round them, as in
+            "jit(train)/transpose(jvp(head))/dot_general".
         layers: names of the model's layers.
+        numbered: whether a layer's scope is its name and a number.
 
     Returns:
         The path, or "" if the op belongs to no layer.
     """
-    # Keras opens each scope twice, to build and to call the layer, so there is always a number.
-    scopes = [re.sub(r"_\d+$", "", scope) for scope in op_name.split("/")]
+    scopes = [re.sub(r"^(\w+\()+|\)+$", "", scope) for scope in op_name.split("/")]
+    if numbered:  # Keras opens each scope twice, to build and to call the layer
+        scopes = [re.sub(r"_\d+$", "", scope) for scope in scopes]
     path = [scope for scope in scopes if scope in layers]
     # Ops of the backward pass repeat the path: gradient_tape/resnet50_1/head_1/...
     return "/".join(dict.fromkeys(path))

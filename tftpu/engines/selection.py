@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import keras
 
     from tftpu.engines.engine import Engine
+    from tftpu.engines.lowered import Lowering
 
 
 def connect(
@@ -90,6 +91,21 @@ def engine_of(model: "keras.Model") -> "Engine":
     from tftpu.engines.tensorflow import cluster
 
     return cluster.engine_of(model)
+
+
+def lowering_for(wanted: Cluster) -> "Lowering":
+    """Returns what lowers train steps for slices, on the engine that `connect` takes for a cluster.
+
+    Raises:
+        UserError: Keras runs on another backend than the engine's.
+    """
+    if choose_backend(wanted) == "jax":
+        from tftpu.engines.jax.lower import JaxLowering
+
+        return JaxLowering(wanted.mesh)
+    from tftpu.engines.tensorflow.lower import TensorFlowLowering
+
+    return TensorFlowLowering()
 
 
 def attached_platform() -> str:

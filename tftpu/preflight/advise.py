@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from tftpu.engines.lowered import LoweredStep, layer_path
+from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.cost import Cost
 from tftpu.preflight.hlo import Module
 
@@ -166,7 +166,7 @@ def _float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]
         return []
     module = Module(step.forward)
     layers = {
-        layer_path(instruction.op_name, step.layers)
+        step.layer_path(instruction.op_name)
         for computation in module.computations.values()
         for instruction in computation.values()
         if instruction.opcode in ("dot", "convolution") and instruction.shape[0].dtype == "f32"

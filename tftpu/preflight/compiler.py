@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tftpu import installation
+from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
 
@@ -57,12 +58,12 @@ class Compiled(NamedTuple):
 
 
 def compile_program(
-    hlo: bytes, target: Slice, time_limit: float = TIME_LIMIT, verbose: bool = False
+    step: LoweredStep, target: Slice, time_limit: float = TIME_LIMIT, verbose: bool = False
 ) -> Compiled:
-    """Compiles a program for a slice in a separate process, and caches the result on disk.
+    """Compiles a step for a slice in a separate process, and caches the result on disk.
 
     Args:
-        hlo: serialized HloModuleProto of one replica's program.
+        step: the lowered step.
         target: the slice to compile for.
         time_limit: seconds after which the compiler is stopped.
         verbose: whether to pass libtpu's messages through to standard error.
@@ -72,7 +73,7 @@ def compile_program(
             machine.
     """
     check_machine()
-    module = _to_stablehlo(hlo)
+    module = step.program if step.partitioned else _to_stablehlo(step.program)
     folder = _cache_folder() / _key(module, target)
     if (folder / "result.json").exists():
         return _read(folder, cached=True)
@@ -81,7 +82,12 @@ def compile_program(
         job = Path(work) / "job"
         job.mkdir()
         (job / "module.mlir").write_bytes(module)
-        _write_json(job / "job.json", {"topology": target.topology, "replicas": target.replicas})
+        settings = {
+            "topology": target.topology,
+            "devices": target.replicas,
+            "partitioned": step.partitioned,
+        }
+        _write_json(job / "job.json", settings)
         failure = _run_compiler(job, target, time_limit, verbose)
         if failure:  # a crash or a time-out is not cached, so the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, time_limit, False)
@@ -320,20 +326,24 @@ def _compile_job(job: Path) -> None:
     _write_json(job / "result.json", result)
 
 
-def _compile(module: str, topology: str, replicas: int) -> Any:
+def _compile(module: str, topology: str, devices: int, partitioned: bool) -> Any:
     import numpy as np
 
     jax = _jax_internals()
     described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    devices = tuple(described.devices)[:replicas]
+    found = tuple(described.devices)[:devices]
+    replicas, partitions = (1, devices) if partitioned else (devices, 1)
     options = jax.xla.CompileOptions()
-    options.num_replicas, options.num_partitions = replicas, 1
+    options.num_replicas, options.num_partitions = replicas, partitions
     options.device_assignment = jax.xla_client.DeviceAssignment.create(
-        np.arange(replicas).reshape(replicas, 1)
+        np.arange(devices).reshape(replicas, partitions)
     )
+    if partitioned:
+        build = options.executable_build_options
+        build.use_spmd_partitioning = build.use_shardy_partitioner = True
     with jax.mlir.make_ir_context():
         parsed = jax.ir.Module.parse(module)
-        return devices[0].client.compile(parsed, jax.xla.DeviceList(devices), options)
+        return found[0].client.compile(parsed, jax.xla.DeviceList(found), options)
 
 
 if __name__ == "__main__":

@@ -21,17 +21,17 @@ or a chip. v5e, v5p and v6e are not among these runs, so their range is wider.
 import collections
 import dataclasses
 import math
-from collections.abc import Collection
 from typing import Literal
 
-from tftpu.engines.lowered import STEP_SCOPES, LoweredStep, layer_path
+from tftpu.engines.lowered import LoweredStep
+from tftpu.preflight import collectives
+from tftpu.preflight.collectives import Timeline
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
 from tftpu.tpu.slices import Slice
 
 BANDWIDTH_SHARE = 0.8  # fraction of the nominal HBM bandwidth that a good kernel sustains
 VECTOR_PRICE = 0.5  # fraction of the compiler's estimate, for work outside the matrix units
-HOP_SECONDS = 1e-6  # latency between neighbouring chips
 
 # Half the width of the predicted range, as a fraction. The calibration rows are within the first.
 RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
@@ -44,7 +44,6 @@ _FREE = {
     *("partition-id", "replica-id", "opt-barrier", "domain"),
 }
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 @dataclasses.dataclass
@@ -96,7 +95,7 @@ class Priced:
         name: name of the instruction.
         kind: "matrix", "memory-bound", "reduction", "copy", "collective" or "custom call".
         layer: the Keras layer that it belongs to, or a part of the step in parentheses.
-        op_name: the TensorFlow op that it came from.
+        op_name: the op that it came from.
         times: runs per step.
         seconds: predicted time.
         cycles: the compiler's estimate, 0 if it makes none.
@@ -131,7 +130,8 @@ class Cost:
         cycles: the compiler's estimate.
         seconds: predicted time; `seconds_low` and `seconds_high` are the ends of its range.
         roofline_seconds: time at peak FLOP/s or peak bandwidth, whichever is longer.
-        collective_seconds: predicted time of the collectives, included in `seconds`.
+        collective_seconds: predicted time of the collectives that no other work hides, included in
+            `seconds`.
     """
 
     memory: Memory
@@ -169,13 +169,14 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         target: the slice that it was compiled for.
     """
     module = Module(compiled.text)
+    pricing = _Pricing(module, step, target)
     instructions = [
-        _price(module, instruction, times, computation, step.layers, target)
+        pricing.price(instruction, times, computation)
         for instruction, times, computation in module.walk()
         if not _is_free(instruction)
     ]
     hbm_bytes = sum(p.hbm_bytes for p in instructions)
-    collectives = sum(p.seconds for p in instructions if p.kind == "collective")
+    exchanging = sum(p.seconds for p in instructions if p.kind == "collective")
     memory_bound = hbm_bytes / target.bytes_per_s
     one_by_one = sum(p.seconds for p in instructions if not p.overlaps)
     seconds = max(one_by_one, memory_bound / BANDWIDTH_SHARE)
@@ -193,7 +194,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         seconds_low=seconds * (1 - width),
         seconds_high=seconds * (1 + width),
         roofline_seconds=max(flops / target.flops_per_s, memory_bound),
-        collective_seconds=collectives,
+        collective_seconds=exchanging,
     )
 
 
@@ -210,75 +211,104 @@ def model_flops(step: LoweredStep) -> int:
         # Batched products are those of attention: activations times activations.
         if not instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}"):
             forward += times * module.matrix_flops(instruction, computation)
-    return 3 * forward * step.gradient_accumulation_steps
-
-
-def all_reduce_seconds(size: int, target: Slice) -> float:
-    """Returns the time of an all-reduce by a ring over all n chips, in both directions at once.
-
-    2 (n - 1) / n of the bytes travel over two links.
-
-    Args:
-        size: bytes that each replica holds.
-        target: the slice.
-    """
-    chips = target.chips
-    moved = 2 * size * (chips - 1) / chips
-    return moved / (2 * target.generation.link_gbps * 1e9) + 2 * sum(target.axes) * HOP_SECONDS
+    return 3 * forward * step.gradient_accumulation_steps // step.forward_devices
 
 
 def _is_free(instruction: Instruction) -> bool:
-    if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
+    if instruction.opcode in _FREE:
         return True
+    if instruction.opcode.endswith("-done"):
+        return not collectives.is_collective(instruction)
     target = instruction.attribute(r'custom_call_target="([^"]*)"')
     return target.startswith(_FREE_CALLS) if target else False
 
 
-def _price(
-    module: Module,
-    instruction: Instruction,
-    times: int,
-    computation: Computation,
-    layers: Collection[str],
-    target: Slice,
-) -> Priced:
-    within = _all_within(module, instruction, computation)
-    kind = _kind(instruction.opcode, {i.opcode for i, _ in within})
-    flops = module.matrix_flops(instruction, computation)
-    moved = hbm_bytes(module, instruction, computation)
-    if kind == "custom call":
-        flops = int(instruction.attribute(r'"flops":"?(\d+)') or flops)
-        moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
-    matrix, memory = flops / target.flops_per_s, moved / target.bytes_per_s
-    cycles = instruction.cycles
-    if kind == "collective":
-        seconds = sum(_collective_seconds(i, inside, target) for i, inside in within)
-        # In a fused all-reduce each replica keeps one part of the sum: a reduce-scatter.
-        seconds /= 2 if instruction.opcode == "fusion" else 1
-    elif cycles is None:
-        seconds = max(matrix / VECTOR_PRICE, memory / BANDWIDTH_SHARE)
-    else:
-        estimate = cycles / (target.generation.clock_ghz * 1e9)
+class _Pricing:
+    """Prices the instructions of a program, in the order in which they run.
+
+    Args:
+        module: the program.
+        step: the step before compilation.
+        target: the slice.
+    """
+
+    def __init__(self, module: Module, step: LoweredStep, target: Slice):
+        self._module, self._step, self._target = module, step, target
+        self._timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
+
+    def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
+        """Returns the cost of an instruction.
+
+        Args:
+            instruction: the next one.
+            times: its runs per step.
+            computation: the one that contains it.
+        """
+        within = _all_within(self._module, instruction, computation)
+        kind = _kind(instruction.opcode, {i.opcode for i, _ in within})
+        flops = self._module.matrix_flops(instruction, computation)
+        moved = hbm_bytes(self._module, instruction, computation)
+        if kind == "custom call":
+            flops = int(instruction.attribute(r'"flops":"?(\d+)') or flops)
+            moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
+        seconds = self._work(instruction, flops, moved)
+        overlaps = instruction.opcode in ASYNCHRONOUS
+        timeline = self._timelines[id(computation)]
+        if any(collectives.is_collective(inside) for inside, _ in within):
+            kind, seconds = self._exchange(instruction, within, kind, seconds, timeline)
+            overlaps = False
+        elif not overlaps:
+            timeline.work(seconds)
+        return Priced(
+            name=instruction.name,
+            kind=kind,
+            layer=_layer(instruction, self._step, kind),
+            op_name=instruction.op_name,
+            times=times,
+            seconds=seconds * times,
+            cycles=(instruction.cycles or 0) * times,
+            flops=flops * times,
+            hbm_bytes=moved * times,
+            overlaps=overlaps,
+        )
+
+    def _work(self, instruction: Instruction, flops: int, moved: int) -> float:
+        """Returns the seconds of an instruction that exchanges nothing."""
+        target = self._target
+        matrix, memory = flops / target.flops_per_s, moved / target.bytes_per_s
+        if instruction.cycles is None:
+            return max(matrix / VECTOR_PRICE, memory / BANDWIDTH_SHARE)
+        estimate = instruction.cycles / (target.generation.clock_ghz * 1e9)
         work = min(estimate, max(VECTOR_PRICE * estimate, matrix / VECTOR_PRICE))
-        seconds = max(work, memory / BANDWIDTH_SHARE)
-    return Priced(
-        name=instruction.name,
-        kind=kind,
-        layer=_layer(instruction, layers, kind),
-        op_name=instruction.op_name,
-        times=times,
-        seconds=seconds * times,
-        cycles=(cycles or 0) * times,
-        flops=flops * times,
-        hbm_bytes=moved * times,
-        overlaps=instruction.opcode in ASYNCHRONOUS,
-    )
+        return max(work, memory / BANDWIDTH_SHARE)
+
+    def _exchange(
+        self,
+        instruction: Instruction,
+        within: collectives.Within,
+        kind: str,
+        work: float,
+        timeline: Timeline,
+    ) -> tuple[str, float]:
+        """Returns the kind and the seconds of an instruction that contains a collective."""
+        key = collectives.key_of(instruction, within)
+        if collectives.ends(instruction, within):
+            return "collective", timeline.wait(key)
+        seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
+        if collectives.starts(instruction, within):
+            timeline.start(key, seconds)
+            return "collective", 0.0
+        if timeline.is_running(key):  # the work of others, while the collective carries on
+            timeline.work(work)
+            return kind, work
+        # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
+        seconds /= 2 if instruction.opcode == "fusion" else 1
+        timeline.work(seconds)
+        return "collective", seconds
 
 
 def _kind(opcode: str, within: set[str]) -> str:
     """Returns the kind of an instruction, given its opcode and all opcodes that it runs."""
-    if any(name.startswith(_COLLECTIVES) for name in within):
-        return "collective"
     if opcode == "custom-call":
         return "custom call"
     if opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
@@ -292,14 +322,14 @@ def _kind(opcode: str, within: set[str]) -> str:
     return "memory-bound"
 
 
-def _layer(instruction: Instruction, layers: Collection[str], kind: str = "") -> str:
+def _layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> str:
     """Returns the layer of an instruction, or a part of the step in parentheses."""
-    path = layer_path(instruction.op_name, layers)
+    path = step.layer_path(instruction.op_name)
     if path:
         return path
     if kind == "collective":
-        return "(gradients of all replicas)"
-    scope = layer_path(instruction.op_name, STEP_SCOPES).split("/")[0]
+        return "(exchange between devices)"
+    scope = step.scope(instruction.op_name)
     return f"({scope})" if scope else _REST
 
 
@@ -309,24 +339,10 @@ def _all_within(
     """Returns an instruction, and those it fuses, each with its computation."""
     found = [(instruction, computation)]
     for outer, _ in found:
-        for name in outer.called if outer.opcode == "fusion" else ():
+        for name in outer.called if outer.opcode in ("fusion", "async-start") else ():
             inner = module.computations[name]
             found += [(inside, inner) for inside in inner.values()]
     return found
-
-
-def _collective_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
-    """Returns the time of one collective, 0 for any other instruction.
-
-    A reduce-scatter or an all-gather is half of an all-reduce, and costs half.
-    """
-    if not instruction.opcode.startswith(_COLLECTIVES):
-        return 0.0
-    known = [computation[name] for name in instruction.operands if name in computation]
-    operands = [tensor for operand in known for tensor in operand.shape]
-    size = max(sum(t.bytes for t in shape) for shape in (instruction.shape, operands))
-    whole = all_reduce_seconds(size, target)
-    return whole if instruction.opcode.startswith("all-reduce") else whole / 2
 
 
 def memory_of(stats: dict[str, int]) -> Memory:
@@ -349,7 +365,7 @@ def _large_tensors(module: Module, step: LoweredStep, count: int = 5) -> list[La
         if instruction.opcode == "parameter":
             layer = step.arguments[int(instruction.argument)]
         else:
-            layer = _layer(instruction, step.layers)
+            layer = _layer(instruction, step)
         for tensor in instruction.shape:
             size = tensor.padded_bytes
             if not tensor.on_chip and tensor.dims:

@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import keras
 
-from tftpu.config import PRECISIONS, Share
+from tftpu.config import PRECISIONS, Cluster, Share
+from tftpu.config.validation import check_types
+from tftpu.engines import checks, selection
 from tftpu.engines.data import with_examples
-from tftpu.engines.lowered import LoweredStep
-from tftpu.engines.tensorflow.lower import BatchSpec, check_batch, lower
+from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise
 from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
@@ -18,12 +19,13 @@ from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill
 from tftpu.preflight.units import duration, size
+from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
 
 
 def check(
-    model_fn: Callable[[], keras.Model],
-    batch_spec: BatchSpec,
+    model_fn: ModelFn,
+    batch_spec: Nest,
     slices: Iterable[str],
     options: PreflightOptions | None = None,
 ) -> Report:
@@ -61,9 +63,14 @@ def check(
     targets = [parse_slice(name) for name in slices]
     if not targets:
         raise UserError("No slice was given: name at least one, such as v3-8 or v5e-8.")
+    cluster = Cluster(engine=options.engine, mesh=options.mesh)
+    check_types("options", cluster)
+    cluster.validate()
+    lowering = selection.lowering_for(cluster)
     check_machine()
-    check_batch(batch_spec)
-    examiner = Examiner(model_fn, batch_spec, options)
+    for spec in keras.tree.flatten(batch_spec):
+        checks.refuse_spec(spec)
+    examiner = Examiner(model_fn, batch_spec, options, lowering)
     return Report(
         global_batch_size=examiner.global_batch_size,
         precision=examiner.precision,
@@ -73,20 +80,23 @@ def check(
 
 
 class Examiner:
-    """A check of one model on several slices; equal numbers of replicas share a lowered step.
+    """A check of one model on several slices; equal numbers of devices share a lowered step.
 
     Args:
         model_fn: returns a newly built and compiled Keras model.
         batch_spec: the global batch.
         options: options of the check.
+        lowering: lowers the steps of an engine.
     """
 
     def __init__(
         self,
-        model_fn: Callable[[], keras.Model],
-        batch_spec: BatchSpec,
+        model_fn: ModelFn,
+        batch_spec: Nest,
         options: PreflightOptions,
+        lowering: Lowering,
     ):
+        self.lowering = lowering
         self.model_fn = model_fn
         self.batch_spec = batch_spec
         self.options = options
@@ -98,8 +108,9 @@ class Examiner:
     def examine(self, target: Slice) -> SliceReport:
         """Returns the report of one slice."""
         try:
-            share = Share(self.global_batch_size, target.replicas, self.microbatches).examples
-            self.options.validate(target.replicas)
+            shares = self.lowering.shares(target.replicas)
+            share = Share(self.global_batch_size, shares, self.microbatches).examples
+            self.options.validate(shares)
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
         per_core = share * self.microbatches
@@ -125,29 +136,30 @@ class Examiner:
 
     def lower(
         self,
-        replicas: int,
+        devices: int,
         per_core: int,
         microbatches: int | None = None,
-        model_fn: Callable[[], keras.Model] | None = None,
+        model_fn: ModelFn | None = None,
     ) -> LoweredStep:
         """Lowers the step for another batch or number of microbatches, or of another model.
 
         Args:
-            replicas: number of replicas that share the global batch.
-            per_core: examples per replica.
+            devices: number of devices of the slice.
+            per_core: examples per share of the global batch.
             microbatches: None takes that of the options.
             model_fn: None takes the model under examination.
         """
         train = dataclasses.replace(
             self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
         )
-        batch_spec = with_examples(self.batch_spec, per_core)
+        share_spec = with_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
-        return lower(make, batch_spec, replicas, self.precision, train, self.options.objectives)
+        objectives = self.options.objectives
+        return self.lowering.lower(make, share_spec, devices, self.precision, train, objectives)
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:
         """Compiles a lowered step for a slice."""
-        return compile_program(step.hlo, target, self.options.time_limit, self.options.verbose)
+        return compile_program(step, target, self.options.time_limit, self.options.verbose)
 
     def recompute(self, target: Slice, per_core: int) -> str:
         """Returns advice on whether the batch fits if the blocks keep no activations."""

@@ -183,7 +183,9 @@ class Module:
             counter, bound = (condition[name] for name in test.operands)
             limit = _constant(bound)
             if limit is not None:
-                return limit - self._start(counter, loop, computation)
+                return -(
+                    -(limit - self._start(counter, loop, computation)) // self._step(counter, loop)
+                )
         return 1
 
     def _start(self, counter: Instruction, loop: Instruction, computation: Computation) -> int:
@@ -196,6 +198,19 @@ class Module:
         while start is not None and start.opcode == "copy":
             start = computation.get(start.operands[0])
         return _constant(start) or 0
+
+    def _step(self, counter: Instruction, loop: Instruction) -> int:
+        """Returns what a loop's body adds to its counter, 1 if it is not a sum of constants."""
+        body = self.computations[loop.attribute(r"body=%?([\w.-]+)")]
+        root = list(body.values())[-1]
+        index = int(counter.attribute(r"index=(\d+)") or 0)
+        value = body.get(root.operands[index]) if root.opcode == "tuple" else None
+        step = 0
+        while value is not None and value.opcode in ("add", "copy"):
+            operands = [body[name] for name in value.operands if name in body]
+            step += sum(_constant(operand) or 0 for operand in operands)
+            value = next((one for one in operands if one.opcode != "constant"), None)
+        return max(step, 1)
 
     def products(
         self, instruction: Instruction, computation: Computation

@@ -27,6 +27,10 @@ class PreflightOptions:
             `global_clipnorm` and `ema_momentum`.
         precision: dtype policy under which the model is built, as for `tftpu.set_precision`;
             "auto" is bfloat16, as it is on a TPU.
+        engine: name of the engine whose step is compiled, as for `tftpu.connect`: "auto" is the one
+            that a run with this mesh takes.
+        mesh: axes and sizes for the JAX engine, as for `tftpu.connect`; with a size of -1, slices
+            of different sizes can be compared.
         objectives: returns the objectives of a model that `model_fn` built, for a step with loss
             functions of your own; None: the model is compiled with its loss.
         steps: steps of the run; None leaves out the time and cost of the run.
@@ -42,6 +46,8 @@ class PreflightOptions:
 
     train: TrainOptions = dataclasses.field(default_factory=TrainOptions)
     precision: str = "auto"
+    engine: str = "auto"
+    mesh: str | None = None
     objectives: "Callable[[keras.Model], Sequence[Objective]] | None" = None
     steps: int | None = None
     examples_per_epoch: int | None = None

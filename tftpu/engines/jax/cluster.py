@@ -72,10 +72,19 @@ def _without_tpu() -> Sequence[meshes.Device]:
     return jax.devices("cpu") if devices[0].platform == "tpu" else devices
 
 
+def use_cpu() -> None:
+    """Makes JAX run on the CPU, so that a TPU's library does not look for its chips.
+
+    A JAX that is running already keeps its devices.
+    """
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_platforms", "cpu")
+
+
 def _virtual_cpus(count: int) -> Sequence[meshes.Device]:
     with contextlib.suppress(RuntimeError):  # a JAX that is running already keeps its devices
         jax.config.update("jax_num_cpu_devices", count)
-        jax.config.update("jax_platforms", "cpu")  # a TPU's library would look for its chips
+    use_cpu()
     found = jax.devices("cpu")
     if len(found) < count:
         raise UserError(

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.engine import Epoch
-from tftpu.engines.jax import feed
+from tftpu.engines.jax import creation, feed
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.executor import JaxExecutor
 from tftpu.engines.jax.hosts import OneHost
@@ -47,7 +47,7 @@ class JaxEngine:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Enters the context in which models are built."""
-        with target.compiling_for(self._platform):
+        with target.compiling_for(self._platform), creation.cut(self.mesh):
             yield
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:

@@ -53,6 +53,7 @@ class JaxExecutor:
         self._platform = platform
         with target.compiling_for(platform):
             self.variables = JaxState(mesh, model, batch_spec, options, objectives, labelled)
+        self.variables.place()
         self._shares = meshes.batch_shares(mesh)
         self._eval_step = EvalStep(self.variables)
         self.train_sums = TrainSums(self.variables.losses)

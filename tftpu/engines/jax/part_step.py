@@ -123,6 +123,10 @@ class PartStep:
         )
         return PartResult(values, PartSums(taken, losses), norm, finite, metrics)
 
+    def outputs(self, values: Values, batch: Nest) -> Nest:
+        """Returns what the forward pass computes, as in evaluation."""
+        return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
+
     def idle(self) -> PartSums:
         """Returns the sums of a step in which the objective is not due."""
         zero = jnp.zeros(())

@@ -17,7 +17,7 @@ from tftpu.config.mesh import DATA, FSDP, TENSOR
 from tftpu.engines.jax import mesh as meshes
 from tftpu.errors import UserError
 
-_SMALLEST = 4096  # elements: cutting less costs more traffic than it saves memory
+SMALLEST = 4096  # elements: cutting less costs more traffic than it saves memory
 
 # A pattern that is searched in the path of a variable, and an axis or None for each dimension.
 Rule = tuple[str, tuple[str | None, ...]]
@@ -113,7 +113,7 @@ class Layout:
     def _cut_along_fsdp(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
         """Returns the axes of a variable, with `fsdp` at the largest dimension that it divides."""
         parts = self.mesh.shape[FSDP]
-        if parts > 1 and np.prod(shape) >= _SMALLEST:
+        if parts > 1 and np.prod(shape) >= SMALLEST:
             free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % parts == 0]
             if free:
                 axes[max(free, key=lambda i: shape[i])] = FSDP

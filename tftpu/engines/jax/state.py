@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import keras
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
@@ -43,10 +43,10 @@ class Values(NamedTuple):
 
 
 class JaxState:
-    """The variables of a model on a mesh.
+    """The variables of a model for a mesh; `place` puts them there.
 
     Args:
-        mesh: the devices.
+        mesh: the devices; for abstract ones a step can be lowered, and not run.
         model: compiled, unless there are objectives; it is built here if it is not yet.
         batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
         options: `ema_momentum` says whether averages of the weights are kept.
@@ -68,7 +68,7 @@ class JaxState:
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
         model: keras.Model,
         batch_spec: Nest,
         options: TrainOptions,
@@ -90,15 +90,16 @@ class JaxState:
             self.parts = []
         else:
             keras_internals.build(model, symbolic)
-            self.parts = [compiled_part(model)]
-        self.drawn_apart = keras_internals.seed_states(model)
+            with jax.ensure_compile_time_eval():  # the states of metrics are read, even in a trace
+                self.parts = [compiled_part(model)]
+        with jax.ensure_compile_time_eval():  # Keras makes its own generator outside of traces
+            self.drawn_apart = keras_internals.seed_states(model)
         self.drawn_by_example = keras_internals.example_seeds(model)
         seeds = {id(v) for v in self.seed_states}
         self.untrained = [v for v in model.non_trainable_variables if id(v) not in seeds]
         self.layout = Layout(mesh, model)
         self.step = 0
         self.averages: Arrays = []
-        self._place()
         if options.ema_momentum is not None:
             self.averages = [jax.numpy.copy(v.value) for v in model.trainable_variables]
 
@@ -144,14 +145,17 @@ class JaxState:
 
     def assign(self, values: Values) -> None:
         """Sets the variables to the values that a step returned."""
-        variables = [*self.model.trainable_variables, *self.untrained]
-        arrays = [*values.trainable, *values.untrained]
-        for part, optimizer, scale in zip(self.parts, values.optimizers, values.scales):
-            variables += [*part.optimizer.variables, *_scale_variables(part)]
-            arrays += [*optimizer, *scale]
-        for variable, array in zip(variables, arrays):
+        for variable, array in zip(self._variables(), self._in_order(values)):
             variable.assign(array)
         self.averages = values.averages
+
+    def place(self) -> None:
+        """Puts every variable where its sharding says."""
+        shardings = self.shardings
+        for variable, sharding in zip(self._variables(), self._in_order(shardings)):
+            keras_internals.set_layout(variable, sharding)
+            variable.assign(variable.value)
+        self.averages = jax.device_put(self.averages, shardings.averages)
 
     def seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
         """Returns the state of each seed generator, in the order of `seed_states`.
@@ -214,14 +218,22 @@ class JaxState:
             assign,
         )
 
+    def _variables(self) -> list[keras.Variable]:
+        """Returns all variables that a step changes, in the order of `_in_order`."""
+        variables = [*self.model.trainable_variables, *self.untrained]
+        for part in self.parts:
+            variables += [*part.optimizer.variables, *_scale_variables(part)]
+        return variables
+
+    def _in_order(self, values: Values) -> Arrays:
+        """Returns what is given for each of `_variables`."""
+        arrays = [*values.trainable, *values.untrained]
+        for optimizer, scale in zip(values.optimizers, values.scales):
+            arrays += [*optimizer, *scale]
+        return arrays
+
     def _weight_shardings(self) -> Arrays:
         return [self.layout.of_weight(v) for v in self.model.trainable_variables]
-
-    def _place(self) -> None:
-        """Puts every variable where its sharding says."""
-        shardings = self.shardings
-        placed = jax.tree.map(jax.device_put, self.values(), shardings)
-        self.assign(placed)
 
 
 def _scale_variables(part: Any) -> list[keras.Variable]:

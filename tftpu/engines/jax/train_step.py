@@ -55,6 +55,10 @@ class TrainStep:
         forward = sum(jaxprs.flops(part.jaxpr) for part in self._parts)
         return jaxprs.PASSES * self.cut.microbatches * forward
 
+    def forward(self, values: Values, microbatch: Nest) -> Nest:
+        """Returns what the forward passes of all objectives compute, as in evaluation."""
+        return [part.outputs(values, microbatch) for part in self._parts]
+
     def due(self, step: int) -> tuple[int, ...]:
         """Returns the objectives that are due after this many steps."""
         return tuple(i for i, every in enumerate(self._every) if step % every == 0)

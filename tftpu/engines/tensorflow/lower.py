@@ -5,7 +5,7 @@ and whose all-reduce is XLA's.
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -13,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
-from tftpu.engines import checks, keras_internals
+from tftpu.engines import keras_internals
 from tftpu.engines.data import with_examples
 from tftpu.engines.losses import examples_of
-from tftpu.engines.lowered import LoweredStep, layer_path
-from tftpu.engines.objective import Objective
+from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf, layer_path
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
@@ -26,12 +25,10 @@ from tftpu.tpu import target
 
 # `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
 BatchSpec = Any
-# Returns the objectives of a newly built model.
-ObjectivesOf = Callable[[keras.Model], Sequence[Objective]]
 
 
 def lower(
-    model_fn: Callable[[], keras.Model],
+    model_fn: ModelFn,
     batch_spec: BatchSpec,
     replicas: int,
     precision: str,
@@ -70,21 +67,38 @@ def lower(
     # Not for a TPU: a kernel of ours would hide the products that model FLOPs count.
     forward, _ = _to_hlo(step.forward, (microbatch,), "hlo", layers)
     return LoweredStep(
-        hlo=hlo,
+        program=hlo,
+        partitioned=False,
         forward=forward,
+        forward_devices=1,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         arguments=arguments,
         layers=layers,
+        numbered=True,
         grouped=[layer.name for layer in flat if getattr(layer, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
     )
 
 
-def check_batch(batch_spec: BatchSpec) -> None:
-    """Raises `UserError` if a tensor of the batch cannot be placed on a TPU."""
-    for spec in keras.tree.flatten(batch_spec):
-        checks.refuse_spec(spec)
+class TensorFlowLowering:
+    """See `tftpu.engines.lowered.Lowering`: each device holds the model and one share."""
+
+    def shares(self, devices: int) -> int:
+        """Returns the number of devices."""
+        return devices
+
+    def lower(
+        self,
+        model_fn: ModelFn,
+        share_spec: BatchSpec,
+        devices: int,
+        precision: str,
+        options: TrainOptions,
+        objectives: ObjectivesOf | None = None,
+    ) -> LoweredStep:
+        """Lowers the train step of one of the devices."""
+        return lower(model_fn, share_spec, devices, precision, options, objectives)
 
 
 class OneReplicaOf(tf.distribute.Strategy):
@@ -126,7 +140,7 @@ class _Extended(internals.OneDeviceExtended):
 
 
 def _build(
-    model_fn: Callable[[], keras.Model],
+    model_fn: ModelFn,
     batch_spec: BatchSpec,
     precision: str,
     options: TrainOptions,

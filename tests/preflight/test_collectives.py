@@ -1,0 +1,109 @@
+"""The time of collectives: groups of devices, and what other work hides."""
+
+import pytest
+
+from tftpu.engines.lowered import LoweredStep
+from tftpu.preflight.collectives import Timeline, all_reduce_seconds, group_size
+from tftpu.preflight.compiler import Compiled
+from tftpu.preflight.cost import price
+from tftpu.preflight.hlo import Instruction
+from tftpu.tpu.slices import parse_slice
+
+SLICE = parse_slice("v5e-8")
+LINKS = 2 * 50e9  # bytes/s of the two links that a ring uses
+GATHERED = 8 * 2**20 * 4  # bytes
+GATHER = GATHERED * 7 / 8 / LINKS + 6e-6  # 2 x 4 chips: 6 hops of a microsecond
+
+
+@pytest.mark.parametrize(
+    ("written", "devices"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", 8),
+        ("replica_groups={}", None),
+    ],
+)
+def test_the_devices_of_a_collective_are_read(written, devices):
+    rest = f", channel_id=1, {written}, dimensions={{0}}, metadata={{}}"
+    assert group_size(Instruction("x", "all-gather", [], [], "", rest)) == devices
+
+
+def test_a_smaller_group_moves_less():
+    four, eight = (all_reduce_seconds(10**8, SLICE, group) for group in (4, None))
+    assert four == pytest.approx(2 * 3 / 4 * 1e8 / LINKS, rel=0.01)
+    assert eight == pytest.approx(2 * 7 / 8 * 1e8 / LINKS, rel=0.01)
+    assert all_reduce_seconds(10**8, SLICE, 1) < 1e-5
+
+
+def test_collectives_take_turns_and_work_hides_them():
+    timeline = Timeline()
+    timeline.start("a", 2.0)
+    timeline.start("b", 3.0)
+    timeline.work(1.0)
+    assert timeline.wait("a") == 1.0  # at 2
+    timeline.work(2.0)
+    assert timeline.wait("b") == 1.0  # at 5
+    assert timeline.wait("never started") == 0.0
+
+
+ESTIMATED = 'backend_config={"estimated_cycles":"CYCLES"}'
+ALL = "channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}"
+BEGINS = 'custom_call_target="AsyncCollectiveStart"'
+ENDS = 'custom_call_target="AsyncCollectiveDone"'
+PAIR = f"""\
+HloModule step
+
+ENTRY %main (p.0: f32[1048576], p.1: f32[8,8]) -> f32[8388608] {{
+  %p.0 = f32[1048576]{{0}} parameter(0)
+  %p.1 = f32[8,8]{{1,0}} parameter(1)
+  %start = (f32[1048576]{{0}}, f32[8388608]{{0}}) all-gather-start(%p.0), {ALL}
+  %work = f32[8,8]{{1,0}} add(%p.1, %p.1), {ESTIMATED}
+  ROOT %done = f32[8388608]{{0}} all-gather-done(%start)
+}}
+"""
+FUSIONS = f"""\
+HloModule step
+
+%begin (q.0: f32[1048576]) -> (f32[1048576], f32[8388608]) {{
+  %q.0 = f32[1048576]{{0}} parameter(0)
+  %gather.0 = f32[8388608]{{0}} all-gather(%q.0), {ALL}
+  ROOT %call.0 = (f32[1048576]{{0}}, f32[8388608]{{0:S(1)}}) custom-call(%gather.0), {BEGINS}
+}}
+
+%carry (q.1: f32[1048576]) -> f32[8388608] {{
+  %q.1 = f32[1048576]{{0}} parameter(0)
+  ROOT %gather.1 = f32[8388608]{{0}} all-gather(%q.1), {ALL}
+}}
+
+%finish (q.2: f32[1048576]) -> f32[8388608] {{
+  %q.2 = f32[1048576]{{0}} parameter(0)
+  %gather.2 = f32[8388608]{{0}} all-gather(%q.2), {ALL}
+  ROOT %call.2 = f32[8388608]{{0}} custom-call(%gather.2), {ENDS}
+}}
+
+ENTRY %main (p.0: f32[1048576], p.1: f32[8,8]) -> f32[8388608] {{
+  %p.0 = f32[1048576]{{0}} parameter(0)
+  %p.1 = f32[8,8]{{1,0}} parameter(1)
+  %start = (f32[1048576]{{0}}, f32[8388608]{{0:S(1)}}) fusion(%p.0), kind=kCustom, calls=%begin
+  %work = f32[8,8]{{1,0}} fusion(%p.1), kind=kOutput, calls=%carry, {ESTIMATED}
+  ROOT %done = f32[8388608]{{0:S(1)}} fusion(%p.0), kind=kCustom, calls=%finish
+}}
+"""
+
+
+@pytest.mark.parametrize("program", [PAIR, FUSIONS], ids=["pair", "fusions"])
+@pytest.mark.parametrize("cycles", [10**3, 6 * 10**5])
+def test_work_between_start_and_end_of_a_collective_hides_it(program, cycles):
+    text = program.replace("CYCLES", str(cycles))
+    memory = {
+        f"{kind}_size_in_bytes": 0
+        for kind in ("argument", "output", "alias", "temp", "generated_code")
+    }
+    compiled = Compiled("", False, text, memory, 0.0, 0.0, False)
+    step = LoweredStep(program=b"", arguments=["a", "b"], precision="float32")
+    cost = price(step, compiled, SLICE)
+    work = 0.5 * cycles / 1.5e9
+    assert cost.collective_seconds == pytest.approx(max(0.0, GATHER - work), rel=0.02, abs=1e-8)
+    assert cost.seconds == pytest.approx(max(GATHER, work), rel=0.05)

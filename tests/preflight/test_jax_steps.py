@@ -1,0 +1,55 @@
+"""Steps of the JAX engine, compiled for slices: one program that the compiler divides."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.jax_preflight import BATCH, CLASSES, HIDDEN, INPUTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.compiles]
+
+WEIGHTS = INPUTS * HIDDEN + HIDDEN * CLASSES
+STATE = 3 * 4 * WEIGHTS  # bytes of the weights and of Adam's two moments
+
+
+@functools.cache
+def report(mesh: str, slices: str) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.jax_preflight", mesh, slices],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["slices"]
+
+
+def test_a_mesh_divides_what_the_devices_hold():
+    [whole] = report("data:-1", "v5e-8")
+    cut, four = report("fsdp:-1", "v5e-8,v5e-4")
+    batch = BATCH // 8 * INPUTS * 4
+    assert whole["hbm"]["arguments"] == pytest.approx(STATE + batch, rel=0.02)
+    assert cut["hbm"]["arguments"] == pytest.approx(STATE / 8 + batch, rel=0.02)
+    assert four["hbm"]["arguments"] == pytest.approx(STATE / 4 + 2 * batch, rel=0.02)
+
+
+def test_the_work_of_a_device_is_its_part_of_the_whole():
+    cut, four = report("fsdp:-1", "v5e-8,v5e-4")
+    flops = 3 * 2 * BATCH * WEIGHTS
+    assert cut["model_flops"] == flops / 8 and four["model_flops"] == flops / 4
+    # The first layer needs no gradient of its input.
+    expected = (3 * WEIGHTS - INPUTS * HIDDEN) * 2 * BATCH / 8
+    assert cut["flops"] == pytest.approx(expected, rel=0.01)
+    assert cut["collective_ms"] > 0
+    layers = {row["name"] for row in cut["by_layer"]}
+    assert {"hidden", "head", "(optimizer)"} <= layers
+
+
+def test_a_mesh_that_a_slice_cannot_have_is_said_in_its_row():
+    fits, refused = report("fsdp:4", "v5e-4,v5e-8")
+    assert fits["fits"]
+    assert "'fsdp:4' is for 4 device(s), and there are 8" in refused["error"]

@@ -1,0 +1,162 @@
+"""Lowers a compiled Keras model to the program of a mesh of TPUs, on a machine without a TPU.
+
+The program is traced from the step that the trainer runs. The model is built while JAX traces, so
+that its variables have shapes and no values: nothing is allocated for it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.sharding import AbstractMesh
+
+from tftpu.config import TrainOptions
+from tftpu.config.mesh import mesh_sizes
+from tftpu.engines import keras_internals
+from tftpu.engines.jax import cluster
+from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.train_step import TrainStep
+from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf
+from tftpu.tensors import Nest
+from tftpu.tpu import target
+
+
+class JaxLowering:
+    """See `tftpu.engines.lowered.Lowering`: one program for a mesh of all devices.
+
+    Args:
+        mesh: as for `tftpu.connect`.
+    """
+
+    def __init__(self, mesh: str | None):
+        self._mesh = mesh
+        cluster.use_cpu()
+
+    def shares(self, devices: int) -> int:
+        """Returns the number of shares that the mesh of this many devices cuts a batch into."""
+        return meshes.batch_shares(self._abstract(devices))
+
+    def lower(
+        self,
+        model_fn: ModelFn,
+        share_spec: Nest,
+        devices: int,
+        precision: str,
+        options: TrainOptions,
+        objectives: ObjectivesOf | None = None,
+    ) -> LoweredStep:
+        """Lowers the train step of all devices together."""
+        mesh = self._abstract(devices)
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(precision)
+        try:
+            state, step, shapes = _traced(model_fn, share_spec, mesh, options, objectives)
+            program, arguments = _train(state, step, shapes)
+            forward = _forward(step, shapes)
+        finally:
+            keras.config.set_dtype_policy(before)
+        model = state.model
+        flat = keras_internals.flat_layers(model)
+        return LoweredStep(
+            program=program,
+            partitioned=True,
+            forward=forward,
+            forward_devices=mesh.size,
+            gradient_accumulation_steps=options.gradient_accumulation_steps,
+            arguments=arguments,
+            layers={layer.name: type(layer).__name__ for layer in flat},
+            numbered=False,
+            kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
+            precision=precision,
+        )
+
+    def _abstract(self, devices: int) -> AbstractMesh:
+        """Returns the mesh of a number of devices, which no one has.
+
+        Raises:
+            UserError: the mesh does not use every device exactly once.
+        """
+        sizes = mesh_sizes(self._mesh, devices)
+        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _traced(
+    model_fn: ModelFn,
+    share_spec: Nest,
+    mesh: AbstractMesh,
+    options: TrainOptions,
+    objectives: ObjectivesOf | None,
+) -> tuple[JaxState, TrainStep, Values]:
+    """Returns the variables and the step of a model, and the shapes of its values."""
+    made: list[tuple[JaxState, TrainStep]] = []
+
+    def build() -> Values:
+        with keras_internals.fresh_names(), target.compiling_for("tpu"):
+            model = model_fn()
+            found = objectives(model) if objectives is not None else ()
+            state = JaxState(mesh, model, share_spec, options, found)
+            made.append((state, TrainStep(state, share_spec)))
+        return state.values()
+
+    shapes: Any = jax.eval_shape(build)
+    [(state, step)] = made
+    return state, step, shapes
+
+
+def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, list[str]]:
+    """Returns the train step as StableHLO text, and the names of its parameters."""
+    layout = state.layout
+    values = jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        state.shardings,
+    )
+    batch = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=layout.of_batch(len(s.shape))),
+        step.cut.batch,
+    )
+    sums = jax.ShapeDtypeStruct((step.sums.size,), jnp.float32, sharding=layout.whole)
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.whole)
+    due = tuple(range(len(state.parts)))
+
+    def train(values: Values, sums: Any, number: Any, batch: Nest) -> tuple[Values, Any]:
+        with target.compiling_for("tpu"):
+            return step.train(values, sums, number, batch, due)
+
+    jitted = jax.jit(
+        train,
+        donate_argnums=(0, 1),
+        out_shardings=(state.shardings, layout.whole),
+        keep_unused=True,
+    )
+    lowered = jitted.trace(values, sums, number, batch).lower(lowering_platforms=("tpu",))
+    module: Any = lowered.compiler_ir("stablehlo")
+    text: str = module.operation.get_asm(enable_debug_info=True)
+    data = ["batch"] * len(jax.tree.leaves(batch))
+    return text.encode(), [*_names(state), "(sums)", "(step)", *data]
+
+
+def _names(state: JaxState) -> list[str]:
+    """Returns the names of the variables in the order of `JaxState.values`."""
+    trainable = state.model.trainable_variables
+    optimizers = [v.path for part in state.parts for v in part.optimizer.variables]
+    scales = jax.tree.leaves(state.shardings.scales)
+    return [
+        *(v.path for v in trainable),
+        *(v.path for v in state.untrained),
+        *optimizers,
+        *(["(loss scale)"] * len(scales)),
+        *(f"ema/{v.path}" for v in trainable if state.averages),
+    ]
+
+
+def _forward(step: TrainStep, shapes: Values) -> str:
+    """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
+
+    Not for a TPU: a kernel of ours would hide the products that model FLOPs count.
+    """
+    lowered = jax.jit(step.forward).lower(shapes, step.cut.microbatch)
+    computation: Any = lowered.compiler_ir("hlo")
+    return computation.get_hlo_module().to_string()

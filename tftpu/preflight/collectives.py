@@ -1,0 +1,137 @@
+"""Collectives: the time of one on a slice, and the part of it that other work hides.
+
+An asynchronous collective starts at one instruction and ends at another, and the instructions
+between them run meanwhile. The TPU compiler writes it either as a pair such as `all-gather-start`
+and `all-gather-done`, or as fusions with one channel: the first starts it, the last ends it, and
+those between, which carry on with it, contain the work of other instructions.
+"""
+
+import math
+import re
+
+from tftpu.preflight.hlo import Computation, Instruction
+from tftpu.tpu.slices import Slice
+
+HOP_SECONDS = 1e-6  # latency between neighbouring chips
+
+_OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+Within = list[tuple[Instruction, Computation]]  # an instruction and those it fuses
+
+
+def is_collective(instruction: Instruction) -> bool:
+    """Returns whether an instruction exchanges data between devices, or waits for that."""
+    return instruction.opcode.startswith(_OPCODES)
+
+
+def key_of(instruction: Instruction, within: Within) -> str:
+    """Returns what tells an instruction's collective from others: its channel, or its name."""
+    for inside, _ in within:
+        if is_collective(inside) and inside is not instruction:
+            return inside.attribute(r"channel_id=(\d+)") or inside.name
+    is_end = instruction.opcode.endswith("-done")
+    return instruction.operands[0] if is_end and instruction.operands else instruction.name
+
+
+def starts(instruction: Instruction, within: Within) -> bool:
+    """Returns whether an instruction starts an asynchronous collective."""
+    return instruction.opcode.endswith("-start") or _calls(within, "AsyncCollectiveStart")
+
+
+def ends(instruction: Instruction, within: Within) -> bool:
+    """Returns whether an instruction waits for the end of an asynchronous collective."""
+    return instruction.opcode.endswith("-done") or _calls(within, "AsyncCollectiveDone")
+
+
+def seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
+    """Returns the time of one collective, 0 for any other instruction.
+
+    A reduce-scatter or an all-gather is half of an all-reduce, and costs half. A permutation sends
+    to a neighbour.
+
+    Args:
+        instruction: the instruction.
+        computation: the one that contains it.
+        target: the slice.
+    """
+    if not is_collective(instruction) or instruction.opcode.endswith("-done"):
+        return 0.0
+    known = [computation[name] for name in instruction.operands if name in computation]
+    operands = sum(tensor.bytes for operand in known for tensor in operand.shape)
+    results = sum(tensor.bytes for tensor in instruction.shape)
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        results -= operands  # they return their operands, too
+    size = max(results, operands)
+    if instruction.opcode.startswith("collective-permute"):
+        return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
+    whole = all_reduce_seconds(size, target, group_size(instruction))
+    return whole if instruction.opcode.startswith("all-reduce") else whole / 2
+
+
+def all_reduce_seconds(size: int, target: Slice, group: int | None = None) -> float:
+    """Returns the time of an all-reduce by a ring over n chips, in both directions at once.
+
+    2 (n - 1) / n of the bytes travel over two links.
+
+    Args:
+        size: bytes that each device holds.
+        target: the slice.
+        group: number of devices that take part; None: all.
+    """
+    devices = target.replicas if group is None else group
+    chips = math.ceil(devices * target.chips / target.replicas)
+    moved = 2 * size * (chips - 1) / chips
+    hops = min(sum(target.axes), chips)
+    return moved / (2 * target.generation.link_gbps * 1e9) + 2 * hops * HOP_SECONDS
+
+
+def group_size(instruction: Instruction) -> int | None:
+    """Returns the number of devices that take part in a collective; None: all.
+
+    They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]`, or as axes of a
+    mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
+    """
+    if lists := instruction.attribute(r"replica_groups=\{\{([\d,]+)\}"):
+        return len(lists.split(","))
+    if sizes := instruction.attribute(r"replica_groups=\[(\d+,\d+)\]<="):
+        return int(sizes.split(",")[1])
+    if mesh := re.search(
+        r"replica_groups=(?:@\w+ )?mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest
+    ):
+        known = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
+        return math.prod(int(known[axis]) for axis in re.findall(r"'([^']+)'", mesh[2]))
+    return None
+
+
+class Timeline:
+    """The time while a computation runs once: its instructions, and the exchange beside them.
+
+    Collectives take turns, in the order in which they start.
+    """
+
+    def __init__(self) -> None:
+        self._now = self._free = 0.0
+        self._ends: dict[str, float] = {}
+
+    def work(self, seconds: float) -> None:
+        """Lets an instruction run."""
+        self._now += seconds
+
+    def start(self, key: str, seconds: float) -> None:
+        """Starts an asynchronous collective that takes this long."""
+        self._free = max(self._free, self._now) + seconds
+        self._ends[key] = self._free
+
+    def is_running(self, key: str) -> bool:
+        """Returns whether a collective has been started, and nothing has waited for it yet."""
+        return key in self._ends
+
+    def wait(self, key: str) -> float:
+        """Waits for the end of a collective; returns the seconds for which nothing else ran."""
+        waited = max(0.0, self._ends.pop(key, self._now) - self._now)
+        self._now += waited
+        return waited
+
+
+def _calls(within: Within, name: str) -> bool:
+    target = f'custom_call_target="{name}"'
+    return any(target in inside.rest for inside, _ in within if inside.opcode == "custom-call")
