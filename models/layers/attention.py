@@ -39,10 +39,9 @@ def attention(
             documents packed into one sequence; needs time == key_time.
         mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
-            which writes no scores to memory; elsewhere the same as "plain". The kernel needs jax
-            beside TensorFlow (the extra `tpu` installs one that fits), and at most 8,192
-            tokens. On another backend of Keras than TensorFlow it is the same as "plain", and
-            warns.
+            which writes no scores to memory; elsewhere the same as "plain". The kernel takes at
+            most 8,192 tokens, and needs jax: beside TensorFlow the extra `tpu` installs one that
+            fits. On another backend of Keras it is the same as "plain", and warns.
 
     Returns:
         (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always in float32.
@@ -56,10 +55,10 @@ def attention(
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
     if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
-        from tftpu.models.kernels import tensorflow_ops
+        from tftpu.models.kernels import functions
 
         query = query * head_dim**-0.5
-        return tensorflow_ops.flash_attention(query, key, value, causal, segment_ids, mask)
+        return functions.flash_attention(query, key, value, causal, segment_ids, mask)
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
     mixed = _plain(query, key, value, causal, segment_ids, mask)
     return ops.reshape(mixed, shape)
@@ -142,14 +141,14 @@ def whole_sequences(implementation: str, x: Tensor, heads: int) -> Callable[...,
         heads: number of heads in the width.
 
     Returns:
-        `tftpu.models.kernels.tensorflow_ops.whole_attention`; None if `attention` is to be used.
+        `tftpu.models.kernels.functions.whole_attention`; None if `attention` is to be used.
     """
     checks.attention(implementation)
     if _has_kernel(implementation):
-        from tftpu.models.kernels import tensorflow_ops
+        from tftpu.models.kernels import functions
 
-        if tensorflow_ops.takes_whole(x, heads):
-            return tensorflow_ops.whole_attention
+        if functions.takes_whole(x, heads):
+            return functions.whole_attention
     return None
 
 
@@ -157,10 +156,10 @@ def _has_kernel(implementation: str) -> bool:
     if implementation != "flash":
         return False
     backend = keras.config.backend()
-    if backend != "tensorflow":
+    if backend not in ("tensorflow", "jax"):
         warnings.warn(
-            f"model.attention='flash' computes plain attention here: its kernel is part of a "
-            f"TensorFlow program, and Keras runs on {backend}.",
+            f"model.attention='flash' computes plain attention here: its kernel is for programs of "
+            f"TensorFlow and JAX, and Keras runs on {backend}.",
             stacklevel=2,
         )
         return False

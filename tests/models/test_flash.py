@@ -14,7 +14,7 @@ from tests.support.kernels import interpreted
 from tftpu import models, preflight
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.errors import UserError
-from tftpu.models.kernels import flash, internals, tensorflow_ops
+from tftpu.models.kernels import flash, functions, internals
 from tftpu.models.layers.attention import attention
 from tftpu.preflight import compiler, cost
 from tftpu.tpu import target
@@ -114,7 +114,7 @@ def test_without_jax_the_error_says_how_to_install_it(interpreted, monkeypatch):
     given = arrays(128, 2, 64)
     monkeypatch.setattr(builtins, "__import__", no_kernel)
     with pytest.raises(UserError, match="pip install jax"):
-        tensorflow_ops.flash_attention(*given, True, None, None)
+        functions.flash_attention(*given, True, None, None)
 
 
 # Compiled

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.support.kernels import interpreted
 from tftpu.engines.tensorflow.lower import lower
-from tftpu.models.kernels import tensorflow_ops, whole
+from tftpu.models.kernels import functions, whole
 from tftpu.models.layers.attention import whole_sequences
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.preflight import compiler, cost
@@ -53,7 +53,7 @@ def test_a_layer_gives_the_output_and_gradients_of_plain_attention(
     interpreted, time, width, heads, packed
 ):
     given = tokens(time, width), heads, segments(time) if packed else None
-    assert whole_sequences("flash", given[0], heads) is tensorflow_ops.whole_attention
+    assert whole_sequences("flash", given[0], heads) is functions.whole_attention
     plain, fast = results("plain", *given), results("flash", *given)
     assert len(plain) == 6  # the output; x, and kernels and biases of two projections
     for expected, found in zip(plain, fast):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,16 +17,20 @@ WEIGHTS = INPUTS * HIDDEN + HIDDEN * CLASSES
 STATE = 3 * 4 * WEIGHTS  # bytes of the weights and of Adam's two moments
 
 
-@functools.cache
-def report(mesh: str, slices: str) -> list[dict]:
+def printed(*arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.jax_preflight", mesh, slices],
+        [sys.executable, "-m", "tests.support.jax_preflight", *arguments],
         env={**os.environ, "KERAS_BACKEND": "jax"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["slices"]
+    return json.loads(done.stdout)
+
+
+@functools.cache
+def report(mesh: str, slices: str) -> list[dict]:
+    return printed(mesh, slices)["slices"]
 
 
 def test_a_mesh_divides_what_the_devices_hold():
@@ -53,3 +58,9 @@ def test_a_mesh_that_a_slice_cannot_have_is_said_in_its_row():
     fits, refused = report("fsdp:4", "v5e-4,v5e-8")
     assert fits["fits"]
     assert "'fsdp:4' is for 4 device(s), and there are 8" in refused["error"]
+
+
+def test_each_device_runs_the_kernels_on_its_examples_and_heads():
+    # As in tests/models/test_flash.py: 2 examples a device, and one column of two heads.
+    product = 2 * 2 * 2 * 3 * 256 * 256 * 128
+    assert printed("kernels") == [2 * product, 5 * product]

@@ -3,13 +3,17 @@
 KERAS_BACKEND=jax python -m tests.support.jax_preflight MESH SLICE,... > REPORT.json
 """
 
+import json
 import sys
 
 import keras
 import tensorflow as tf
 
-from tftpu import preflight
+from tftpu import models, preflight
 from tftpu.config import TrainOptions
+from tftpu.engines.jax.lower import JaxLowering
+from tftpu.preflight import compiler, cost
+from tftpu.tpu.slices import parse_slice
 
 INPUTS, HIDDEN, CLASSES, BATCH = 1024, 4096, 16, 4096
 
@@ -28,8 +32,30 @@ def model() -> keras.Model:
     return built
 
 
-def main(mesh: str, slices: str) -> None:
-    """Prints the report as JSON."""
+def gpt() -> keras.Model:
+    """Returns a compiled model of one block with the flash kernel."""
+    sizes = {"layers": 1, "vocabulary": 512, "width": 256, "heads": 4}
+    built = models.build("gpt2_small", attention="flash", **sizes)
+    built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return built
+
+
+def kernels() -> list[int]:
+    """Returns the FLOPs of the kernels of a device of a mesh."""
+    slice_ = parse_slice("v5e-8")
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    lowering = JaxLowering("fsdp:4,tensor:2")
+    step = lowering.lower(gpt, share, 8, "mixed_bfloat16", TrainOptions())
+    compiled = compiler.compile_program(step, slice_)
+    found = cost.price(step, compiled, slice_).instructions
+    return sorted(p.flops for p in found if p.kind == "custom call" and p.flops)
+
+
+def main(mesh: str, slices: str = "") -> None:
+    """Prints the report, or the FLOPs, as JSON."""
+    if mesh == "kernels":
+        print(json.dumps(kernels()))
+        return
     batch = tf.TensorSpec((BATCH, INPUTS)), tf.TensorSpec((BATCH,), tf.int32)
     train = TrainOptions(gradient_accumulation_steps=2, global_clipnorm=1.0)
     options = preflight.PreflightOptions(train=train, engine="jax", mesh=mesh)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tftpu.models.kernels import flash, internals, tensorflow_ops
+from tftpu.models.kernels import flash, functions, internals
 from tftpu.tpu import target
 
 
@@ -16,10 +16,10 @@ def interpreted(monkeypatch):
     if not internals.reads_what_jax_writes():
         pytest.skip("this TensorFlow reads kernels of older versions of jax only")
 
-    def in_graph(function):
+    def call(function, inputs, outputs):
         return jax2tf.convert(functools.partial(function, interpret=True), with_gradient=False)
 
     monkeypatch.setattr(flash, "BLOCK", 128)
-    monkeypatch.setattr(tensorflow_ops, "_in_graph", in_graph)
+    monkeypatch.setattr(functions, "_call", call)
     with target.compiling_for("tpu"):
         yield

@@ -16,9 +16,10 @@ from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.executor import JaxExecutor
 from tftpu.engines.jax.hosts import OneHost
 from tftpu.engines.jax.tracer import JaxTracer
+from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.objective import Objective
 from tftpu.tensors import Nest
-from tftpu.tpu import hardware, target
+from tftpu.tpu import hardware
 
 
 class JaxEngine:
@@ -47,7 +48,7 @@ class JaxEngine:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Enters the context in which models are built."""
-        with target.compiling_for(self._platform), creation.cut(self.mesh):
+        with tracing_for(self._platform, self.mesh), creation.cut(self.mesh):
             yield
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:

@@ -20,11 +20,11 @@ from tftpu.engines.jax import feed
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.eval_step import EvalStep
 from tftpu.engines.jax.state import JaxState
+from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.tensors import Nest, ops
-from tftpu.tpu import target
 
 
 class JaxExecutor:
@@ -51,7 +51,7 @@ class JaxExecutor:
         labelled: bool = True,
     ):
         self._platform = platform
-        with target.compiling_for(platform):
+        with tracing_for(platform, mesh):
             self.variables = JaxState(mesh, model, batch_spec, options, objectives, labelled)
         self.variables.place()
         self._shares = meshes.batch_shares(mesh)
@@ -101,7 +101,7 @@ class JaxExecutor:
 
     def training(self, share_spec: Nest) -> "JaxTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
-        with target.compiling_for(self._platform):
+        with tracing_for(self._platform, self.variables.layout.mesh):
             step = TrainStep(self.variables, share_spec)
         return JaxTrainLoop(self.variables, self._platform, step)
 
@@ -164,7 +164,7 @@ class JaxExecutor:
         """Returns whether an evaluation can be padded: no number depends on the padding."""
         key = str(batch_spec)
         if key not in self._separable:
-            with target.compiling_for(self._platform):
+            with tracing_for(self._platform, self.variables.layout.mesh):
                 self._separable[key] = self._eval_step.separable(feed.shapes_of(batch_spec))
         return self._separable[key]
 
@@ -176,7 +176,7 @@ class JaxExecutor:
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def traced(*args):
-            with target.compiling_for(self._platform):
+            with tracing_for(self._platform, self.variables.layout.mesh):
                 return function(*args)
 
         return jax.jit(traced, **options)
@@ -200,7 +200,7 @@ class JaxTrainLoop:
         self._compiled = False
 
         def train(values, sums, number, batch, due):
-            with target.compiling_for(platform):
+            with tracing_for(platform, state.layout.mesh):
                 return step.train(values, sums, number, step.cut.without_padding(batch), due)
 
         shardings = (state.shardings, state.layout.whole)

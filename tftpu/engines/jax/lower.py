@@ -17,10 +17,10 @@ from tftpu.engines import keras_internals
 from tftpu.engines.jax import cluster
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf
 from tftpu.tensors import Nest
-from tftpu.tpu import target
 
 
 class JaxLowering:
@@ -93,7 +93,7 @@ def _traced(
     made: list[tuple[JaxState, TrainStep]] = []
 
     def build() -> Values:
-        with keras_internals.fresh_names(), target.compiling_for("tpu"):
+        with keras_internals.fresh_names(), tracing_for("tpu", mesh):
             model = model_fn()
             found = objectives(model) if objectives is not None else ()
             state = JaxState(mesh, model, share_spec, options, found)
@@ -122,7 +122,7 @@ def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, lis
     due = tuple(range(len(state.parts)))
 
     def train(values: Values, sums: Any, number: Any, batch: Nest) -> tuple[Values, Any]:
-        with target.compiling_for("tpu"):
+        with tracing_for("tpu", layout.mesh):
             return step.train(values, sums, number, batch, due)
 
     jitted = jax.jit(

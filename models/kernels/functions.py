@@ -1,20 +1,23 @@
-"""The kernels as TensorFlow functions: jax2tf makes a JAX function an op of the graph."""
+"""The kernels as functions of Keras's backend: ops of a TensorFlow graph, or part of a JAX program.
+
+In a JAX program for several devices, each runs a kernel on its part of the examples and heads.
+"""
 
 import functools
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
+import keras
 
 from tftpu import installation
 from tftpu.errors import UserError
-from tftpu.models.kernels import internals
 from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
+from tftpu.tpu.target import EXAMPLES, HEADS
 
-# Its annotation claims that a decorated function returns what the plain one does.
-_custom_gradient: Any = tf.custom_gradient
+_SEGMENTS = (EXAMPLES, None)
+_SUMS = (EXAMPLES, HEADS, None, None)  # (batch, columns, heads per column, time)
+_WHOLE = (EXAMPLES, None, None)  # queries, keys and values side by side
 
 
 def flash_attention(
@@ -54,12 +57,15 @@ def flash_attention(
         return ops.reshape(x, (*x.shape[:2], -1))
 
     run = {"head_dim": head_dim, "causal": causal}
-    attend = _with_gradient(
-        _in_graph(functools.partial(flash.forward, **run)),
-        _in_graph(functools.partial(flash.backward, **run)),
-        segments,
-        head_dim,
+    tokens = (EXAMPLES, None, (HEADS, column * head_dim))
+    given = (tokens, tokens, tokens, _SEGMENTS)
+    forward = _call(functools.partial(flash.forward, **run), given, (tokens, _SUMS))
+    backward = _call(
+        functools.partial(flash.backward, **run),
+        (*given, _SUMS, _SUMS, tokens),
+        (tokens, tokens, tokens),
     )
+    attend = _with_gradient(forward, backward, segments, head_dim)
     found = attend(columns(query), columns(key), columns(value))
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
@@ -76,7 +82,8 @@ def takes_whole(x: Any, heads: int) -> bool:
     from tftpu.models.kernels import whole
 
     _, time, width = x.shape
-    return whole.takes(time, width, heads, tf.as_dtype(x.dtype).size)
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return whole.takes(time, width, heads, 4 if dtype == "float32" else 2)
 
 
 def whole_attention(
@@ -99,20 +106,27 @@ def whole_attention(
     batch, time, width = product.shape
     segments = _segments(batch, time, segment_ids, None, 0) or None
     head_dim = width // 3 // heads
-    forward = _in_graph(functools.partial(whole.forward, head_dim=head_dim))
-    backward = _in_graph(functools.partial(whole.backward, head_dim=head_dim))
+    forward = _call(
+        functools.partial(whole.forward, head_dim=head_dim), (_WHOLE, _SEGMENTS), _WHOLE
+    )
+    backward = _call(
+        functools.partial(whole.backward, head_dim=head_dim),
+        (_WHOLE, _SEGMENTS, _WHOLE),
+        (_WHOLE, _WHOLE),
+    )
 
-    @_custom_gradient
+    @ops.custom_gradient
     def attend(product, bias):
         qkv = product + bias
 
-        def gradient(upstream):
+        def gradient(*upstream):
+            (upstream,) = upstream
             d_qkv, sums = backward(qkv, segments, upstream)
-            return d_qkv, tf.cast(tf.reduce_sum(sums, (0, 1)), bias.dtype)
+            return d_qkv, ops.cast(ops.sum(sums, (0, 1)), bias.dtype)
 
         return forward(qkv, segments), gradient
 
-    return attend(product, tf.convert_to_tensor(bias))
+    return attend(product, ops.copy(bias))  # not the variable itself
 
 
 def _segments(
@@ -121,14 +135,14 @@ def _segments(
     """Returns segments of queries and of keys, (batch, time) int32; [] if all keys are seen."""
     if segment_ids is None and mask is None and not padding:
         return []
-    queries = tf.zeros((batch, time), tf.int32)
+    queries = ops.zeros((batch, time), "int32")
     if segment_ids is not None:
-        queries = tf.cast(segment_ids, tf.int32)
+        queries = ops.cast(segment_ids, "int32")
     keys = queries
     if mask is not None:
-        keys = tf.where(tf.cast(mask, tf.bool), keys, -1)
+        keys = ops.where(ops.cast(mask, "bool"), keys, -1)
     paddings = ((0, 0), (0, padding))
-    return [tf.pad(queries, paddings), tf.pad(keys, paddings, constant_values=-1)]
+    return [ops.pad(queries, paddings), ops.pad(keys, paddings, constant_values=-1)]
 
 
 def _with_gradient(
@@ -136,42 +150,47 @@ def _with_gradient(
 ) -> Callable:
     """Combines the kernels of the forward and the backward pass."""
 
-    @_custom_gradient
+    @ops.custom_gradient
     def attend(query, key, value):
         output, log_sum = forward(query, key, value, segments or None)
 
-        def gradient(upstream):
-            product = tf.cast(output, tf.float32) * tf.cast(upstream, tf.float32)
+        def gradient(*upstream):
+            (upstream,) = upstream
+            product = ops.cast(output, "float32") * ops.cast(upstream, "float32")
             batch, columns, heads, time = log_sum.shape
-            shift = tf.reshape(product, (batch, time, columns, heads, head_dim))
-            shift = tf.transpose(tf.reduce_sum(shift, -1), (0, 2, 3, 1))  # as log_sum
+            shift = ops.reshape(product, (batch, time, columns, heads, head_dim))
+            shift = ops.transpose(ops.sum(shift, -1), (0, 2, 3, 1))  # as log_sum
             given = (query, key, value, segments or None, log_sum, shift, upstream)
             d_query, *others = backward(*given)
-            return tf.cast(d_query, query.dtype), *others
+            return ops.cast(d_query, query.dtype), *others
 
         return output, gradient
 
     return attend
 
 
-def _in_graph(function: Callable) -> Callable:
-    """Returns a JAX function as one op, compiled for TPUs only and without a gradient."""
-    from jax.experimental import jax2tf
+def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
+    """Returns a JAX function of arrays as a function of tensors.
 
-    return jax2tf.convert(
-        function,
-        with_gradient=False,
-        native_serialization_platforms=("tpu",),
-        # Preflight lowers on a machine without a TPU; callers have asked `target.platform()`.
-        native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
-    )
+    Args:
+        function: the function.
+        inputs: for each argument, what its dimensions are, as for `tftpu.tpu.target.divided`.
+        outputs: for each result.
+    """
+    if keras.config.backend() == "jax":
+        return target.divided(function, inputs, outputs)
+    from tftpu.models.kernels import tensorflow_call
+
+    return tensorflow_call.call(function)
 
 
 def _kernel() -> Any:
     """Returns the module `flash`, if this machine can run it."""
-    # TensorFlow holds the TPU of this process, so jax may only trace.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
+        if keras.config.backend() == "tensorflow":
+            from tftpu.models.kernels import tensorflow_call
+
+            tensorflow_call.prepare()
         from tftpu.models.kernels import flash
     except ImportError as error:
         raise UserError(
@@ -180,9 +199,4 @@ def _kernel() -> Any:
             f"tensorflow-tpu needs), `{installation.command('preflight')}` elsewhere, or use "
             "model.attention='plain'."
         ) from error
-    if not internals.reads_what_jax_writes():
-        raise UserError(
-            f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "
-            "writes: run `pip install jax==0.6.0 jaxlib==0.6.0`, or use model.attention='plain'."
-        )
     return flash

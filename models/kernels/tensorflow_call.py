@@ -1,0 +1,37 @@
+"""Kernels in a TensorFlow program: jax2tf makes a JAX function an op of the graph."""
+
+import os
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.models.kernels import internals
+
+
+def prepare() -> None:
+    """Makes JAX trace only: TensorFlow holds the TPU of this process.
+
+    Raises:
+        ImportError: jax is not installed.
+        UserError: this TensorFlow cannot read what this jax writes.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not internals.reads_what_jax_writes():
+        raise UserError(
+            f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "
+            "writes: run `pip install jax==0.6.0 jaxlib==0.6.0`, or use model.attention='plain'."
+        )
+
+
+def call(function: Callable) -> Callable:
+    """Returns a JAX function as one op, compiled for TPUs only and without a gradient."""
+    from jax.experimental import jax2tf
+
+    return jax2tf.convert(
+        function,
+        with_gradient=False,
+        native_serialization_platforms=("tpu",),
+        # Preflight lowers on a machine without a TPU; callers have asked `target.platform()`.
+        native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
+    )

@@ -1,0 +1,80 @@
+"""The context in which programs for a mesh are traced."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from tftpu.config.mesh import TENSOR
+from tftpu.engines.jax import mesh as meshes
+from tftpu.tpu import target
+from tftpu.tpu.target import EXAMPLES, HEADS
+
+
+@contextlib.contextmanager
+def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
+    """Sets the platform and the division of kernels while the block traces a program.
+
+    Args:
+        platform: of the devices, as `tftpu.tpu.target` names it.
+        mesh: the devices.
+    """
+    divide = functools.partial(_divided, mesh) if mesh.size > 1 else None
+    with target.compiling_for(platform, divide):
+        yield
+
+
+def _divided(
+    mesh: Mesh | AbstractMesh, function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
+) -> Callable[..., Any]:
+    """Returns what `tftpu.tpu.target.divided` promises.
+
+    Devices share the examples along the axes that share the batch, and the heads along `tensor`.
+    What does not divide is computed by each in full.
+    """
+    axes = {EXAMPLES: meshes.batch_axes(mesh), HEADS: (TENSOR,) if mesh.shape[TENSOR] > 1 else ()}
+    several = isinstance(outputs[0], tuple)
+
+    def run(*given: Any) -> Any:
+        used = {
+            name: found
+            for name, found in axes.items()
+            if _divides(math.prod(mesh.shape[axis] for axis in found), name, inputs, given)
+        }
+
+        def spec(dims: Sequence[Any]) -> PartitionSpec:
+            return PartitionSpec(*(used.get(_name_and_unit(dim)[0]) or None for dim in dims))
+
+        def part(*arrays: Any) -> Any:
+            found = function(*arrays)
+            return tuple(found) if several else found
+
+        return jax.shard_map(
+            part,
+            mesh=mesh,
+            in_specs=tuple(spec(dims) for dims in inputs),
+            out_specs=tuple(spec(dims) for dims in outputs) if several else spec(outputs),
+            check_vma=False,  # a kernel does not say how its results vary
+        )(*given)
+
+    return run
+
+
+def _divides(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Returns whether every dimension of a name can be cut into so many parts."""
+    return all(
+        array.shape[place] % (parts * _name_and_unit(dim)[1]) == 0
+        for dims, argument in zip(inputs, given)
+        for array in jax.tree.leaves(argument)
+        for place, dim in enumerate(dims)
+        if _name_and_unit(dim)[0] == name
+    )
+
+
+def _name_and_unit(dim: Any) -> tuple[str, int]:
+    """Returns the name of a dimension, "" if it has none, and the size that is not cut."""
+    return dim if isinstance(dim, tuple) else (dim or "", 1)
