@@ -11,8 +11,10 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: train test test-all test-slow test-parity exhaustive fuzz audit test-matrix lint types format \
 	docs pictures clean
 
-train: $(VENV)/.cpu
-	$(BIN)/tftpu train --config=digits_resnet
+# `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
+train: $(VENV)/.$(if $(filter jax,$(ENGINE)),jax,cpu)
+	$(BIN)/tftpu train --config=digits_resnet $(if $(ENGINE),--config.cluster.engine=$(ENGINE) \
+		--workdir=runs/digits_resnet-$(ENGINE))
 
 # Two processes, for two cores; a file's tests stay together. A process that a hanging test
 # ended is not replaced: the others would wait for it without end.
@@ -23,8 +25,11 @@ test: $(VENV)/.dev lint
 # Everything that CI runs, in about 45 minutes on two cores.
 test-all: docs test test-slow test-parity
 
+# In two parts, as a process that has traced hundreds of models holds several GB.
+LARGE := tests/compatibility tests/models
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m slow $(TWO)
+	$(PYTEST) -m slow $(TWO) $(LARGE)
+	$(PYTEST) -m slow $(TWO) $(LARGE:%=--ignore=%)
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
@@ -83,6 +88,10 @@ format: $(VENV)/.dev
 # The stamps say which extra is installed; a change of setup.py installs anew.
 $(VENV)/.cpu: setup.py | $(BIN)/python
 	$(BIN)/pip install -q -e '.[cpu]'
+	touch $@
+
+$(VENV)/.jax: $(VENV)/.cpu
+	$(BIN)/pip install -q -e '.[jax]'
 	touch $@
 
 $(VENV)/.dev: setup.py | $(BIN)/python
