@@ -2,7 +2,8 @@
 
     FOLDER/<key>-<bytes>         a complete, checked file; its mtime is the time of its last use
            <key>-<bytes>.part    a download in progress; it counts with its final size
-           <key>.lock            held shared by readers, exclusively to download or remove the file
+           <key>.lock            held shared by readers, exclusively to remove the file
+           <key>.download        held while downloading the file
            lock                  held while making room
 
 The locks are the operating system's and are released when their process ends for any reason. The
@@ -75,14 +76,15 @@ class Cache:
         key = hashlib.sha256(f"{uri} {expected.crc32c}".encode()).hexdigest()[:32]
         path = self.folder / f"{key}-{expected.bytes}"
         with open(self.folder / f"{key}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            while not self._is_whole(key, path, expected):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not self._is_whole(key, path, expected):
-                    self._fetch(uri, path, expected)
-                    self._checked.add(key)
-                # The file may be removed between one lock and the other: hence the loop.
-                fcntl.flock(lock, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # from here on nobody removes the file
+            if not self._is_whole(key, path, expected):
+                # A lock of its own: the first of two readers would keep the second from an
+                # exclusive one for as long as it reads, and `hold` may read for hours.
+                with open(self.folder / f"{key}.download", "a") as download:
+                    fcntl.flock(download, fcntl.LOCK_EX)
+                    if not self._is_whole(key, path, expected):
+                        self._fetch(uri, path, expected)
+                        self._checked.add(key)
             os.utime(path)
             yield path
 

@@ -34,6 +34,7 @@ for turn in range(turns):
         next(batches)
     resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     print(read_so_far() - before, resident)
+del batches  # Python's end stops threads that call it, and the iterator waits for those that have
 """
 RECORD = 2000
 FEATURES = {"x": data_sets.Feature("string")}

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent import futures
 
@@ -267,6 +268,33 @@ def test_a_reader_waits_for_another_to_release_its_file(service, tmp_path):
     with futures.ThreadPoolExecutor(6) as pool:
         assert list(pool.map(read, stored)) == [1000] * 6
     assert cache.size() <= 2000
+
+
+def test_readers_that_miss_the_same_file_at_once_do_not_wait_for_each_other(
+    service, tmp_path, monkeypatch
+):
+    stored = buckets.upload(local_files(tmp_path, 1000), FOLDER)
+    cache, both = Cache(tmp_path / "cache", 5000), threading.Barrier(2)
+    is_whole, seen = Cache._is_whole, threading.local()
+
+    def together(self, *given):
+        found = is_whole(self, *given)
+        if not getattr(seen, "before", False):
+            seen.before = True
+            both.wait(30)
+        return found
+
+    monkeypatch.setattr(Cache, "_is_whole", together)
+    with futures.ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(cache.hold, f"{FOLDER}/part-0", stored["part-0"], reader)
+            for reader in range(2)
+        ]
+        done, waiting = futures.wait(asked, timeout=30)
+        for held in cache._held.values():
+            held.close()  # or a reader that waits would keep the pool from its end
+    assert len(done) == 2 and not waiting
+    assert service.requested("GET", "download") == 1
 
 
 def test_a_corrupt_or_truncated_cached_file_is_downloaded_again(service, tmp_path):

@@ -131,8 +131,10 @@ def _run_command(command: str) -> None:
     if name != "tftpu":
         raise PageError(f"Nothing checks `{command}`: give the block a reason in a comment.")
     arguments = _shortened(arguments)
-    if any(word.startswith(("--virtual_devices", "--restarts")) for word in arguments):
-        own = [sys.executable, "-m", "tftpu.launch.main", *arguments]  # a fresh TensorFlow
+    # A fresh TensorFlow, or Keras on another backend.
+    own_process = ("--virtual_devices", "--restarts", "--config.cluster")
+    if any(word.startswith(own_process) for word in arguments):
+        own = [sys.executable, "-m", "tftpu.launch.main", *arguments]
         code = subprocess.run(own, check=False).returncode
     else:
         from tftpu.launch import main
