@@ -9,6 +9,7 @@ from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
 REMATS = ("none", "block")
+SCANS = ("auto", "none", "block")
 _DEEPEST = 10_000  # blocks or layers
 _LARGEST = (1 << 31) - 1
 
@@ -26,6 +27,11 @@ def attention(implementation: str) -> None:
 def remat(value: str) -> None:
     """Raises `UserError` for a mode that `tftpu.models.layers.block_model` lacks."""
     one_of("remat", value, REMATS)
+
+
+def scan(value: str) -> None:
+    """Raises `UserError` for a mode that `tftpu.models.layers.scanned` lacks."""
+    one_of("scan", value, SCANS)
 
 
 def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -64,10 +64,13 @@ class GPT(Model):
     dropout: float = 0.0
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
+    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    scan: str = "auto"
 
     def validate(self, share: Share) -> None:
         checks.sizes(self)
         checks.remat(self.remat)
+        checks.scan(self.scan)
         checks.attention(self.attention)
         checks.heads(self)
         checks.rate("dropout", self.dropout)
@@ -155,10 +158,13 @@ class ViT(Model):
     stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
+    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    scan: str = "auto"
 
     def validate(self, share: Share) -> None:
         checks.sizes(self)
         checks.remat(self.remat)
+        checks.scan(self.scan)
         checks.attention(self.attention)
         checks.heads(self)
         checks.one_of("pooling", self.pooling, ("token", "mean"))
@@ -195,10 +201,13 @@ class BERT(Model):
     dropout: float = 0.1
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
+    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    scan: str = "auto"
 
     def validate(self, share: Share) -> None:
         checks.sizes(self)
         checks.remat(self.remat)
+        checks.scan(self.scan)
         checks.attention(self.attention)
         checks.heads(self)
         checks.one_of("head", self.head, ("masked_lm", "classes"))
@@ -227,10 +236,13 @@ class Llama(Model):
     epsilon: float = 1e-5
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
     remat: str = "none"  # "block": the backward pass recomputes each block
+    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    scan: str = "auto"
 
     def validate(self, share: Share) -> None:
         checks.sizes(self)
         checks.remat(self.remat)
+        checks.scan(self.scan)
         checks.attention(self.attention)
         checks.heads(self)
         if not 1 <= self.kv_heads <= self.heads or self.heads % self.kv_heads:

@@ -15,8 +15,8 @@ from keras import layers
 
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.block_model import Structure
-from tftpu.models.layers.heads import TiedHead
-from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, TokenModel, token_inputs
+from tftpu.models.layers.heads import TiedHead, UntiedHead
+from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ def build(config: "Llama") -> keras.Model:
     x = Structure(config, shared=("segments", "positions"), name="structure")(borders)
     x = _norm(x, config, name="final_norm")
     if config.tied:
-        model, head = FactoredTokenModel, TiedHead(embed, dtype="float32", name=HEAD)
+        head = TiedHead(embed, dtype="float32", name=HEAD)
     else:
-        model, head = TokenModel, _dense(config.vocabulary, dtype="float32", name=HEAD)
-    return model(inputs, head(x), config.name)
+        head = UntiedHead(
+            config.vocabulary, kernel_initializer=_normal(), dtype="float32", name=HEAD
+        )
+    return FactoredTokenModel(inputs, head(x), config.name)
 
 
 def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name: str) -> Tensor:

@@ -89,18 +89,21 @@ def attention_by_heads(
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
         return ops.transpose(found, (0, 2, 1, 3))
-    visible = None
-    if segment_ids is not None:
-        visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    return _plain_by_heads(query * query.shape[-1] ** -0.5, key, value, visible)
+    return _plain_by_heads(query * query.shape[-1] ** -0.5, key, value, segment_ids)
 
 
-def _plain_by_heads(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
+def _plain_by_heads(
+    query: Tensor, key: Tensor, value: Tensor, segment_ids: Tensor | None
+) -> Tensor:
     """Computes the same as `_plain`, in one block and without shared key heads."""
 
     def scores(query, key):
         found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")
-        return found if visible is None else ops.where(visible, found, _HIDDEN)
+        if segment_ids is None:
+            return found
+        # Here and not once: in a loop, JAX's gradient cannot see what the forward pass has made.
+        visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        return ops.where(visible, found, _HIDDEN)
 
     @ops.custom_gradient
     def attend(query, key, value):

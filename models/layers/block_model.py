@@ -12,6 +12,7 @@ import keras
 from tftpu.config import Model
 from tftpu.errors import UserError
 from tftpu.models import checks
+from tftpu.models.layers import scanned
 from tftpu.models.layers.recompute import recomputed
 from tftpu.models.layers.tensor_parallel import Rule, rules_for
 from tftpu.tensors import Tensor
@@ -23,8 +24,8 @@ SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this mod
 class BlockModel(keras.Model):
     """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
-    Layers, variables and numbers do not depend on `remat`. A model loaded from a `.keras` file, and
-    a copy by `keras.models.clone_model`, are as the original.
+    Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
+    `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
 
     Args:
         inputs: the inputs of the model, as for `keras.Model`.
@@ -52,9 +53,10 @@ class BlockModel(keras.Model):
         return rules_for([v.path for v in self.trainable_variables])
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
-        if not training or self._blocks is None:
+        blocks = self._blocks
+        if blocks is None or not blocks.serve(training):
             return super().call(inputs, training=training, mask=mask)
-        return self._blocks.end(self._blocks.run(inputs), training=True)
+        return blocks.end(blocks.run(inputs, bool(training)), training=training)
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -70,11 +72,13 @@ class Structure(keras.layers.Layer):
         hyperparameters: the config that the model is built from. `tftpu.models.load_weights` finds
             the layout of a weight file by it. Its `remat` is "none", which keeps all activations
             for the backward pass, or "block", which keeps only the input of each block, for about
-            a third more arithmetic (Chen et al. 2016, https://arxiv.org/abs/1604.06174).
+            a third more arithmetic (Chen et al. 2016, https://arxiv.org/abs/1604.06174). Its
+            `scan`, where it has one, is "block" for one loop over the blocks, "none", or "auto".
         shared: names of int32 inputs of the model that every block takes too.
 
     Raises:
-        UserError: an unknown `remat`, or a file with hyper-parameters that are not of the zoo.
+        UserError: an unknown `remat` or `scan`, or a file with hyper-parameters that are not of
+            the zoo.
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class Structure(keras.layers.Layer):
         self.hyperparameters = hyperparameters
         self.remat: str = getattr(hyperparameters, "remat", "none")
         checks.remat(self.remat)
+        self.scan: str = getattr(hyperparameters, "scan", "none")
+        checks.scan(self.scan)
         self.shared = tuple(shared)
 
     def call(self, borders: list[Tensor]) -> Tensor:
@@ -108,37 +114,54 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The parts of a model of which the backward pass recomputes all but the first and the last."""
+    """The parts of a model whose blocks are recomputed, or run as one loop."""
 
     first: keras.Model  # everything before the first block
     blocks: tuple[keras.Model, ...]
     border: keras.KerasTensor  # between the last block and the end
     end: keras.Model
     shared: tuple[str, ...]  # names of the inputs that every block takes too
+    recompute: bool  # whether the backward pass recomputes each block
+    loop: bool  # whether the blocks run as one loop
 
     @classmethod
     def of(cls, inputs: Any, outputs: Any) -> "Blocks | None":
-        """Cuts a model with remat at the borders of its blocks; returns None without remat."""
+        """Cuts a model at the borders of its blocks; returns None if it is run as a whole."""
         whole = keras.Model(inputs, outputs)
-        for layer in whole.layers:
-            if isinstance(layer, Structure) and layer.remat == "block":
-                borders: Any = layer.input
-                border: Any = layer.output
-                shared = [whole.get_layer(known).output for known in layer.shared]
-                return cls(
-                    keras.Model(inputs, borders[0]),
-                    tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders)),
-                    border,
-                    keras.Model(border, outputs),
-                    layer.shared,
+        layer = next((layer for layer in whole.layers if isinstance(layer, Structure)), None)
+        if layer is None:
+            return None
+        loop = scanned.is_wanted(layer.scan, whole.count_params())
+        recompute = layer.remat == "block"
+        if not loop and not recompute:
+            return None
+        borders: Any = layer.input
+        border: Any = layer.output
+        shared = [whole.get_layer(known).output for known in layer.shared]
+        blocks = tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders))
+        if loop and not scanned.are_alike(blocks):
+            if layer.scan == "block":
+                raise UserError(
+                    "model.scan='block' needs blocks that are alike, and these differ, such as by "
+                    "their rates of stochastic depth: use model.scan='none'."
                 )
-        return None
+            loop = False
+        if not loop and not recompute:
+            return None
+        first, end = keras.Model(inputs, borders[0]), keras.Model(border, outputs)
+        return cls(first, blocks, border, end, layer.shared, recompute, loop)
 
-    def run(self, inputs: Any) -> Tensor:
-        """Returns the output of the last block in training, keeping only the blocks' inputs."""
+    def serve(self, training: bool | None) -> bool:
+        """Returns whether the model runs by its parts."""
+        return bool(training) or self.loop
+
+    def run(self, inputs: Any, training: bool) -> Tensor:
+        """Returns the output of the last block."""
         given = [inputs[name] for name in self.shared]
         given = [None if x is None else keras.ops.convert_to_tensor(x, "int32") for x in given]
-        x = self.first(inputs, training=True)
+        x = self.first(inputs, training=training)
+        if self.loop:
+            return scanned.run(self.blocks, x, given, training, self.recompute and training)
         for block in self.blocks:
             x = recomputed(functools.partial(_run, block, given), block.variables, x)
         return x

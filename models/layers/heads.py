@@ -73,6 +73,26 @@ class TiedHead(Tied):
         return ops.convert_to_tensor(self.embedding.embeddings)
 
 
+@keras.saving.register_keras_serializable("tftpu")
+class UntiedHead(layers.Dense):
+    """Logits by a matrix of its own, in float32.
+
+    Args: as for `keras.layers.Dense`; there is no bias.
+    """
+
+    def __init__(self, units: int, **kwargs: Any):
+        options: dict[str, Any] = {**kwargs, "use_bias": False, "autocast": False}
+        super().__init__(units, **options)  # without autocast as for `TiedHead`
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        """Maps (batch, time, width) to float32 logits, (batch, time, vocabulary)."""
+        return vocabulary_logits(inputs, self.matrix())
+
+    def matrix(self) -> Tensor:
+        """Returns the transposed kernel, (vocabulary, width)."""
+        return ops.transpose(self.kernel)
+
+
 def vocabulary_logits(x: Tensor, matrix: Tensor) -> Tensor:
     """Returns `x @ matrix.T` in float32, of factors rounded to x's dtype.
 

@@ -6,7 +6,7 @@ import keras
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel, Part
-from tftpu.models.layers.heads import Tied, TiedHead
+from tftpu.models.layers.heads import Tied, TiedHead, UntiedHead
 from tftpu.tensors import Tensor
 
 TOKENS = "tokens"  # the only feature that every model needs
@@ -59,7 +59,7 @@ class TokenModel(BlockModel):
 
 @keras.saving.register_keras_serializable("tftpu")
 class FactoredTokenModel(TokenModel):
-    """A `TokenModel` whose logits are hidden states times a matrix: its head is a `TiedHead`.
+    """A `TokenModel` whose logits are hidden states times a matrix, that of its head.
 
     Args: as for `BlockModel`.
     """
@@ -97,19 +97,20 @@ class FactoredTokenModel(TokenModel):
             matrix: (vocabulary, width), in the dtype of the weights.
         """
         features = self._complete(x)
-        if training and self._blocks is not None and self._factored_end is not None:
+        blocks, end = self._blocks, self._factored_end
+        if blocks is not None and end is not None and blocks.serve(training):
             with keras.name_scope(self.name):
-                hidden = self._blocks.run(features)
-                logits, hidden = self._factored_end.model(hidden, training=True)
+                hidden = blocks.run(features, bool(training))
+                logits, hidden = end.model(hidden, training=training)
         else:
             logits, hidden = self._factored.model(features, training=training)
         return logits, hidden, self._head.matrix()
 
     @property
-    def _head(self) -> TiedHead:
+    def _head(self) -> TiedHead | UntiedHead:
         head = self.get_layer(HEAD)
-        if not isinstance(head, TiedHead):
-            raise TypeError(f"The layer {HEAD!r} is a {type(head).__name__}, not a TiedHead.")
+        if not isinstance(head, TiedHead | UntiedHead):
+            raise TypeError(f"The layer {HEAD!r} is a {type(head).__name__}, which has no matrix.")
         return head
 
 

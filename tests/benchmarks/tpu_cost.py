@@ -31,6 +31,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import keras
 import tensorflow as tf
 
+from tests.benchmarks.cycles import cycles_of
 from tftpu import models
 from tftpu.engines.lowered import LoweredStep
 from tftpu.engines.tensorflow.lower import lower
@@ -97,12 +98,6 @@ def measure(program: LoweredStep, generation: str) -> Measured:
 def one_replica_of(generation: str) -> Slice:
     smallest = parse_slice({"v5e": "v5e-1", "v6e": "v6e-1"}.get(generation, f"{generation}-8"))
     return OneReplica(smallest.name, smallest.generation, smallest.shape)
-
-
-def cycles_of(cost: Cost, target: Slice) -> float:
-    """Returns the compiler's cycles, plus priced cycles for instructions without an estimate."""
-    without = (p for p in cost.instructions if not (p.cycles or p.overlaps))
-    return cost.cycles + sum(p.seconds for p in without) * target.generation.clock_ghz * 1e9
 
 
 # Equal for a batch without weights: the loss of the zoo's configs, and the usual one of Keras.

@@ -36,6 +36,7 @@ class Case:
     weighted: bool = False
     ema_momentum: float | None = None
     remat: str = "none"
+    scan: str = "none"
 
 
 def model_of(case: Case) -> keras.Model:
@@ -44,7 +45,8 @@ def model_of(case: Case) -> keras.Model:
     if case.model == "mlp":
         model = _mlp()
     else:
-        model = zoo.build(case.model, remat=case.remat, **FIELDS[case.model])
+        scan = {"scan": case.scan} if case.scan != "none" else {}
+        model = zoo.build(case.model, remat=case.remat, **FIELDS[case.model], **scan)
     loss = keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction="mean_with_sample_weight"
     )

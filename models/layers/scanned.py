@@ -1,0 +1,92 @@
+"""Runs equal blocks as one loop over their stacked weights.
+
+The program then holds one block, however deep the model is, and compiles in the time of one. The
+variables stay those of the single blocks, and so do their names and checkpoints: their values are
+stacked inside the program.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tftpu.errors import UserError
+from tftpu.models.layers import internals
+from tftpu.tensors import Tensor, ops
+
+LARGE = 10**9  # parameters from which on "auto" takes the loop
+
+
+def is_wanted(scan: str, parameters: int) -> bool:
+    """Returns whether a model's blocks run as a loop, if they are alike.
+
+    Args:
+        scan: the field of the model: "auto", "none" or "block".
+        parameters: number of the model's.
+
+    Raises:
+        UserError: the loop is asked for, and Keras runs on another backend than JAX.
+    """
+    backend = keras.config.backend()
+    if scan == "block" and backend != "jax":
+        raise UserError(
+            f"model.scan='block' works on the JAX engine, and Keras runs on {backend}: use a mesh "
+            "or engine=jax, or model.scan='none'."
+        )
+    return backend == "jax" and (scan == "block" or (scan == "auto" and parameters >= LARGE))
+
+
+def are_alike(blocks: Sequence[keras.Model]) -> bool:
+    """Returns whether blocks differ in nothing but names and the values of their variables."""
+    descriptions = [[_described(layer) for layer in block.layers] for block in blocks]
+    return all(description == descriptions[0] for description in descriptions)
+
+
+def run(
+    blocks: Sequence[keras.Model],
+    x: Tensor,
+    given: list[Tensor | None],
+    training: bool,
+    recompute: bool,
+) -> Tensor:
+    """Returns the output of the last of some blocks that are alike.
+
+    Args:
+        blocks: each maps `[x, *given]` to a tensor like x.
+        x: input of the first.
+        given: what every block takes too.
+        training: as for a model.
+        recompute: whether the backward pass recomputes each block from its input.
+    """
+    from tftpu.models.kernels.jax_scan import scan
+
+    first = blocks[0]
+
+    def body(x: Tensor, values: list[Tensor]) -> Tensor:
+        with keras.StatelessScope(state_mapping=list(zip(first.variables, values))):
+            return first([x, *given], training=training)
+
+    columns = [_values(block) for block in blocks]
+    return scan(body, x, [list(same) for same in zip(*columns)], recompute)
+
+
+def _values(block: keras.Model) -> list[Tensor]:
+    """Returns the values of a block's variables, in the dtype in which its layers use them.
+
+    Stacked in that dtype they take half of the memory, and the layers would cast each anyway.
+    """
+    dtypes = internals.compute_dtypes(block)
+
+    def value(variable: keras.Variable) -> Tensor:
+        found = ops.convert_to_tensor(variable.value)
+        dtype = dtypes.get(id(variable))
+        is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(found.dtype))
+        return ops.cast(found, dtype) if dtype and is_float else found
+
+    return [value(v) for v in block.variables]
+
+
+def _described(layer: keras.Layer) -> tuple[str, dict[str, Any], list[Any]]:
+    config = {key: value for key, value in layer.get_config().items() if key != "name"}
+    shapes = [(tuple(v.shape), v.dtype, v.trainable) for v in layer.variables]
+    return type(layer).__name__, config, shapes

@@ -1,0 +1,116 @@
+"""Compiles train steps of models larger than a chip for meshes of TPUs, and prices them.
+
+    KERAS_BACKEND=jax python -m tests.benchmarks.sharded_cost [ROW ...]
+
+Evidence: compiled. A row is one program for all devices of a slice; memory, time and model-FLOP
+utilization (MFU) are those of one device, and so is the exchange that no computation hides.
+"""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import dataclasses
+import sys
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu import models
+from tftpu.config import TrainOptions
+from tftpu.engines.jax.lower import JaxLowering
+from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.preflight import compiler
+from tftpu.preflight.cost import price
+from tftpu.tpu.slices import parse_slice
+
+TIME_LIMIT = 3000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A model on a slice.
+
+    Attributes:
+        size: name of the size.
+        slice: the slice.
+        mesh: as for `tftpu.connect`.
+        examples: of a share of the batch.
+        tokens: of an example; 0: images.
+        fields: of the model.
+    """
+
+    size: str
+    slice: str
+    mesh: str
+    examples: int
+    tokens: int
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+LARGE: dict[str, Any] = {"attention": "flash", "remat": "block"}
+# The shapes of Llama 3 70B, and of ViT-g/14 with the zoo's ratio of widths.
+LLAMA_70B = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
+VIT_G = {"patch": 14, "layers": 40, "width": 1408, "heads": 16}
+ROWS = {
+    "1b-v5e-16": Row("llama_1b", "v5e-16", "fsdp:-1", 1, 8192, LARGE),
+    "8b-v5e-64": Row("llama_8b", "v5e-64", "fsdp:-1", 1, 8192, LARGE),
+    "8b-v6e-8": Row("llama_8b", "v6e-8", "fsdp:-1", 3, 8192, LARGE),
+    "8b-v5p-64": Row("llama_8b", "v5p-64", "fsdp:-1", 4, 8192, LARGE),
+    "70b-v5e-256": Row("llama_8b", "v5e-256", "fsdp:-1", 1, 4096, LARGE | LLAMA_70B),
+    "gpt2_xl-v5e-16": Row("gpt2_xl", "v5e-16", "fsdp:-1", 8, 1024, {"remat": "block"}),
+    "vit_g-v5e-16": Row("vit_l16", "v5e-16", "fsdp:-1", 32, 0, LARGE | VIT_G),
+}
+
+
+def main(names: list[str]) -> None:
+    """Prints a line for each row."""
+    for name in names or ROWS:
+        print(f"{name:15} {measured(ROWS[name])}", flush=True)
+
+
+def measured(row: Row) -> str:
+    """Compiles a row; returns what was found."""
+    target = parse_slice(row.slice)
+    began = time.monotonic()
+    lowering = JaxLowering(row.mesh)
+    options = TrainOptions(global_clipnorm=1.0)
+    step = lowering.lower(
+        lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
+    )
+    lowered = time.monotonic() - began
+    compiled = compiler.compile_program(step, target, TIME_LIMIT)
+    took = f"lowered in {lowered:.0f} s, compiled in {compiled.seconds:.0f} s"
+    if compiled.error:
+        return f"does not compile: {compiled.error[:300]}; {took}"
+    cost = price(step, compiled, target)
+    mfu = cost.model_flops / (cost.seconds * target.flops_per_s)
+    peak = compiled.memory.get("peak_memory_in_bytes", 0) / 2**30
+    limit = target.generation.hbm_limit / 2**30
+    return (
+        f"{cost.memory.total / 2**30:.2f} GiB (peak {peak:.2f}) of {limit:.2f}; "
+        f"{cost.seconds:.3f} s a step, of which exchange {cost.collective_seconds:.3f} s; "
+        f"MFU {mfu:.1%}; {took}"
+    )
+
+
+def model(row: Row) -> keras.Model:
+    """Builds and compiles the model of a row."""
+    built = models.build(row.size, **row.fields)
+    built.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
+    return built
+
+
+def batch(row: Row) -> Any:
+    """Returns the spec of one share of the batch."""
+    if row.tokens:
+        return (tf.TensorSpec((row.examples, row.tokens), tf.int32),) * 2
+    images = tf.TensorSpec((row.examples, 224, 224, 3), tf.bfloat16)
+    return images, tf.TensorSpec((row.examples,), tf.int32)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

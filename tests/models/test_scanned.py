@@ -1,0 +1,37 @@
+"""Blocks that run as one loop over their stacked weights."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tftpu import models
+from tftpu.errors import UserError
+
+
+@pytest.mark.slow
+def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.jax_scan"],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 10
+    for case in found:
+        assert case["difference"] < 2e-6, case
+        assert case["length"] < 0.6, case  # of eight blocks, with their stacking
+
+
+def test_a_loop_that_is_asked_for_needs_jax():
+    with pytest.raises(UserError, match=r"model\.scan='block' works on the JAX engine"):
+        models.build("gpt2_small", scan="block", layers=2, width=32, heads=2, vocabulary=8)
+
+
+def test_a_misspelled_mode_is_refused():
+    with pytest.raises(UserError, match=r"There is no model\.scan 'blocks'"):
+        models.build("gpt2_small", scan="blocks", layers=2, width=32, heads=2, vocabulary=8)

@@ -1,0 +1,72 @@
+"""Models whose blocks run as a loop, for `tests/models/test_scanned.py`.
+
+    KERAS_BACKEND=jax python -m tests.support.jax_scan
+
+For each model a line of JSON: how far outputs and gradients are from those of the same model
+without a loop, relative to the largest number, and the length of its program relative to the other.
+"""
+
+import json
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from tftpu import models
+
+BATCH, TIME = 4, 16
+TOKENS = {"vocabulary": 64, "context": TIME, "width": 32, "heads": 2, "layers": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt2_small", {**TOKENS, "dropout": 0.2}),
+    "gpt recomputed": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "block"}),
+    "llama": ("llama_8b", {**TOKENS, "kv_heads": 1, "hidden": 48, "remat": "block"}),
+    "bert": ("bert_base", {**TOKENS, "dropout": 0.1}),
+    "vit": ("vit_b16", {"width": 32, "heads": 2, "layers": 8, "image_size": 32, "num_classes": 5}),
+}
+
+
+def features(name: str) -> Any:
+    """Returns a batch: rows that are packed with two documents, or images."""
+    rng = np.random.default_rng(0)
+    if name == "vit":
+        return rng.normal(size=(BATCH, 32, 32, 3)).astype("float32")
+    tokens = rng.integers(0, 64, (BATCH, TIME)).astype("int32")
+    segments = np.repeat([[0] * 6 + [1] * (TIME - 6)], BATCH, axis=0).astype("int32")
+    return {"tokens": tokens, "segments": segments}
+
+
+def results(name: str, scan: str, training: bool) -> tuple[list[np.ndarray], int]:
+    """Returns output and gradients of a model, and the number of lines of their program."""
+    size, fields = MODELS[name]
+    keras.utils.set_random_seed(1)
+    model = models.build(size, scan=scan, **fields)
+    x, variables = features(name), model.trainable_variables
+
+    def loss(values: list[Any]) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            found = model(x, training=training)
+        rng = np.random.default_rng(2)
+        return (found * rng.normal(size=found.shape)).sum(), found
+
+    compute, values = jax.jit(jax.value_and_grad(loss, has_aux=True)), [v.value for v in variables]
+    (_, found), grads = compute(values)
+    length = compute.lower(values).as_text().count("\n")
+    return [np.asarray(one) for one in (found, *grads)], length
+
+
+def main() -> None:
+    """Prints the comparisons."""
+    for name in MODELS:
+        for training in (True, False):
+            plain, length = results(name, "none", training)
+            looped, shorter = results(name, "block", training)
+            differences = [
+                np.abs(a - b).max() / max(np.abs(b).max(), 1e-3) for a, b in zip(looped, plain)
+            ]
+            line = {"difference": float(max(differences)), "length": shorter / length}
+            print(json.dumps({"model": name, "training": training, **line}))
+
+
+if __name__ == "__main__":
+    main()
