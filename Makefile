@@ -22,7 +22,7 @@ TWO := -n 2 --dist loadfile --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-# Everything that CI runs, in about 45 minutes on two cores.
+# Everything that CI runs, in about 40 minutes on two cores.
 test-all: docs test test-slow test-parity
 
 # In two parts, as a process that has traced hundreds of models holds several GB.
