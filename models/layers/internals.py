@@ -1,6 +1,6 @@
 """The private interfaces of Keras that the layers use, each behind one function.
 
-Tried with Keras 3.14 and 3.15, by the tests of scanned blocks.
+Tried with Keras 3.15.1, by the tests of scanned blocks.
 """
 
 from typing import Any

@@ -7,11 +7,10 @@ how far training went; or an error.
 """
 
 import json
-import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,12 +40,13 @@ def by_keras(script: Script) -> Trained:
     """Trains with Keras's `fit`, or where it has none of the logic, by hand in plain JAX."""
     model = script.built()
     if script.loss_fn or script.objectives:
-        return _by_hand(model, script, script.objectives_of(model))
+        return running.by_hand(model, _batches(script), script.objectives_of(model), _step)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_batches(script)[0])
     if not model.built:
         model(x)
     if running.computes_each_loss(model, x, y, weight):
-        return _by_hand(model, script, [Objective(running.computed_loss, None, model.optimizer)])
+        objectives = [Objective(running.computed_loss, None, model.optimizer)]
+        return running.by_hand(model, _batches(script), objectives, _step)
     before = running.weights(model)
     history = model.fit(script.batches(), epochs=STEPS, steps_per_epoch=1, shuffle=False, verbose=0)
     return Trained(before, running.weights(model), history.history)
@@ -68,25 +68,6 @@ def by_trainer(script: Script, devices: int, mesh: str | None) -> Trained:
 
 def _batches(script: Script) -> list[Any]:
     return list(script.batches().as_numpy_iterator())
-
-
-def _by_hand(model: keras.Model, script: Script, objectives: Sequence[Objective]) -> Trained:
-    """Trains with `jax.grad` and the mean of what each loss function returns."""
-    batches = _batches(script)
-    for one in objectives:
-        one.loss_fn(model, batches[0], False)  # builds what is not built yet
-    before = running.weights(model)
-    steps = [_step(model, one) for one in objectives]
-    history: dict[str, list[float]] = {}
-    for number, batch in enumerate(batches):
-        for one, step in zip(objectives, steps):
-            due = number % one.every == 0
-            loss, values = step(batch) if due else (math.nan, {})
-            key = "loss" if len(objectives) == 1 else f"{one.name}_loss"
-            history.setdefault(key, []).append(float(loss))
-            for name, value in values.items():
-                history.setdefault(name, []).append(float(value))
-    return Trained(before, running.weights(model), history)
 
 
 def _step(model: keras.Model, objective: Objective) -> Callable[[Any], Any]:

@@ -149,11 +149,12 @@ def by_keras(script: Script) -> Trained:
     """Trains with Keras's `fit`, or where it has none of the logic, by hand in plain TensorFlow."""
     model = script.built()
     if script.loss_fn or script.objectives:
-        return _by_hand(model, script, script.objectives_of(model))
+        return by_hand(model, list(script.batches()), script.objectives_of(model), _step)
     first = next(iter(script.batches()))
     x, y, weight = keras.utils.unpack_x_y_sample_weight(first)
     if computes_each_loss(model, x, y, weight):
-        return _by_hand(model, script, [Objective(computed_loss, None, model.optimizer)])
+        objectives = [Objective(computed_loss, None, model.optimizer)]
+        return by_hand(model, list(script.batches()), objectives, _step)
     model.jit_compile = False  # to trace is all that eight steps need
     if not model.built:
         model(x)
@@ -216,13 +217,24 @@ def weights(model: keras.Model) -> np.ndarray:
     return np.concatenate([[], *(np.ravel(value) for value in model.get_weights())])
 
 
-def _by_hand(model: keras.Model, script: Script, objectives: Sequence[Objective]) -> Trained:
-    """Trains with a gradient tape and the mean of what each loss function returns."""
-    batches = list(script.batches())
+def by_hand(
+    model: keras.Model,
+    batches: Sequence[Any],
+    objectives: Sequence[Objective],
+    step_of: Callable[[keras.Model, Objective], Callable[[Any], Any]],
+) -> Trained:
+    """Trains without `fit`, on the mean of what each loss function returns.
+
+    Args:
+        model: the model.
+        batches: one for each step.
+        objectives: what is trained, in the order of a step.
+        step_of: returns one step of an objective, which returns its loss and the values it names.
+    """
     for one in objectives:
         one.loss_fn(model, batches[0], False)  # builds what is not built yet
     before = weights(model)
-    steps = [_step(model, one) for one in objectives]
+    steps = [step_of(model, one) for one in objectives]
     history: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
         for one, step in zip(objectives, steps):

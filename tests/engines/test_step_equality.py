@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tftpu
 from tests.support import reference, stepping
+from tests.support.step_cases import optimizer_named
 from tests.support.strategies import mlp, random_batches, relative
-from tftpu.optim.optimizers import LARS, NO_DECAY
 
 STEPS, BATCH = 5, 64
 TOLERANCE = 1e-5
@@ -40,18 +40,6 @@ def covering_set() -> list[tuple]:
         chosen.append(best)
         missing -= pairs(best)
     return chosen
-
-
-def optimizer_named(name: str) -> keras.optimizers.Optimizer:
-    rate, decay = reference.LEARNING_RATE, reference.WEIGHT_DECAY
-    optimizer = {
-        "sgd": lambda: keras.optimizers.SGD(rate, momentum=0.9),
-        "adamw": lambda: keras.optimizers.AdamW(rate, weight_decay=decay),
-        "lamb": lambda: keras.optimizers.Lamb(rate),
-        "lars": lambda: LARS(rate, trust=0.02, trust_weight_decay=decay),
-    }[name]()
-    optimizer.exclude_from_weight_decay(var_names=[NO_DECAY])
-    return optimizer
 
 
 @functools.cache

@@ -65,7 +65,7 @@ def _divided(
 
 
 def _divides(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Returns whether every dimension of a name can be cut into so many parts."""
+    """Returns whether `parts` divides every dimension with a name, without cutting a unit."""
     return all(
         array.shape[place] % (parts * _name_and_unit(dim)[1]) == 0
         for dims, argument in zip(inputs, given)
