@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 def connect(experiment: Experiment) -> Engine:
     """Returns the engine for the devices of an experiment."""
     cluster = experiment.cluster
-    return selection.connect(cluster.tpu, cluster.virtual_devices, cluster.engine, cluster.mesh)
+    return selection.connect(
+        cluster.tpu,
+        cluster.virtual_devices,
+        cluster.engine,
+        cluster.mesh,
+        cluster.compiler_options,
+    )
 
 
 def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model:

@@ -1,4 +1,4 @@
-"""Explains known error messages of TensorFlow, XLA and libtpu.
+"""Explains known error messages of TensorFlow, JAX, XLA and libtpu.
 
 One table. A row matches a message by words that are stable across versions; the first row that
 matches explains it.
@@ -135,6 +135,49 @@ FAILURES = (
         "A shape depends on data. A TPU program is compiled for fixed shapes.",
         "Batch with drop_remainder=True, pad to one length, and take sizes from "
         "`x.shape` instead of `tf.shape(x)`.",
+    ),
+    Failure(
+        "value-while-tracing",
+        r"(?:TracerBoolConversion|ConcretizationType|TracerIntegerConversion)Error",
+        "Python asks for the value of a tensor (`if`, `while`, `float()`, `int()`, `range()`) in a "
+        "step that JAX compiles before there are values.",
+        "Use keras.ops.where, keras.ops.cond or keras.ops.while_loop, and sizes from `x.shape`.",
+    ),
+    Failure(
+        "array-while-tracing",
+        r"TracerArrayConversionError",
+        "A function of NumPy or TensorFlow is called on a tensor of the JAX engine, in a step that "
+        "JAX compiles before there are values.",
+        "Use keras.ops in the model and in its losses, or move the function into the input "
+        "pipeline.",
+    ),
+    Failure(
+        "boolean-index",
+        r"NonConcreteBooleanIndexError",
+        "`x[mask]` has as many rows as the mask has true values, and the shapes of a compiled step "
+        "do not depend on data.",
+        "Use `keras.ops.where(mask, x, 0)`, or multiply by the mask.",
+    ),
+    Failure(
+        "kept-tensor",
+        r"UnexpectedTracerError",
+        "A tensor of one call of the model was kept, in an attribute, a list or a global, and used "
+        "in another.",
+        "Return what is needed, or keep it in a variable: `self.add_weight(...)` and `assign`.",
+    ),
+    Failure(
+        "compiler-option",
+        r"No such compile option: '(?P<option>\w+)'",
+        "XLA has no option {option} on this platform.",
+        "Correct --config.cluster.compiler_options; those of libtpu do not exist on CPUs and GPUs.",
+    ),
+    Failure(
+        "kernel-memory",
+        r"Ran out of memory in memory space vmem",
+        "A kernel of the step needs more of a core's own memory (VMEM) than there is.",
+        "Use fewer tokens, smaller heads, or --config.model.attention=plain; what "
+        "--config.cluster.compiler_options sets of xla_tpu_scoped_vmem_limit_kib is lacking "
+        "elsewhere.",
     ),
     Failure(
         "end-of-data",

@@ -13,6 +13,7 @@ from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
 from tftpu.storage import files
+from tftpu.tpu.compiler_options import AUTO
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -79,6 +80,7 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
         experiment.validate()
     cluster = experiment.cluster
     cluster.tpu, cluster.virtual_devices, cluster.mesh = "auto", None, None
+    cluster.compiler_options = AUTO
     return experiment
 
 

@@ -113,6 +113,7 @@ def _options(experiment: Experiment) -> "PreflightOptions":
         precision=experiment.train.precision,
         engine=experiment.cluster.engine,
         mesh=experiment.cluster.mesh,
+        compiler_options=experiment.cluster.compiler_options,
         steps=experiment.train.length,
         validate=experiment.validate,
         recomputing=_recomputing(experiment),
@@ -123,12 +124,16 @@ def _options(experiment: Experiment) -> "PreflightOptions":
     return options
 
 
-def _recomputing(experiment: Experiment) -> "Callable[[], keras.Model] | None":
-    """Returns a builder of the model with recomputed blocks; None if it has no such option."""
+def _recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
+    """Returns a builder of the model with another `remat`; None if it has no such option."""
     from tftpu.launch.experiment import build_model
 
     if getattr(experiment.model, "remat", None) != "none":
         return None
-    fields = {"remat": "block"}
-    model = dataclasses.replace(experiment.model, **fields)
-    return functools.partial(build_model, dataclasses.replace(experiment, model=model))
+
+    def rebuilt(remat: str) -> "keras.Model":
+        fields = {"remat": remat}
+        model = dataclasses.replace(experiment.model, **fields)
+        return build_model(dataclasses.replace(experiment, model=model))
+
+    return rebuilt

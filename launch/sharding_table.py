@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from tftpu.config import Experiment
-from tftpu.config.mesh import AXES, parse_mesh
+from tftpu.config.mesh import AUTO, AXES, parse_mesh
 from tftpu.engines import selection
 from tftpu.engines.jax.sharding import Layout
 from tftpu.errors import UserError
@@ -51,7 +51,7 @@ def _layout(
         UserError: there is no mesh, its sizes are not all known, or it does not fit the model.
     """
     given = experiment.cluster.mesh
-    if given is None or -1 in parse_mesh(given).values():
+    if given in (None, AUTO) or -1 in parse_mesh(given).values():
         raise UserError(
             f"--sharding needs a mesh with all of its sizes, and the config's is {given!r}: set it "
             "as in --config.cluster.mesh=fsdp:8."

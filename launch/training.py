@@ -1,13 +1,18 @@
 """Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
+import dataclasses
+from collections.abc import Mapping
+
 import keras
 
 import tftpu
 from tftpu.config import Experiment, to_json
+from tftpu.engines import selection
 from tftpu.launch import closing, keras_objects
 from tftpu.launch import experiment as build
 from tftpu.runtime import goodput
 from tftpu.storage.own_files import OwnFile
+from tftpu.tpu.compiler_options import as_text
 
 
 def train(experiment: Experiment, workdir: str) -> None:
@@ -23,7 +28,9 @@ def train(experiment: Experiment, workdir: str) -> None:
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:
-        print(f"{engine.description}, {precision}", flush=True)
+        reason = selection.reason_for_jax(experiment.cluster)
+        why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
+        print(f"{engine.description}{why}, {precision}", flush=True)
     data = build.training_data(experiment)
     evaluation = build.evaluation_data(experiment)
     experiment = build.with_length(experiment, data)
@@ -33,7 +40,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
-    text = to_json(keras_objects.recorded(experiment))
+    text = to_json(_with_options(keras_objects.recorded(experiment), engine.compiler_options))
     # Only now: a run that fails its checks must not claim the workdir. One that already has its
     # steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
@@ -52,6 +59,14 @@ def train(experiment: Experiment, workdir: str) -> None:
         results = _last_evaluation(history)
         text = closing.block(experiment, trainer, results, workdir)
         print(text, flush=True)
+
+
+def _with_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:
+    """Returns an experiment that names the compiler's options that were chosen for it."""
+    if not chosen:
+        return experiment
+    cluster = dataclasses.replace(experiment.cluster, compiler_options=as_text(chosen))
+    return dataclasses.replace(experiment, cluster=cluster)
 
 
 def _last_evaluation(history: keras.callbacks.History) -> dict[str, float]:

@@ -8,7 +8,7 @@ from tftpu.config import Model, Share
 from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
-REMATS = ("none", "block")
+REMATS = ("none", "block", "products")
 SCANS = ("auto", "none", "block")
 _DEEPEST = 10_000  # blocks or layers
 _LARGEST = (1 << 31) - 1

@@ -31,7 +31,7 @@ class ResNet(Model):
     num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.0
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
     def validate(self, share: Share) -> None:
         checks.sizes(self)
@@ -63,7 +63,7 @@ class GPT(Model):
     heads: int = 12
     dropout: float = 0.0
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
@@ -92,7 +92,7 @@ class ConvNeXt(Model):
     num_classes: int = 1000
     layer_scale: float = 1e-6  # initial factor of each branch; 0: no factor
     stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
     def validate(self, share: Share) -> None:
         checks.sizes(self)
@@ -124,7 +124,7 @@ class EfficientNetV2(Model):
     norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.2
     stochastic_depth: float = 0.2  # rate after the last block; falls to 0 at the first
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
     def validate(self, share: Share) -> None:
         checks.sizes(self, may_be_zero=("fused_stages",))
@@ -157,7 +157,7 @@ class ViT(Model):
     dropout: float = 0.0
     stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
@@ -200,7 +200,7 @@ class BERT(Model):
     num_classes: int = 2  # for head="classes"
     dropout: float = 0.1
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
@@ -235,7 +235,7 @@ class Llama(Model):
     rope_scaling: float = 1.0  # factor by which Llama 3.1 stretches long wavelengths
     epsilon: float = 1e-5
     attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # "block": the backward pass recomputes each block
+    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 

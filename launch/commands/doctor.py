@@ -42,8 +42,13 @@ def run(options: Options) -> None:
     if problems:
         facts["TensorFlow sees"] = "not checked: fix the problems below first"
     else:
-        fact, problems = seen.ask(Machine())
-        facts |= fact
+        asked = [seen.ask_tensorflow]
+        if tpu.devices(Machine()) and wheels.jax_drives_tpus(Machine()):
+            asked.append(seen.ask_jax)
+        for ask in asked:
+            fact, found = ask(Machine())
+            facts |= fact
+            problems += found
     if options.json:
         found = [dataclasses.asdict(problem) for problem in problems]
         print(json.dumps({"facts": facts, "problems": found}, indent=2))

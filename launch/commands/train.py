@@ -17,8 +17,8 @@ from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, Train, to_plain
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
+from tftpu.launch import mesh_choice, startup
 from tftpu.launch import options as command_options
-from tftpu.launch import startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.options import RunOptions, flag
@@ -72,6 +72,8 @@ def run(options: Options) -> None:
     claimed = claims.claim(workdir) if chief else contextlib.nullcontext()
     with preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
+        words = [f"--config={options.config}", *options.overrides]
+        experiment.cluster.mesh = mesh_choice.chosen(experiment.cluster, words)
         selection.choose_backend(experiment.cluster)
         startup.import_tensorflow()
         from tftpu.launch import training

@@ -1,16 +1,17 @@
-"""Asks TensorFlow for its devices, in a separate process because its import may abort."""
+"""Asks TensorFlow and JAX for their devices, in separate processes because an import may abort."""
 
 import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 from tftpu.launch import failures
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
 _TIMEOUT_S = 120  # for a TPU that does not answer
 _MARK = "tftpu-doctor:"
-_PROGRAM = f"""
+_TENSORFLOW = f"""
 import json
 from tftpu.engines.tensorflow import cluster
 import tensorflow as tf
@@ -20,32 +21,23 @@ print({_MARK!r} + json.dumps({{
     "devices": sorted({{device.device_type for device in tf.config.list_physical_devices()}}),
 }}))
 """
+_JAX = f"""
+import collections, json
+import jax
+kinds = collections.Counter(device.device_kind for device in jax.devices())
+print({_MARK!r} + json.dumps({{"version": jax.__version__, "devices": kinds}}))
+"""
 
 
-def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
+def ask_tensorflow(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
     """Returns the fact for the report, and the problem if TensorFlow does not answer.
 
     Args:
         machine: its environment variables are used; the packages are those of this process.
     """
-    environ = {**machine.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM],
-            capture_output=True,
-            text=True,
-            env=environ,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {}, [_problem(f"TensorFlow did not answer within {_TIMEOUT_S} s.", [])]
-    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if not answers:
-        end = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
-        lines = done.stderr.strip().splitlines()
-        return {}, [_problem(f"`import tensorflow` ends with {end}.", lines)]
-    seen = json.loads(answers[-1].removeprefix(_MARK))
+    seen, problems = _ask(_TENSORFLOW, "tensorflow", "TensorFlow", machine)
+    if seen is None:
+        return {}, problems
     kernels = "with" if seen["tpu_kernels"] else "without"
     # The TPU wheel lists the system device of a TPU even where there is none.
     devices = [name for name in seen["devices"] if name != "TPU_SYSTEM"]
@@ -53,12 +45,49 @@ def ask(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
     return {"TensorFlow sees": fact}, []
 
 
-def _problem(what: str, lines: list[str]) -> Problem:
+def ask_jax(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
+    """Returns the fact for the report, and the problem if JAX does not answer.
+
+    Args:
+        machine: as for `ask_tensorflow`.
+    """
+    seen, problems = _ask(_JAX, "jax", "JAX", machine)
+    if seen is None:
+        return {}, problems
+    devices = ", ".join(f"{count} x {kind}" for kind, count in seen["devices"].items())
+    return {"JAX sees": f"{devices}; version {seen['version']}"}, []
+
+
+def _ask(
+    program: str, package: str, name: str, machine: Machine
+) -> tuple[dict[str, Any] | None, list[Problem]]:
+    """Returns what a program prints after the mark, or the problem that keeps it from doing so."""
+    environ = {**machine.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, [_problem(package, f"{name} did not answer within {_TIMEOUT_S} s.", [])]
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if answers:
+        return json.loads(answers[-1].removeprefix(_MARK)), []
+    end = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
+    lines = done.stderr.strip().splitlines()
+    return None, [_problem(package, f"`import {package}` ends with {end}.", lines)]
+
+
+def _problem(package: str, what: str, lines: list[str]) -> Problem:
     said = f" Its last line: {lines[-1][:200]}" if lines else ""
     explanation = failures.explain(RuntimeError("\n".join(lines)))
     return Problem(
-        "tensorflow-fails",
+        f"{package}-fails",
         what + said,
         explanation.partition("\n\n")[0] if explanation else "Nothing runs until this is fixed.",
-        f"{os.path.basename(sys.executable)} -c 'import tensorflow'",
+        f"{os.path.basename(sys.executable)} -c 'import {package}'",
     )

@@ -30,7 +30,7 @@ def describe(machine: Machine) -> dict[str, str]:
         for name, dist in installed.items()
     ]
     facts["TensorFlow"] = ", ".join(names) or "not installed"
-    for package in ("libtpu", "keras", "tensorboard", "jax", "torch-xla"):
+    for package in ("libtpu", "keras", "tensorboard", "jax", "jaxlib", "torch-xla"):
         version = machine.version(package)
         if version or package in ("libtpu", "keras"):
             facts[package] = version or "not installed"
@@ -45,7 +45,8 @@ def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
         has_tpu: whether the machine has a TPU, which needs the TPU wheel.
     """
     installed = _installed(machine)
-    found = [_python(machine), *_tensorflow(installed, has_tpu)]
+    by_jax = jax_drives_tpus(machine)
+    found = [_python(machine), *_tensorflow(installed, has_tpu, by_jax), _jaxlib(machine)]
     if "tensorflow-tpu" in installed:
         found.append(_libtpu(machine, installed["tensorflow-tpu"].version))
     found += [
@@ -72,7 +73,13 @@ def _python(machine: Machine) -> Problem | None:
     )
 
 
-def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Problem]:
+def jax_drives_tpus(machine: Machine) -> bool:
+    """Returns whether JAX can use a TPU with a machine's packages, and TensorFlow cannot."""
+    needed = all(machine.version(name) for name in ("jax", "libtpu"))
+    return needed and not machine.version("tensorflow-tpu")
+
+
+def _tensorflow(installed: dict[str, Distribution], has_tpu: bool, by_jax: bool) -> list[Problem]:
     if not installed:
         extra = "tpu" if has_tpu else "cpu"
         return [
@@ -98,13 +105,13 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool) -> list[Probl
                 f"pip install --force-reinstall --no-deps '{name}=={distribution.version}'",
             )
         ]
-    if has_tpu and name != "tensorflow-tpu":
+    if has_tpu and name != "tensorflow-tpu" and not by_jax:
         return [
             Problem(
                 "no-tpu-wheel",
                 f"This machine has a TPU, and its TensorFlow is {name}, which cannot use it.",
                 "It fails with \"No OpKernel was registered to support Op 'ConfigureDistributedTPU"
-                "'\".",
+                "'\". The JAX engine can, with jax and libtpu from the extra jax-tpu.",
                 f"pip uninstall -y {name} && pip install {_TPU_WHEELS}",
             )
         ]
@@ -162,6 +169,20 @@ def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
         "`import tensorflow` aborts (ConfigureDistributedTpuOp_DoWork not available in this "
         "library). jax and the preflight extra install such a version.",
         command,
+    )
+
+
+def _jaxlib(machine: Machine) -> Problem | None:
+    jax, jaxlib = machine.version("jax"), machine.version("jaxlib")
+    if jax is None or (jaxlib is not None and _numbers(jaxlib) <= _numbers(jax)):
+        return None
+    found = f"with jaxlib {jaxlib}, which is newer" if jaxlib else "without jaxlib"
+    return Problem(
+        "jaxlib-version",
+        f"jax {jax} is installed {found}.",
+        "jaxlib holds JAX's compiled code, and `import jax` refuses one that does not match: "
+        "neither the JAX engine nor preflight runs.",
+        f"pip install 'jaxlib=={jax}'",
     )
 
 

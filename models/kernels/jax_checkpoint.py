@@ -1,6 +1,7 @@
 """Recomputation in the backward pass, by JAX: as `tftpu.models.layers.recompute` uses it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import keras
@@ -8,15 +9,29 @@ import keras
 from tftpu.tensors import Tensor
 
 
+def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:
+    """Returns a function that keeps little for the backward pass, which computes it again.
+
+    Args:
+        function: the function.
+        keep_products: whether it keeps its products with weights, which are the ones without batch
+            dimensions.
+    """
+    kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if keep_products else None
+    return jax.checkpoint(function, policy=kept)
+
+
 def checkpoint(
     forward: Callable[..., tuple[Tensor, list[Tensor]]],
     x: Tensor,
     trained: list[keras.Variable],
     others: list[keras.Variable],
+    keep_products: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns `forward(x, weights, states)`, keeping none of its intermediate results.
 
-    Args: as for `tftpu.models.kernels.tensorflow_checkpoint.checkpoint`.
+    Args: as for `tftpu.models.kernels.tensorflow_checkpoint.checkpoint`, and
+        keep_products: whether to keep the products with weights.
     """
     weights, states = ([v.value for v in variables] for variables in (trained, others))
-    return jax.checkpoint(forward)(x, weights, states)
+    return rematerialized(forward, keep_products)(x, weights, states)

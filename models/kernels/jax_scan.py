@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tftpu.models.kernels.jax_checkpoint import rematerialized
 from tftpu.tensors import Tensor
 
 
@@ -13,7 +14,7 @@ def scan(
     body: Callable[[Tensor, list[Tensor]], Tensor],
     x: Tensor,
     weights: list[list[Tensor]],
-    recompute: bool,
+    remat: str,
 ) -> Tensor:
     """Applies a body once for each set of weights, as one loop of the program.
 
@@ -21,10 +22,11 @@ def scan(
         body: maps a tensor and a set of weights to a tensor like the first.
         x: what the first run is given.
         weights: for each weight of a set, those of all sets.
-        recompute: whether the backward pass recomputes a run from what it was given.
+        remat: "block": the backward pass recomputes a run from what it was given; "products": from
+            that and the products with weights; "none": it recomputes nothing.
     """
-    if recompute:
-        body = jax.checkpoint(body)
+    if remat != "none":
+        body = rematerialized(body, remat == "products")
 
     def step(x: Any, set_: list[Any]) -> tuple[Any, None]:
         return body(x, set_), None

@@ -24,6 +24,8 @@ SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this mod
 class BlockModel(keras.Model):
     """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
+    With `remat="block"` the backward pass recomputes each block from its input; with "products", on
+    the JAX engine, it keeps the products with weights, too, and recomputes the rest of the block.
     Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
     `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
 
@@ -121,7 +123,7 @@ class Blocks:
     border: keras.KerasTensor  # between the last block and the end
     end: keras.Model
     shared: tuple[str, ...]  # names of the inputs that every block takes too
-    recompute: bool  # whether the backward pass recomputes each block
+    remat: str  # what the backward pass recomputes, as the model's hyper-parameter
     loop: bool  # whether the blocks run as one loop
 
     @classmethod
@@ -132,8 +134,12 @@ class Blocks:
         if layer is None:
             return None
         loop = scanned.is_wanted(layer.scan, whole.count_params())
-        recompute = layer.remat == "block"
-        if not loop and not recompute:
+        if layer.remat == "products" and keras.config.backend() != "jax":
+            raise UserError(
+                "model.remat='products' works on the JAX engine, and Keras runs on "
+                f"{keras.config.backend()}: use a mesh or engine=jax, or model.remat='block'."
+            )
+        if not loop and layer.remat == "none":
             return None
         borders: Any = layer.input
         border: Any = layer.output
@@ -146,10 +152,10 @@ class Blocks:
                     "their rates of stochastic depth: use model.scan='none'."
                 )
             loop = False
-        if not loop and not recompute:
+        if not loop and layer.remat == "none":
             return None
         first, end = keras.Model(inputs, borders[0]), keras.Model(border, outputs)
-        return cls(first, blocks, border, end, layer.shared, recompute, loop)
+        return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
         """Returns whether the model runs by its parts."""
@@ -161,9 +167,11 @@ class Blocks:
         given = [None if x is None else keras.ops.convert_to_tensor(x, "int32") for x in given]
         x = self.first(inputs, training=training)
         if self.loop:
-            return scanned.run(self.blocks, x, given, training, self.recompute and training)
+            return scanned.run(self.blocks, x, given, training, self.remat if training else "none")
+        keep_products = self.remat == "products"
         for block in self.blocks:
-            x = recomputed(functools.partial(_run, block, given), block.variables, x)
+            part = functools.partial(_run, block, given)
+            x = recomputed(part, block.variables, x, keep_products)
         return x
 
 

@@ -1,5 +1,6 @@
 """Recomputes parts of a model in the backward pass instead of keeping their activations."""
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -9,7 +10,10 @@ from tftpu.tensors import Tensor
 
 
 def recomputed(
-    part: Callable[[Tensor], Tensor], variables: list[keras.Variable], x: Tensor
+    part: Callable[[Tensor], Tensor],
+    variables: list[keras.Variable],
+    x: Tensor,
+    keep_products: bool = False,
 ) -> Tensor:
     """Returns `part(x)`, keeping only x for the backward pass (Chen et al. 2016).
 
@@ -20,6 +24,7 @@ def recomputed(
         part: applies layers to one float tensor and returns one.
         variables: all variables of these layers.
         x: the input of `part`.
+        keep_products: whether to keep its products with weights, too; JAX alone can.
 
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.
@@ -37,19 +42,21 @@ def recomputed(
         changed[:] = [v for v, old, new in zip(others, before, after) if new is not old]
         return y, [new for old, new in zip(before, after) if new is not old]
 
-    y, values = _checkpoint()(forward, x, trained, others)
+    y, values = _checkpoint(keep_products)(forward, x, trained, others)
     for variable, value in zip(changed, values):
         variable.assign(value)
     return y
 
 
-def _checkpoint() -> Callable[..., tuple[Tensor, list[Tensor]]]:
+def _checkpoint(keep_products: bool) -> Callable[..., tuple[Tensor, list[Tensor]]]:
     """Returns the function of Keras's backend that recomputes."""
     backend = keras.config.backend()
     if backend == "tensorflow":
         from tftpu.models.kernels.tensorflow_checkpoint import checkpoint
     elif backend == "jax":
-        from tftpu.models.kernels.jax_checkpoint import checkpoint
+        from tftpu.models.kernels import jax_checkpoint
+
+        return functools.partial(jax_checkpoint.checkpoint, keep_products=keep_products)
     else:
         raise UserError(
             f"model.remat='block' works on Keras's TensorFlow and JAX backends, and Keras runs on "

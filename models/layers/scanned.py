@@ -47,7 +47,7 @@ def run(
     x: Tensor,
     given: list[Tensor | None],
     training: bool,
-    recompute: bool,
+    remat: str,
 ) -> Tensor:
     """Returns the output of the last of some blocks that are alike.
 
@@ -56,7 +56,7 @@ def run(
         x: input of the first.
         given: what every block takes too.
         training: as for a model.
-        recompute: whether the backward pass recomputes each block from its input.
+        remat: what the backward pass recomputes, as for `BlockModel`.
     """
     from tftpu.models.kernels.jax_scan import scan
 
@@ -67,7 +67,7 @@ def run(
             return first([x, *given], training=training)
 
     columns = [_values(block) for block in blocks]
-    return scan(body, x, [list(same) for same in zip(*columns)], recompute)
+    return scan(body, x, [list(same) for same in zip(*columns)], remat)
 
 
 def _values(block: keras.Model) -> list[Tensor]:

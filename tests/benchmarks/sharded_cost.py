@@ -1,6 +1,8 @@
 """Compiles train steps of models larger than a chip for meshes of TPUs, and prices them.
 
-    KERAS_BACKEND=jax python -m tests.benchmarks.sharded_cost [ROW ...]
+    KERAS_BACKEND=jax python -m tests.benchmarks.sharded_cost [--options=SETTING] [ROW ...]
+
+SETTING is as for `cluster.compiler_options`; without one, each row is compiled as a run would be.
 
 Evidence: compiled. A row is one program for all devices of a slice; memory, time and model-FLOP
 utilization (MFU) are those of one device, and so is the exchange that no computation hides.
@@ -25,6 +27,7 @@ from tftpu.engines.jax.lower import JaxLowering
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import compiler
 from tftpu.preflight.cost import price
+from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import parse_slice
 
 TIME_LIMIT = 3000.0
@@ -66,32 +69,35 @@ ROWS = {
 }
 
 
-def main(names: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Prints a line for each row."""
+    given = [a.removeprefix("--options=") for a in arguments if a.startswith("--options=")]
+    setting = given[-1] if given else AUTO
+    names = [a for a in arguments if not a.startswith("--")]
     for name in names or ROWS:
-        print(f"{name:15} {measured(ROWS[name])}", flush=True)
+        print(f"{name:15} {measured(ROWS[name], setting)}", flush=True)
 
 
-def measured(row: Row) -> str:
-    """Compiles a row; returns what was found."""
+def measured(row: Row, setting: str) -> str:
+    """Compiles a row with a setting of XLA's options; returns what was found."""
     target = parse_slice(row.slice)
     began = time.monotonic()
-    lowering = JaxLowering(row.mesh)
+    lowering = JaxLowering(row.mesh, setting)
     options = TrainOptions(global_clipnorm=1.0)
     step = lowering.lower(
         lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
     )
     lowered = time.monotonic() - began
-    compiled = compiler.compile_program(step, target, TIME_LIMIT)
+    chosen = lowering.compiler_options(target)
+    compiled = compiler.compile_program(step, target, chosen, TIME_LIMIT)
     took = f"lowered in {lowered:.0f} s, compiled in {compiled.seconds:.0f} s"
     if compiled.error:
         return f"does not compile: {compiled.error[:300]}; {took}"
     cost = price(step, compiled, target)
     mfu = cost.model_flops / (cost.seconds * target.flops_per_s)
-    peak = compiled.memory.get("peak_memory_in_bytes", 0) / 2**30
     limit = target.generation.hbm_limit / 2**30
     return (
-        f"{cost.memory.total / 2**30:.2f} GiB (peak {peak:.2f}) of {limit:.2f}; "
+        f"{cost.memory.total / 2**30:.2f} GiB of {limit:.2f}; "
         f"{cost.seconds:.3f} s a step, of which exchange {cost.collective_seconds:.3f} s; "
         f"MFU {mfu:.1%}; {took}"
     )

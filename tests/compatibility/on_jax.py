@@ -22,6 +22,7 @@ from tests.compatibility import running
 from tests.compatibility.data import STEPS
 from tests.compatibility.running import Differences, Script, Trained
 from tftpu import Objective
+from tftpu.engines.jax import initial
 
 MESH = "data:2,fsdp:2"
 # Scripts that call TensorFlow themselves.
@@ -30,7 +31,8 @@ TENSORFLOW_ONLY = ("physics_informed", "wgan_gp")
 
 def compare(script: Script) -> Differences:
     """Trains in all three ways; returns the differences."""
-    expected = by_keras(script)
+    with initial.as_tensorflow():  # the weights that a scope gives
+        expected = by_keras(script)
     one = running.difference(by_trainer(script, 1, None), expected)
     four = running.difference(by_trainer(script, 4, MESH), expected)
     return Differences(one, four, running.relative(expected.weights, expected.before))
@@ -67,7 +69,7 @@ def by_trainer(script: Script, devices: int, mesh: str | None) -> Trained:
 
 
 def _batches(script: Script) -> list[Any]:
-    return list(script.batches().as_numpy_iterator())
+    return [keras.tree.map_structure(jax.numpy.asarray, b) for b in script.batches()]
 
 
 def _step(model: keras.Model, objective: Objective) -> Callable[[Any], Any]:

@@ -1,40 +1,15 @@
 """`tftpu doctor`: each known problem is laid out on disk, and doctor finds only that one."""
 
-import http.server
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 
-from tests.support.fake_google_cloud import SECRET
-from tests.support.scratch_machine import V3, V5E, Scratch
+from tests.support.scratch_machine import V3, V5E
 from tftpu.launch import main
-
-
-@pytest.fixture
-def scratch(tmp_path) -> Scratch:
-    return Scratch(tmp_path)
-
-
-@pytest.fixture
-def tpu_vm(scratch) -> Scratch:
-    """Creates a v5e TPU VM without problems."""
-    scratch.install("tensorflow-tpu", "2.20.0")
-    scratch.install("libtpu", "0.0.14")
-    scratch.write(V5E)
-    return scratch
-
-
-@pytest.fixture
-def laptop(scratch) -> Scratch:
-    """Creates a machine without a TPU and without problems."""
-    scratch.install("tensorflow-cpu", "2.20.0")
-    return scratch
 
 
 def test_nothing_is_wrong_with_the_right_wheels(tpu_vm):
@@ -121,6 +96,27 @@ def test_a_plain_wheel_on_a_tpu_vm(laptop, device):
     problem = laptop.problem()
     assert problem.name == "no-tpu-wheel"
     assert "ConfigureDistributedTPU" in problem.why
+
+
+def test_jax_drives_the_tpu_beside_a_plain_wheel(laptop):
+    laptop.write(V5E)
+    laptop.install("jax", "0.10.2")
+    laptop.install("jaxlib", "0.10.2")
+    assert laptop.problem().name == "no-tpu-wheel"  # without libtpu JAX cannot, either
+    laptop.install("libtpu", "0.0.52")
+    facts, problems = laptop.examine()
+    assert problems == []
+    assert facts["jax"] == facts["jaxlib"] == "0.10.2"
+
+
+@pytest.mark.parametrize("jaxlib", [None, "0.10.3"])
+def test_jax_without_the_jaxlib_that_belongs_to_it(laptop, jaxlib):
+    laptop.install("jax", "0.10.2")
+    if jaxlib:
+        laptop.install("jaxlib", jaxlib)
+    problem = laptop.problem()
+    assert problem.name == "jaxlib-version"
+    assert problem.command == "pip install 'jaxlib==0.10.2'"
 
 
 def test_no_tensorflow(scratch):
@@ -223,117 +219,6 @@ def test_a_library_path_that_does_not_exist(tpu_vm):
     assert tpu_vm.problem().name == "library-path"
     tpu_vm.write("/lib/libtpu.so")
     assert tpu_vm.examine()[1] == []
-
-
-def credentials(scratch: Scratch, **fields: str) -> None:
-    folder = Path(scratch.environ["HOME"]) / ".config" / "gcloud"
-    folder.mkdir(parents=True)
-    text = json.dumps({"refresh_token": SECRET, "client_secret": SECRET, **fields})
-    (folder / "application_default_credentials.json").write_text(text)
-
-
-def test_credentials_without_a_quota_project(laptop):
-    credentials(laptop, type="authorized_user")
-    facts, problems = laptop.examine()
-    assert [problem.name for problem in problems] == ["no-quota-project"]
-    assert "authorized_user" in facts["Credentials"]
-    assert SECRET not in repr((facts, problems))
-
-
-def test_complete_credentials(laptop):
-    credentials(laptop, type="authorized_user", quota_project_id="p")
-    assert laptop.examine()[1] == []
-
-
-def test_a_variable_that_names_no_credentials_file(laptop):
-    laptop.environ["GOOGLE_APPLICATION_CREDENTIALS"] = "/nowhere/key.json"
-    assert laptop.problem("bucket").name == "credentials-file"
-
-
-def test_a_bucket_without_credentials(laptop):
-    assert laptop.problem("bucket").name == "no-credentials"
-
-
-@pytest.fixture
-def serve():
-    """Starts an HTTP server on loopback that answers with `answers[path] = (status, text)`."""
-    servers = []
-
-    def start(answers: dict[str, tuple[int, str]]) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                status, text = answers.get(self.path.partition("?")[0], (404, "not found"))
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_):
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-ALL_PERMISSIONS = ["storage.objects.create", "storage.objects.get", "storage.objects.list"]
-
-
-@pytest.mark.parametrize(
-    ("status", "granted", "name"),
-    [
-        (200, ALL_PERMISSIONS, None),
-        (200, ALL_PERMISSIONS[1:], "bucket-permissions"),
-        (404, [], "no-bucket"),
-        (401, [], "bucket-unreachable"),
-    ],
-)
-def test_access_to_the_bucket(laptop, serve, monkeypatch, status, granted, name):
-    path = "/storage/v1/b/mine/iam/testPermissions"
-    host = serve({path: (status, json.dumps({"permissions": granted}))})
-    laptop.environ["STORAGE_EMULATOR_HOST"] = f"http://{host}"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{host}")  # the storage client reads it
-    _, problems = laptop.examine("mine")
-    assert [problem.name for problem in problems] == ([name] if name else [])
-
-
-def test_the_metadata_server_names_the_slice(tpu_vm, serve):
-    attributes = "/computeMetadata/v1/instance/attributes/"
-    del tpu_vm.environ["NO_GCE_CHECK"]
-    tpu_vm.environ["GCE_METADATA_HOST"] = serve(
-        {
-            f"{attributes}accelerator-type": (200, "v5litepod-16"),
-            f"{attributes}worker-network-endpoints": (200, "a:b:10.0.0.1,a:b:10.0.0.2"),
-        }
-    )
-    facts, problems = tpu_vm.examine()
-    assert problems == []
-    assert (facts["Place"], facts["Slice"]) == ("TPU VM", "v5litepod-16, 2 worker(s)")
-    assert facts["Credentials"] == "the machine's own service account"
-
-
-@pytest.mark.parametrize(
-    ("variable", "place"),
-    [("COLAB_RELEASE_TAG", "Colab"), ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle")],
-)
-def test_notebook_services(laptop, variable, place):
-    laptop.environ[variable] = "x"
-    assert laptop.examine()[0]["Place"] == place
-
-
-def test_gke(laptop):
-    laptop.environ |= {
-        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-        "TPU_WORKER_HOSTNAMES": "a,b,c,d",
-        "TPU_ACCELERATOR_TYPE": "v5p-32",
-    }
-    facts, _ = laptop.examine()
-    assert (facts["Place"], facts["Slice"]) == ("GKE", "v5p-32, 4 worker(s)")
 
 
 def run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
 import subprocess
@@ -235,6 +236,23 @@ def test_a_batch_without_complete_groups_in_preflight():
     assert "multiple of norm_batch x replicas" in explained("norm-batch", error)
 
 
+@pytest.mark.slow
+def test_failures_of_models_on_the_jax_engine():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.jax_failures"],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert "keras.ops.where" in explained("value-while-tracing", said["branch"])
+    assert "keras.ops" in explained("array-while-tracing", said["through_numpy"])
+    assert "keras.ops.where(mask" in explained("boolean-index", said["masked"])
+    assert "add_weight" in explained("kept-tensor", said["keeping"])
+    assert "no option xla_tpu_sc" in explained("compiler-option", said["options"])
+
+
 # What needs a TPU, or an older libtpu: the published texts.
 
 HBM = """Compilation failure: Ran out of memory in memory space hbm. Used 41.74G of 16.00G hbm. \
@@ -266,6 +284,12 @@ PUBLISHED = [
         "at the bottom of memory. That was not possible. There are 1.92G free, 0B reserved, and "
         "1.92G reservable.;",
         "3.95G were requested and 1.92G are free",
+    ),
+    (
+        "kernel-memory",
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for "
+        "%fusion.1. Scoped allocation with size 20.00M and limit 16.00M exceeded scoped vmem limit",
+        "model.attention=plain",
     ),
     (
         "premapped-buffer",

@@ -20,11 +20,19 @@ def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 10
+    *found, kept = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 12
     for case in found:
         assert case["difference"] < 2e-6, case
         assert case["length"] < 0.6, case  # of eight blocks, with their stacking
+    for scan in ("none", "block"):
+        most, some, least = (kept[f"{scan} {remat}"] for remat in ("none", "products", "block"))
+        assert least < 0.5 * some and some < 0.8 * most, kept
+
+
+def test_keeping_products_needs_jax():
+    with pytest.raises(UserError, match=r"model\.remat='products' works on the JAX engine"):
+        models.build("gpt2_small", remat="products", layers=2, width=32, heads=2, vocabulary=8)
 
 
 def test_a_loop_that_is_asked_for_needs_jax():

@@ -3,6 +3,7 @@
 Evidence: compiled. Nothing here ran on a TPU.
 """
 
+import functools
 import json
 import os
 import re
@@ -379,13 +380,13 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     sizes = {"vocabulary": 256, "context": 128, "layers": 4, "width": 128, "heads": 4}
 
     def model(remat):
-        return lambda: compiled(models.build(GPT(name="gpt", remat=remat, **sizes)))
+        return compiled(models.build(GPT(name="gpt", remat=remat, **sizes)))
 
     spec = tuple(tf.TensorSpec((8 * 8192, 128), tf.int32) for _ in range(2))
-    options = PreflightOptions(precision="mixed_bfloat16", recomputing=model("block"))
-    examiner = Examiner(model("none"), spec, options, TensorFlowLowering())
+    options = PreflightOptions(precision="mixed_bfloat16", recomputing=model)
+    examiner = Examiner(functools.partial(model, "none"), spec, options, TensorFlowLowering())
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
-    said = examiner.recompute(target, 8192)
+    said = examiner.recompute(target, 8192, model)
     fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
     assert re.fullmatch(fits, said)

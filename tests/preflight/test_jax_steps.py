@@ -29,8 +29,8 @@ def printed(*arguments: str) -> Any:
 
 
 @functools.cache
-def report(mesh: str, slices: str) -> list[dict]:
-    return printed(mesh, slices)["slices"]
+def report(mesh: str, slices: str, *options: str) -> list[dict]:
+    return printed(mesh, slices, *options)["slices"]
 
 
 def test_a_mesh_divides_what_the_devices_hold():
@@ -58,6 +58,28 @@ def test_a_mesh_that_a_slice_cannot_have_is_said_in_its_row():
     fits, refused = report("fsdp:4", "v5e-4,v5e-8")
     assert fits["fits"]
     assert "'fsdp:4' is for 4 device(s), and there are 8" in refused["error"]
+
+
+def test_auto_cuts_the_model_as_little_as_the_memory_allows():
+    [found] = report("auto", "wide")
+    assert found["fits"] and found["mesh"] == "data:4,fsdp:2"
+    [whole] = report("data:-1", "wide")
+    assert not whole["fits"] and whole["mesh"] == "data:8"
+    assert whole["advice"][0].startswith("cluster.mesh=data:4,fsdp:2 makes this batch fit: ")
+
+
+def test_the_compiler_gets_its_options():
+    chosen, _ = report("fsdp:-1", "v5e-8,v5e-4")
+    threshold = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+    [windowed] = report("fsdp:-1", "v5e-8", f"{threshold}=0")
+    assert windowed["compiler_options"] == {threshold: "0"} != chosen["compiler_options"]
+    assert windowed["flops"] == chosen["flops"]
+    assert windowed["estimated_cycles"] > 1.02 * chosen["estimated_cycles"]
+
+
+def test_an_option_that_the_compiler_does_not_know_is_said():
+    [refused] = report("fsdp:-1", "v5e-8", "xla_tpu_faster=true")
+    assert not refused["compiles"] and "xla_tpu_faster" in refused["error"]
 
 
 def test_each_device_runs_the_kernels_on_its_examples_and_heads():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tftpu.preflight.collectives import all_reduce_seconds
-from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced
+from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, memory_of
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill
@@ -115,6 +115,28 @@ def test_explain_shows_layers_kinds_and_instructions():
     for part in ("by layer", "by kind", "top instructions", "fusion.1", "70.0%"):
         assert part in explained and part not in plain
     assert "f32[100,130] of block1 (104 KiB, 51% padding)" in plain
+
+
+def test_explain_shows_the_options_of_the_compiler():
+    item = filled("v6e-8")
+    item.compiler_options = {"xla_a": "1", "xla_b": "true"}
+    report = Report(1024, "mixed_bfloat16", None, [item])
+    assert "compiler options: xla_a=1 xla_b=true" in report.text(explain=True)
+    assert "compiler options" not in report.text()
+
+
+def test_the_lower_of_both_counts_of_the_compiler_is_the_memory():
+    names = ("argument", "output", "alias", "temp", "peak_memory", "generated_code")
+
+    def total(*sizes):
+        both = zip(names, sizes)
+        return memory_of(
+            {f"{n}{'' if n == 'peak_memory' else '_size'}_in_bytes": s for n, s in both}
+        ).total
+
+    assert total(10, 8, 7, 20, 26, 2) == 26 + 2  # the temporaries are not all needed at once
+    assert total(10, 8, 7, 20, 60, 2) == 10 + 8 - 7 + 20 + 2  # arrays on the core, not in HBM
+    assert total(10, 8, 7, 20, 5, 2) == 10 + 8 - 7 + 2
 
 
 def test_every_claim_names_its_evidence():

@@ -1,6 +1,6 @@
 """Checks a model on the JAX engine for slices, for `tests/preflight/test_jax_steps.py`.
 
-KERAS_BACKEND=jax python -m tests.support.jax_preflight MESH SLICE,... > REPORT.json
+KERAS_BACKEND=jax python -m tests.support.jax_preflight MESH SLICE,... [OPTIONS] > REPORT.json
 """
 
 import json
@@ -13,9 +13,11 @@ from tftpu import models, preflight
 from tftpu.config import TrainOptions
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.preflight import compiler, cost
+from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import parse_slice
 
 INPUTS, HIDDEN, CLASSES, BATCH = 1024, 4096, 16, 4096
+WIDTH = 32768
 
 
 def model() -> keras.Model:
@@ -29,6 +31,13 @@ def model() -> keras.Model:
         name="mlp",
     )
     built.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return built
+
+
+def wide() -> keras.Model:
+    """Returns a model whose state is larger than a chip of v5e: 12.9 GB, and 4.3 of gradients."""
+    built = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
+    built.compile("adam", "mse")
     return built
 
 
@@ -51,14 +60,21 @@ def kernels() -> list[int]:
     return sorted(p.flops for p in found if p.kind == "custom call" and p.flops)
 
 
-def main(mesh: str, slices: str = "") -> None:
+def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
     """Prints the report, or the FLOPs, as JSON."""
     if mesh == "kernels":
         print(json.dumps(kernels()))
         return
+    if slices == "wide":
+        images = tf.TensorSpec((64, WIDTH))
+        options = preflight.PreflightOptions(engine="jax", mesh=mesh)
+        print(preflight.check(wide, (images, images), ["v5e-8"], options).to_json())
+        return
     batch = tf.TensorSpec((BATCH, INPUTS)), tf.TensorSpec((BATCH,), tf.int32)
     train = TrainOptions(gradient_accumulation_steps=2, global_clipnorm=1.0)
-    options = preflight.PreflightOptions(train=train, engine="jax", mesh=mesh)
+    options = preflight.PreflightOptions(
+        train=train, engine="jax", mesh=mesh, compiler_options=compiler_options
+    )
     print(preflight.check(model, batch, slices.split(","), options).to_json())
 
 

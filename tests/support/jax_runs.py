@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 import tftpu
+from tftpu.engines.engine import Engine
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 
 HALF, STEPS = 6, 12
@@ -92,6 +93,44 @@ def created(mesh: str) -> tuple[np.ndarray, float]:
     return np.asarray(value), largest / value.size
 
 
+def begun(engine: Engine) -> list[np.ndarray]:
+    """Returns the initial weights of a model with every way to draw them."""
+    keras.utils.set_random_seed(3)
+    with engine.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Embedding(20, 16),
+                keras.layers.LSTM(12, kernel_initializer="he_normal"),
+                keras.layers.Dense(512, kernel_initializer=keras.initializers.RandomNormal(2.0)),
+                keras.layers.Dense(16, bias_initializer="lecun_uniform"),
+                keras.layers.Dense(4, kernel_initializer=keras.initializers.Constant(0.5)),
+            ]
+        )
+        model.build((None, 6))
+        return [variable.numpy() for variable in model.weights]
+
+
+def slots_held(mesh: str) -> float:
+    """Returns the largest part of a moment of Adam that a device holds, at its creation."""
+    engine = tftpu.connect("none", virtual_devices=4, mesh=mesh)
+    held = []
+
+    class Seen(keras.optimizers.Adam):
+        def build(self, variables):
+            super().build(variables)
+            for slot in self.variables:
+                if slot.shape == (512, 48):
+                    shards = slot.value.addressable_shards
+                    held.append(max(s.data.size for s in shards) / slot.value.size)
+
+    with engine.scope():
+        model = keras.Sequential([keras.layers.Dense(48)])
+        model.compile(Seen(), "mse")
+    trainer = tftpu.Trainer(model)
+    trainer.fit(np.ones((8, 512), "float32"), np.ones((8, 48), "float32"), batch_size=8, verbose=0)
+    return max(held)
+
+
 class Largest(keras.metrics.Metric):
     """A metric whose state is no sum: the largest prediction so far."""
 
@@ -147,6 +186,9 @@ def main(folder: Path) -> dict[str, Any]:
     results["depth on four devices"] = losses_with_random_depth("data:2,fsdp:2", 2, devices=4)
     for mesh in ("data:4", "fsdp:4", "fsdp:2,tensor:2"):
         results[f"created on {mesh}"], results[f"held on {mesh}"] = created(mesh)
+    results["slots held"] = slots_held("fsdp:4")
+    for index, value in enumerate(begun(tftpu.connect("none", 4, mesh="fsdp:4"))):
+        results[f"begun {index}"] = value
     results["refusals"] = refusals()
     results["epochs"] = history.history["loss"]
     return results

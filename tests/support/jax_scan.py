@@ -4,6 +4,7 @@
 
 For each model a line of JSON: how far outputs and gradients are from those of the same model
 without a loop, relative to the largest number, and the length of its program relative to the other.
+The last line has the numbers that a model keeps for its backward pass, by `scan` and `remat`.
 """
 
 import json
@@ -21,6 +22,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt2_small", {**TOKENS, "dropout": 0.2}),
     "gpt recomputed": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "block"}),
     "llama": ("llama_8b", {**TOKENS, "kv_heads": 1, "hidden": 48, "remat": "block"}),
+    "gpt with its products": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "products"}),
     "bert": ("bert_base", {**TOKENS, "dropout": 0.1}),
     "vit": ("vit_b16", {"width": 32, "heads": 2, "layers": 8, "image_size": 32, "num_classes": 5}),
 }
@@ -55,6 +57,21 @@ def results(name: str, scan: str, training: bool) -> tuple[list[np.ndarray], int
     return [np.asarray(one) for one in (found, *grads)], length
 
 
+def kept(scan: str, remat: str) -> int:
+    """Returns the number of values that a model keeps for its backward pass, besides weights."""
+    keras.utils.set_random_seed(1)
+    model = models.build("gpt2_small", scan=scan, remat=remat, **TOKENS)
+    x, variables = features("gpt"), model.trainable_variables
+
+    def outputs(values: list[Any]) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            return model(x, training=True)
+
+    _, backward = jax.vjp(outputs, [v.value for v in variables])
+    found = [leaf for leaf in jax.tree.leaves(backward) if BATCH in leaf.shape[:2]]
+    return sum(leaf.size for leaf in found)
+
+
 def main() -> None:
     """Prints the comparisons."""
     for name in MODELS:
@@ -66,6 +83,8 @@ def main() -> None:
             ]
             line = {"difference": float(max(differences)), "length": shorter / length}
             print(json.dumps({"model": name, "training": training, **line}))
+    modes = [(scan, remat) for scan in ("none", "block") for remat in ("none", "products", "block")]
+    print(json.dumps({" ".join(mode): kept(*mode) for mode in modes}))
 
 
 if __name__ == "__main__":

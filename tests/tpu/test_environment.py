@@ -13,9 +13,15 @@ def prepared(tmp_path, monkeypatch):
     (tmp_path / "site" / "libtpu").mkdir(parents=True)
     (tmp_path / "site" / "libtpu" / "__init__.py").touch()
 
-    def prepare(device: str | None, libtpu: bool = True, **environ: str) -> dict[str, str]:
+    def prepare(
+        device: str | None, libtpu: bool = True, wheel: str = "tensorflow_tpu", **environ: str
+    ) -> dict[str, str]:
         monkeypatch.delitem(sys.modules, "libtpu", raising=False)  # other tests may have loaded it
         monkeypatch.setattr(sys, "path", [str(tmp_path / "site")] if libtpu else [])
+        info = tmp_path / "site" / f"{wheel}-2.20.0.dist-info"
+        info.mkdir(exist_ok=True)
+        name = wheel.replace("_", "-")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.20.0\n")
         if device:
             (tmp_path / device).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / device).touch()
@@ -45,6 +51,10 @@ def test_without_a_tpu_no_metadata_server_is_queried(prepared):
 
 def test_nothing_is_set_without_libtpu(prepared):
     assert prepared("dev/vfio/0", libtpu=False) == {}
+
+
+def test_another_tensorflow_leaves_the_tpu_to_jax(prepared):
+    assert prepared("dev/vfio/0", wheel="tensorflow_cpu") == {}
 
 
 def test_variables_of_the_user_are_kept(prepared):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+import tftpu
 from tests.support import jax_runs
 from tests.support.jax_runs import STEPS
 from tests.support.strategies import relative
@@ -62,6 +63,17 @@ def test_no_device_holds_a_whole_variable_at_its_creation_and_the_values_are_the
     for mesh in ("fsdp:4", "fsdp:2,tensor:2"):
         assert found[f"held on {mesh}"] == 1 / 4
         np.testing.assert_array_equal(found[f"created on {mesh}"], found["created on data:4"])
+
+
+def test_optimizers_are_cut_at_their_creation_even_for_a_model_that_is_built_late(run):
+    assert run[1]["slots held"] == 1 / 4
+
+
+def test_a_model_begins_with_the_weights_of_the_other_engine(run):
+    weights = jax_runs.begun(tftpu.connect("none", virtual_devices=1))
+    assert len(weights) == 10
+    for index, value in enumerate(weights):
+        np.testing.assert_allclose(run[1][f"begun {index}"], value, rtol=1e-6, atol=1e-7)
 
 
 def test_epochs_end_with_their_smaller_batch_as_on_tensorflow(run):

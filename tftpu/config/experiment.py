@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tftpu.config.data import Data
+from tftpu.config.mesh import AUTO as AUTO_MESH
 from tftpu.config.mesh import TENSOR, parse_mesh
 from tftpu.config.model import Model
 from tftpu.config.options import Train
@@ -17,6 +18,7 @@ from tftpu.config.parts import refuse_data, refuse_model
 from tftpu.config.share import Share
 from tftpu.config.validation import at_least, check_types, fraction, one_of
 from tftpu.errors import UserError
+from tftpu.tpu.compiler_options import AUTO, parse_options
 
 OPTIMIZERS = (
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "lamb", "lars", "lion"),
@@ -113,15 +115,20 @@ class Cluster:
     Attributes:
         tpu: auto, local, none, or the name of a TPU.
         virtual_devices: number of devices that the CPU is split into; None uses the real ones.
-        engine: tensorflow, jax, or auto: jax where a mesh or Keras's backend asks for it.
+        engine: tensorflow, jax, or auto: jax where a mesh or Keras's backend asks for it, or where
+            only JAX can use the TPU.
         mesh: axes and sizes of the JAX engine's mesh, such as "fsdp:8" or "data:2,fsdp:-1"; None:
-            every device holds the whole model.
+            every device holds the whole model. auto: the model is cut as little as the memory of
+            the TPU allows.
+        compiler_options: XLA's options for the JAX engine's train step on TPUs, such as
+            "xla_tpu_scoped_vmem_limit_kib=65536"; auto: those of the TPU's generation.
     """
 
     tpu: str = "auto"
     virtual_devices: int | None = None
     engine: str = "auto"
     mesh: str | None = None
+    compiler_options: str = AUTO
 
     def validate(self) -> None:
         """Raises `UserError` for a value that is not allowed, or for conflicting values."""
@@ -134,17 +141,20 @@ class Cluster:
                 )
         one_of("engine", self.engine, ENGINES)
         if self.mesh is not None:
-            parse_mesh(self.mesh)
+            if self.mesh != AUTO_MESH:
+                parse_mesh(self.mesh)
             if self.engine == "tensorflow":
                 raise UserError(
                     f"mesh={self.mesh!r} is for the JAX engine, and engine='tensorflow' was asked "
                     "for, whose devices each hold the whole model: leave one of them out."
                 )
+        if self.compiler_options != AUTO:
+            parse_options(self.compiler_options)
 
     @property
     def known_shares(self) -> int:
         """The number of shares of a global batch, as far as it is known without the devices."""
-        if self.mesh is None:
+        if self.mesh in (None, AUTO_MESH):
             return self.virtual_devices or 1
         sizes = [size for axis, size in parse_mesh(self.mesh).items() if axis != TENSOR]
         return math.prod(size for size in sizes if size > 0)

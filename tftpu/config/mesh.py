@@ -6,6 +6,7 @@ from tftpu.errors import UserError, did_you_mean
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 AXES = (DATA, FSDP, TENSOR)
+AUTO = "auto"
 
 
 def parse_mesh(mesh: str) -> dict[str, int]:
@@ -36,6 +37,12 @@ def parse_mesh(mesh: str) -> dict[str, int]:
     if list(sizes.values()).count(-1) > 1:
         raise UserError(f"The mesh {mesh!r} has several sizes of -1: leave one to be filled.")
     return sizes
+
+
+def mesh_text(sizes: dict[str, int]) -> str:
+    """Returns a mesh as `parse_mesh` reads it, without axes of one device."""
+    axes = [f"{name}:{size}" for name, size in sizes.items() if size != 1]
+    return ",".join(axes) or f"{DATA}:1"
 
 
 def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:

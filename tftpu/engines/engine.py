@@ -269,6 +269,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def compiler_options(self) -> Mapping[str, str]:
+        """The options of XLA that the train step is compiled with, where the engine sets any."""
+        ...
+
+    @property
     def tracer(self) -> Tracer:
         """The profiler."""
         ...

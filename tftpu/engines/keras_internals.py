@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras.src import backend, models
 from keras.src.backend.common import global_state
+from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
@@ -63,6 +64,18 @@ def build_by(function: Callable[[Nest], Any], batch: Nest) -> Any:
         batch: `keras.KerasTensor`s of static shape.
     """
     return backend.compute_output_spec(function, batch)
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Leaves errors as they are raised, without the arguments of layers, within the block."""
+    filtered = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if filtered:
+            keras.config.enable_traceback_filtering()
 
 
 def compute_loss(
@@ -292,6 +305,55 @@ def set_layout(variable: keras.Variable, layout: Any) -> None:
     """Makes a variable of the JAX backend keep its values in a layout, whoever assigns them."""
     private: Any = variable
     private._layout = layout
+
+
+@contextlib.contextmanager
+def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
+    """Lets a function compute the random initial values of variables, within the block.
+
+    Args:
+        value_of: takes an initializer, and the shape, dtype and layout of a variable of the JAX
+            backend; returns the variable's value.
+    """
+    kind: Any = backend.Variable
+    own = kind._initialize_with_initializer
+
+    def initialize(variable: Any, initializer: Any) -> None:
+        if not isinstance(initializer, random_initializers.RandomInitializer):
+            own(variable, initializer)
+            return
+        variable._initialize_layout()
+        value = value_of(initializer, variable._shape, variable._dtype, variable._layout)
+        variable._direct_assign(value)
+
+    kind._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        kind._initialize_with_initializer = own
+
+
+@contextlib.contextmanager
+def random_functions(**functions: Callable[..., Any]) -> Iterator[None]:
+    """Replaces functions of the backend that draw random numbers, within the block.
+
+    Args:
+        functions: by their names in `keras.random`; they take seeds as `keras.random` does.
+    """
+    drawing: Any = backend.random
+    before = {name: getattr(drawing, name) for name in functions}
+    for name, function in functions.items():
+        setattr(drawing, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(drawing, name, function)
+
+
+def drawn_seed(seed: Any) -> Tensor:
+    """Returns the next two numbers of a seed: a number, or a `keras.random.SeedGenerator`."""
+    return seed_generator.draw_seed(seed)
 
 
 def callback_list(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tftpu.config import TrainOptions
     from tftpu.engines.objective import Objective
     from tftpu.tensors import Nest
+    from tftpu.tpu.slices import Slice
 
 ModelFn = Callable[[], "keras.Model"]
 # Returns the objectives of a newly built model.
@@ -67,12 +68,29 @@ class LoweredStep:
 class Lowering(Protocol):
     """Lowers train steps for slices of TPUs, on a machine without one."""
 
+    @property
+    def remats(self) -> Sequence[str]:
+        """The values of `model.remat` that save memory, the one that saves least first."""
+        ...
+
     def shares(self, devices: int) -> int:
         """Returns the number of shares that a global batch is cut into on a number of devices.
 
         Raises:
             UserError: the engine cannot use that number of devices.
         """
+        ...
+
+    def mesh(self, devices: int) -> str:
+        """Returns the mesh of a number of devices, "" if the engine has none."""
+        ...
+
+    def cutting_more(self, devices: int) -> "Sequence[Lowering]":
+        """Returns what lowers for meshes that cut the model more, the least first."""
+        ...
+
+    def compiler_options(self, target: "Slice") -> dict[str, str]:
+        """Returns the options of XLA with which the trainer compiles its step for a slice."""
         ...
 
     def lower(

@@ -4,9 +4,12 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from tftpu.config import Cluster
+from tftpu.config.mesh import AUTO as AUTO_MESH
 from tftpu.config.validation import check_types
 from tftpu.engines import backend
 from tftpu.errors import UserError
+from tftpu.tpu import environment
+from tftpu.tpu.compiler_options import AUTO
 
 if TYPE_CHECKING:
     import keras
@@ -20,6 +23,7 @@ def connect(
     virtual_devices: int | None = None,
     engine: str = "auto",
     mesh: str | None = None,
+    compiler_options: str = AUTO,
 ) -> "Engine":
     """Returns the engine for the available hardware.
 
@@ -32,22 +36,30 @@ def connect(
             accelerators runs what several devices run.
         engine: "tensorflow": every device holds the whole model, and they share the batch. "jax":
             one program over a mesh, which can cut the model, too. "auto": jax if there is a mesh,
-            or if Keras's backend is JAX; else tensorflow.
+            if Keras's backend is JAX, or if only JAX can use the TPU; else tensorflow.
         mesh: for the JAX engine, axes and sizes, such as "fsdp:8" or "data:2,fsdp:-1", where -1
             takes the devices that are left. Along "data" and "fsdp" the devices share the batch;
             along "fsdp" and "tensor" they share the model. None: "data:-1".
+        compiler_options: for the JAX engine, options of XLA for the train step, such as
+            "xla_tpu_scoped_vmem_limit_kib=65536". "auto": those that preflight counts on for the
+            TPU's generation; none on other hardware.
 
     Raises:
         UserError: a requested TPU is not available (the CPU never replaces it silently), the mesh
             does not fit the devices, or Keras is loaded with another backend.
     """
-    wanted = Cluster(tpu, virtual_devices, engine, mesh)
+    wanted = Cluster(tpu, virtual_devices, engine, mesh, compiler_options)
     check_types("cluster", wanted)
     wanted.validate()
     if choose_backend(wanted) == "jax":
         from tftpu.engines.jax import cluster as jax_cluster
 
-        return jax_cluster.connect(tpu, virtual_devices, mesh)
+        if mesh == AUTO_MESH:
+            raise UserError(
+                "mesh='auto' depends on the model: `tftpu train` and `tftpu preflight` choose it "
+                "for a config, and tftpu.preflight.check says which mesh fits your own model."
+            )
+        return jax_cluster.connect(tpu, virtual_devices, mesh, compiler_options)
     from tftpu.engines.tensorflow import cluster
 
     return cluster.connect(tpu, virtual_devices)
@@ -57,16 +69,34 @@ def engine_for(wanted: Cluster) -> str:
     """Returns the name of the engine that `connect` takes for a cluster."""
     if wanted.engine != "auto":
         return wanted.engine
-    return "jax" if wanted.mesh is not None or backend.name() == "jax" else "tensorflow"
+    return "jax" if reason_for_jax(wanted) else "tensorflow"
+
+
+def reason_for_jax(wanted: Cluster) -> str:
+    """Returns why "auto" takes the JAX engine for a cluster; "" if it takes TensorFlow's."""
+    if wanted.mesh is not None:
+        return f"the mesh {wanted.mesh!r} needs it"
+    if backend.name() == "jax":
+        return "Keras runs on JAX"
+    on_tpu = wanted.tpu in ("auto", "local") and wanted.virtual_devices is None
+    if on_tpu and environment.has_tpu() and environment.jax_drives_tpus():
+        return "the TensorFlow installed here cannot use this TPU, and JAX can"
+    return ""
 
 
 def choose_backend(wanted: Cluster) -> str:
     """Makes Keras run on the backend of the engine for a cluster; returns its name.
 
     Raises:
-        UserError: Keras is loaded already, on another backend; or JAX is not installed.
+        UserError: Keras is loaded already, on another backend; or JAX is not installed; or
+            something is set that only the JAX engine has.
     """
     name = engine_for(wanted)
+    if name == "tensorflow" and wanted.compiler_options != AUTO:
+        raise UserError(
+            f"compiler_options={wanted.compiler_options!r} are for the JAX engine, and this run "
+            "takes the TensorFlow engine: set engine='jax', or leave them out."
+        )
     if name == "jax" and importlib.util.find_spec("jax") is None:
         raise UserError(
             "The JAX engine needs jax, which is not installed: install tftpu with its [jax] extra, "
@@ -102,7 +132,8 @@ def lowering_for(wanted: Cluster) -> "Lowering":
     if choose_backend(wanted) == "jax":
         from tftpu.engines.jax.lower import JaxLowering
 
-        return JaxLowering(wanted.mesh)
+        mesh = None if wanted.mesh == AUTO_MESH else wanted.mesh
+        return JaxLowering(mesh, wanted.compiler_options)
     from tftpu.engines.tensorflow.lower import TensorFlowLowering
 
     return TensorFlowLowering()

@@ -58,13 +58,18 @@ class Compiled(NamedTuple):
 
 
 def compile_program(
-    step: LoweredStep, target: Slice, time_limit: float = TIME_LIMIT, verbose: bool = False
+    step: LoweredStep,
+    target: Slice,
+    options: dict[str, str] | None = None,
+    time_limit: float = TIME_LIMIT,
+    verbose: bool = False,
 ) -> Compiled:
     """Compiles a step for a slice in a separate process, and caches the result on disk.
 
     Args:
         step: the lowered step.
         target: the slice to compile for.
+        options: XLA's options by name; what is not named keeps XLA's default.
         time_limit: seconds after which the compiler is stopped.
         verbose: whether to pass libtpu's messages through to standard error.
 
@@ -74,7 +79,8 @@ def compile_program(
     """
     check_machine()
     module = step.program if step.partitioned else _to_stablehlo(step.program)
-    folder = _cache_folder() / _key(module, target)
+    options = options or {}
+    folder = _cache_folder() / _key(module, target, options)
     if (folder / "result.json").exists():
         return _read(folder, cached=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +92,7 @@ def compile_program(
             "topology": target.topology,
             "devices": target.replicas,
             "partitioned": step.partitioned,
+            "options": options,
         }
         _write_json(job / "job.json", settings)
         failure = _run_compiler(job, target, time_limit, verbose)
@@ -218,8 +225,9 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu") / "preflight"
 
 
-def _key(module: bytes, target: Slice) -> str:
-    text = hashlib.sha256(module).hexdigest()
+def _key(module: bytes, target: Slice, options: dict[str, str]) -> str:
+    given = json.dumps(options, sort_keys=True).encode() if options else b""
+    text = hashlib.sha256(module + given).hexdigest()
     return f"{target.name}-libtpu{libtpu_version()}-{text[:32]}"
 
 
@@ -326,24 +334,27 @@ def _compile_job(job: Path) -> None:
     _write_json(job / "result.json", result)
 
 
-def _compile(module: str, topology: str, devices: int, partitioned: bool) -> Any:
+def _compile(
+    module: str, topology: str, devices: int, partitioned: bool, options: dict[str, str]
+) -> Any:
     import numpy as np
 
     jax = _jax_internals()
     described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology)
     found = tuple(described.devices)[:devices]
     replicas, partitions = (1, devices) if partitioned else (devices, 1)
-    options = jax.xla.CompileOptions()
-    options.num_replicas, options.num_partitions = replicas, partitions
-    options.device_assignment = jax.xla_client.DeviceAssignment.create(
+    settings = jax.xla.CompileOptions()
+    settings.num_replicas, settings.num_partitions = replicas, partitions
+    settings.env_option_overrides = list(options.items())
+    settings.device_assignment = jax.xla_client.DeviceAssignment.create(
         np.arange(devices).reshape(replicas, partitions)
     )
     if partitioned:
-        build = options.executable_build_options
+        build = settings.executable_build_options
         build.use_spmd_partitioning = build.use_shardy_partitioner = True
     with jax.mlir.make_ir_context():
         parsed = jax.ir.Module.parse(module)
-        return found[0].client.compile(parsed, jax.xla.DeviceList(found), options)
+        return found[0].client.compile(parsed, jax.xla.DeviceList(found), settings)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Memory:
         arguments: inputs of the program: weights, optimizer state, batch.
         outputs: results of the program.
         aliased: outputs that share the memory of arguments, such as the updated weights.
-        temporaries: activations and other intermediate results.
+        temporaries: activations and other intermediate results, at the moment of most use.
         code: the program itself.
     """
 
@@ -346,12 +346,19 @@ def _all_within(
 
 
 def memory_of(stats: dict[str, int]) -> Memory:
-    """Returns one replica's HBM use, given `Compiled.memory`."""
+    """Returns one replica's HBM use, given `Compiled.memory`.
+
+    The compiler's sum of temporaries can exceed the chip's memory for a program that fits, and its
+    peak also counts arrays that lie on the core instead of in HBM. The lower of the two is taken.
+    """
+    arguments, outputs = stats["argument_size_in_bytes"], stats["output_size_in_bytes"]
+    aliased = stats["alias_size_in_bytes"]
+    at_peak = stats["peak_memory_in_bytes"] - arguments - (outputs - aliased)
     return Memory(
-        arguments=stats["argument_size_in_bytes"],
-        outputs=stats["output_size_in_bytes"],
-        aliased=stats["alias_size_in_bytes"],
-        temporaries=stats["temp_size_in_bytes"],
+        arguments=arguments,
+        outputs=outputs,
+        aliased=aliased,
+        temporaries=min(stats["temp_size_in_bytes"], max(0, at_peak)),
         code=stats["generated_code_size_in_bytes"],
     )
 

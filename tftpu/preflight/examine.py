@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import keras
 
 from tftpu.config import PRECISIONS, Cluster, Share
+from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
 from tftpu.engines import checks, selection
 from tftpu.engines.data import with_examples
@@ -63,7 +64,9 @@ def check(
     targets = [parse_slice(name) for name in slices]
     if not targets:
         raise UserError("No slice was given: name at least one, such as v3-8 or v5e-8.")
-    cluster = Cluster(engine=options.engine, mesh=options.mesh)
+    cluster = Cluster(
+        engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
+    )
     check_types("options", cluster)
     cluster.validate()
     lowering = selection.lowering_for(cluster)
@@ -106,7 +109,24 @@ class Examiner:
         self._cached_step = functools.lru_cache(maxsize=2)(self.lower)
 
     def examine(self, target: Slice) -> SliceReport:
-        """Returns the report of one slice."""
+        """Returns the report of one slice, with advice if the step does not fit."""
+        report = self._examined(target)
+        if report.fits or not report.compiles:
+            return report
+        wider = self._cut_more(target)
+        if wider is not None and self.options.mesh == AUTO:
+            return wider
+        self._advise(report, target)
+        if wider is not None:
+            report.advice.insert(
+                0,
+                f"cluster.mesh={wider.mesh} makes this batch fit: {size(wider.hbm_bytes)}, "
+                f"{duration((wider.step_ms or 0) / 1e3)} per step, the same update.",
+            )
+        return report
+
+    def _examined(self, target: Slice) -> SliceReport:
+        """Returns the report of one slice, without advice."""
         try:
             shares = self.lowering.shares(target.replicas)
             share = Share(self.global_batch_size, shares, self.microbatches).examples
@@ -125,14 +145,36 @@ class Examiner:
             fits=not compiled.error,
             error=_with_advice(compiled.error, target),
             compile_seconds=round(compiled.seconds, 1),
+            mesh=self.lowering.mesh(target.replicas),
+            compiler_options=self.lowering.compiler_options(target),
         )
-        if compiled.out_of_memory:
-            self._advise(report, target, per_core)
-        elif not compiled.error:
+        if not compiled.error:
             cost = price(step, compiled, target)
             fill(report, cost, target, self.options, self.global_batch_size)
             report.lints = [str(item) for item in advise.lint(step, cost, share)]
         return report
+
+    def _cut_more(self, target: Slice) -> SliceReport | None:
+        """Returns the report of the mesh that cuts the model least among those that fit, or None.
+
+        Found by bisection: what is cut more needs less memory.
+        """
+        found = None
+        candidates = list(self.lowering.cutting_more(target.replicas))
+        tried = candidates[-1:]  # if the last does not fit, none does
+        while tried:
+            [lowering] = tried
+            other = Examiner(self.model_fn, self.batch_spec, self.options, lowering)
+            report = other._examined(target)
+            place = candidates.index(lowering)
+            if report.fits:
+                found, candidates = report, candidates[:place]
+            elif found is None:
+                return None
+            else:
+                candidates = candidates[place + 1 :]
+            tried = candidates[len(candidates) // 2 :][:1]
+        return found
 
     def lower(
         self,
@@ -159,23 +201,33 @@ class Examiner:
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:
         """Compiles a lowered step for a slice."""
-        return compile_program(step, target, self.options.time_limit, self.options.verbose)
+        chosen = self.lowering.compiler_options(target)
+        return compile_program(step, target, chosen, self.options.time_limit, self.options.verbose)
 
-    def recompute(self, target: Slice, per_core: int) -> str:
-        """Returns advice on whether the batch fits if the blocks keep no activations."""
-        step = self.lower(target.replicas, per_core, model_fn=self.options.recomputing)
-        compiled = self.compile(step, target)
-        if compiled.error:
-            return "model.remat=block is not enough to make this batch fit."
-        used = size(memory_of(compiled.memory).total)
-        seconds = price(step, compiled, target).seconds
-        return (
-            f"model.remat=block makes this batch fit: {used}, {duration(seconds)} per step, the "
-            "same update."
-        )
+    def recompute(self, target: Slice, per_core: int, rebuilt: Callable[[str], keras.Model]) -> str:
+        """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
 
-    def _advise(self, report: SliceReport, target: Slice, per_core: int) -> None:
+        Args:
+            target: the slice.
+            per_core: examples per share of the global batch.
+            rebuilt: builds the model with another value of `model.remat`.
+        """
+        for remat in self.lowering.remats:
+            model_fn = functools.partial(rebuilt, remat)
+            step = self.lower(target.replicas, per_core, model_fn=model_fn)
+            compiled = self.compile(step, target)
+            if not compiled.error:
+                used = size(memory_of(compiled.memory).total)
+                seconds = price(step, compiled, target).seconds
+                return (
+                    f"model.remat={remat} makes this batch fit: {used}, {duration(seconds)} per "
+                    "step, the same update."
+                )
+        return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
+
+    def _advise(self, report: SliceReport, target: Slice) -> None:
         """Adds to the report of a step that does not fit: its memory, and what would fit."""
+        per_core = report.per_core_batch
         limit = target.generation.hbm_limit
         needs, limit = advise.memory_wanted(report.error) or (2 * limit, limit)
         report.hbm_bytes = needs
@@ -197,7 +249,7 @@ class Examiner:
         )
         report.advice = [self._accumulate(target, per_core)]
         if self.options.recomputing:
-            report.advice.append(self.recompute(target, per_core))
+            report.advice.append(self.recompute(target, per_core, self.options.recomputing))
 
     def _accumulate(self, target: Slice, per_core: int) -> str:
         """Returns the fewest microbatches, a power of two times today's, with which it fits."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tftpu.config import TrainOptions
 from tftpu.preflight.advise import SUBLANES
 from tftpu.preflight.compiler import TIME_LIMIT
+from tftpu.tpu.compiler_options import AUTO
 
 if TYPE_CHECKING:
     import keras
@@ -31,6 +32,7 @@ class PreflightOptions:
             that a run with this mesh takes.
         mesh: axes and sizes for the JAX engine, as for `tftpu.connect`; with a size of -1, slices
             of different sizes can be compared.
+        compiler_options: XLA's options for the JAX engine's step, as for `tftpu.connect`.
         objectives: returns the objectives of a model that `model_fn` built, for a step with loss
             functions of your own; None: the model is compiled with its loss.
         steps: steps of the run; None leaves out the time and cost of the run.
@@ -39,7 +41,8 @@ class PreflightOptions:
         validate: called with the number of replicas of each slice; raises `UserError` if the run
             cannot use that many.
         batch_unit: the search for a batch that fits tries multiples of this per core.
-        recomputing: builds the same model with `remat="block"`; None if there is no such model.
+        recomputing: builds the same model with another value of `model.remat`; None if there is no
+            such model.
         time_limit: seconds that one compilation may take.
         verbose: whether to show what the compiler writes to standard error.
     """
@@ -48,12 +51,13 @@ class PreflightOptions:
     precision: str = "auto"
     engine: str = "auto"
     mesh: str | None = None
+    compiler_options: str = AUTO
     objectives: "Callable[[keras.Model], Sequence[Objective]] | None" = None
     steps: int | None = None
     examples_per_epoch: int | None = None
     prices: dict[str, float] = dataclasses.field(default_factory=dict)
     validate: Callable[[int], None] = _accept_any
     batch_unit: int = SUBLANES
-    recomputing: "Callable[[], keras.Model] | None" = None
+    recomputing: "Callable[[str], keras.Model] | None" = None
     time_limit: float = TIME_LIMIT
     verbose: bool = False

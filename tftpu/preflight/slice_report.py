@@ -42,6 +42,8 @@ class SliceReport:
         fits: whether the step compiled within the memory.
         error: the compiler's error message, or why the run cannot use this slice.
         compile_seconds: duration of the compilation.
+        mesh: axes and sizes of the mesh of devices; "": each holds the whole model.
+        compiler_options: XLA's options that were set, by name; a run sets the same.
         hbm_bytes: bytes of HBM that the step needs: arguments + outputs - aliased + temporaries +
             code.
         hbm_limit_bytes: bytes of HBM that a program may use.
@@ -78,6 +80,8 @@ class SliceReport:
     fits: bool = False
     error: str = ""
     compile_seconds: float = 0.0
+    mesh: str = ""
+    compiler_options: dict[str, str] = dataclasses.field(default_factory=dict)
     hbm_bytes: int = 0
     hbm_limit_bytes: int = 0
     hbm: dict[str, int] = dataclasses.field(default_factory=dict)

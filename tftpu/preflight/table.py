@@ -8,6 +8,7 @@ from rich.table import Table
 from tftpu.preflight import units
 from tftpu.preflight.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent
+from tftpu.tpu.compiler_options import as_text
 
 MAX_LINTS = 4  # findings that are shown without `explain`
 MAX_LAYERS = 15
@@ -46,6 +47,7 @@ def details(item: SliceReport, explain: bool) -> list[str | Table]:
         return [*lines, f"  {item.error}"]
     if not item.fits:
         return [*lines, *_misfit(item)]
+    lines += [f"  mesh: {item.mesh}"] if item.mesh else []
     lines += [*_figures(item), *_prices(item)]
     lines += [f"  ! {text}" for text in item.lints[: None if explain else MAX_LINTS]]
     if len(item.lints) > MAX_LINTS and not explain:
@@ -141,8 +143,10 @@ def _misfit(item: SliceReport) -> list[str]:
 
 
 def _explanation(item: SliceReport) -> list[str | Table]:
-    """Returns the tables of time by kind, layer and instruction, each after an empty line."""
+    """Returns the compiler's options, and tables of time by kind, layer and instruction."""
+    options = as_text(item.compiler_options).replace(",", " ")
     return [
+        *([f"  compiler options: {options}"] if options else []),
         *("", _spent_table("by kind", item.by_kind)),
         *("", _spent_table("by layer", item.by_layer[:MAX_LAYERS])),
         *("", _spent_table("top instructions", item.top_instructions)),

@@ -1,6 +1,7 @@
-"""Environment variables of a TPU; they must be set before TensorFlow is imported."""
+"""The TPU of this machine and what drives it; variables to set before TensorFlow is imported."""
 
 import glob
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import MutableMapping
@@ -14,10 +15,10 @@ FROM_V5E = "/dev/vfio/[0-9]*"
 def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
     """Sets the variables that TensorFlow and libtpu need on this machine.
 
-    From v5e on, TensorFlow reaches a TPU through PJRT, which must be enabled; the settings are
-    those of Keras's own tests on TPUs. Without a TPU, libtpu would query a metadata server that
-    does not exist, and `import tensorflow` would hang for minutes. Variables that are already set
-    keep their values.
+    From v5e on, tensorflow-tpu reaches a TPU through PJRT, which must be enabled; the settings are
+    those of Keras's own tests on TPUs. Another TensorFlow leaves the TPU to JAX. Without a TPU,
+    libtpu would query a metadata server that does not exist, and `import tensorflow` would hang for
+    minutes. Variables that are already set keep their values.
 
     Args:
         environ: the variables, changed in place.
@@ -28,6 +29,8 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
         return
     library = Path(spec.submodule_search_locations[0]) / "libtpu.so"
     if glob.glob(root + FROM_V5E):
+        if not _is_installed("tensorflow-tpu"):
+            return
         environ.setdefault("PJRT_DEVICE", "TPU")
         environ.setdefault("NEXT_PLUGGABLE_DEVICE_USE_C_API", "true")
         environ.setdefault("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", str(library))
@@ -35,3 +38,21 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
         environ.setdefault("TPU_NAME", "local")
     elif not glob.glob(root + UP_TO_V4):
         environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def has_tpu(root: str = "/") -> bool:
+    """Returns whether TPU chips are attached to this machine."""
+    return any(glob.glob(root + pattern) for pattern in (UP_TO_V4, FROM_V5E))
+
+
+def jax_drives_tpus() -> bool:
+    """Returns whether JAX can use a TPU with the packages installed here, and TensorFlow cannot."""
+    return not _is_installed("tensorflow-tpu") and all(map(_is_installed, ("jax", "libtpu")))
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -9,12 +9,15 @@ from tftpu.config.mesh import mesh_sizes
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.engine import JaxEngine
 from tftpu.errors import UserError
+from tftpu.tpu.compiler_options import AUTO
 
 # The engine of the last `connect`: models do not know of it.
 _connected: list[JaxEngine] = []
 
 
-def connect(tpu: str, virtual_devices: int | None, mesh: str | None) -> JaxEngine:
+def connect(
+    tpu: str, virtual_devices: int | None, mesh: str | None, compiler_options: str = AUTO
+) -> JaxEngine:
     """Returns the engine for all devices that JAX finds.
 
     Args:
@@ -22,13 +25,14 @@ def connect(tpu: str, virtual_devices: int | None, mesh: str | None) -> JaxEngin
             machine; "none": no TPU.
         virtual_devices: number of devices that the CPU is split into.
         mesh: as for `tftpu.connect`.
+        compiler_options: as for `tftpu.connect`.
 
     Raises:
         UserError: a requested TPU is not available, or the mesh does not fit the devices.
     """
     found = _devices(tpu, virtual_devices)
     sizes = mesh_sizes(mesh, len(found))
-    _connected[:] = [JaxEngine(meshes.make(sizes, found))]
+    _connected[:] = [JaxEngine(meshes.make(sizes, found), compiler_options)]
     return _connected[0]
 
 

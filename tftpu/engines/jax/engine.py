@@ -11,15 +11,16 @@ from jax.sharding import Mesh
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.engine import Epoch
-from tftpu.engines.jax import creation, feed
+from tftpu.engines.jax import creation, feed, initial
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.executor import JaxExecutor
 from tftpu.engines.jax.hosts import OneHost
 from tftpu.engines.jax.tracer import JaxTracer
-from tftpu.engines.jax.tracing import tracing_for
+from tftpu.engines.jax.tracing import building_for
 from tftpu.engines.objective import Objective
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
+from tftpu.tpu.compiler_options import AUTO, compiler_options
 
 
 class JaxEngine:
@@ -27,14 +28,16 @@ class JaxEngine:
 
     Args:
         mesh: the devices, with the axes of `tftpu.engines.jax.mesh`.
+        setting: XLA's options for the train step, as for `tftpu.connect`.
 
     Attributes:
         mesh: the devices.
+        compiler_options: XLA's options for the train step, by name.
     """
 
     lost_host_errors: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
 
-    def __init__(self, mesh: Mesh):
+    def __init__(self, mesh: Mesh, setting: str = AUTO):
         self.mesh = mesh
         self.data_shares: int = meshes.batch_shares(mesh)
         self.hosts = OneHost()
@@ -44,11 +47,16 @@ class JaxEngine:
         axes = ",".join(f"{axis}:{size}" for axis, size in mesh.shape.items() if size > 1)
         self.description = f"{len(devices)} device(s), JAX engine" + (f", {axes}" if axes else "")
         self.hardware = hardware.of_devices(len(devices), self._platform == "tpu")
+        self.compiler_options = compiler_options(setting, self.hardware.generation)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Enters the context in which models are built."""
-        with tracing_for(self._platform, self.mesh), creation.cut(self.mesh):
+        with (
+            building_for(self._platform, self.mesh),
+            creation.cut(self.mesh),
+            initial.as_tensorflow(),
+        ):
             yield
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
@@ -97,6 +105,14 @@ class JaxEngine:
         labelled: bool = True,
     ) -> JaxExecutor:
         """Prepares a model for the mesh."""
-        return JaxExecutor(
-            self.mesh, self._platform, model, options, batch_spec, objectives, labelled
-        )
+        with self.scope():  # what is not built yet belongs on the devices, too
+            return JaxExecutor(
+                self.mesh,
+                self._platform,
+                model,
+                options,
+                batch_spec,
+                objectives,
+                labelled,
+                self.compiler_options,
+            )

@@ -38,6 +38,7 @@ class JaxExecutor:
         batch_spec: spec of a batch; a model that is not built yet is built for it.
         objectives: instead of what the model was compiled with.
         labelled: False: the batch holds features alone, and nothing is trained or evaluated.
+        compiler_options: XLA's options for the train step, by name.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class JaxExecutor:
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
+        compiler_options: dict[str, str] | None = None,
     ):
         self._platform = platform
+        self._compiler_options = compiler_options or {}
         with tracing_for(platform, mesh):
             self.variables = JaxState(mesh, model, batch_spec, options, objectives, labelled)
         self.variables.place()
@@ -103,7 +106,7 @@ class JaxExecutor:
         """Returns the train loop for batches whose shares have this spec."""
         with tracing_for(self._platform, self.variables.layout.mesh):
             step = TrainStep(self.variables, share_spec)
-        return JaxTrainLoop(self.variables, self._platform, step)
+        return JaxTrainLoop(self.variables, self._platform, step, self._compiler_options)
 
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained."""
@@ -189,12 +192,15 @@ class JaxTrainLoop:
         state: the variables.
         platform: the platform of the devices, as `tftpu.tpu.target` names it.
         step: the train step.
+        compiler_options: XLA's options for it, by name.
 
     Attributes:
         step: the train step that it runs.
     """
 
-    def __init__(self, state: JaxState, platform: str, step: TrainStep):
+    def __init__(
+        self, state: JaxState, platform: str, step: TrainStep, compiler_options: dict[str, str]
+    ):
         self._state = state
         self.step = step
         self._compiled = False
@@ -205,7 +211,11 @@ class JaxTrainLoop:
 
         shardings = (state.shardings, state.layout.whole)
         self._train = jax.jit(
-            train, static_argnums=4, donate_argnums=(0, 1), out_shardings=shardings
+            train,
+            static_argnums=4,
+            donate_argnums=(0, 1),
+            out_shardings=shardings,
+            compiler_options=compiler_options,
         )
 
     @property

@@ -12,7 +12,7 @@ import keras
 from jax.sharding import AbstractMesh
 
 from tftpu.config import TrainOptions
-from tftpu.config.mesh import mesh_sizes
+from tftpu.config.mesh import DATA, FSDP, mesh_sizes, mesh_text
 from tftpu.engines import keras_internals
 from tftpu.engines.jax import cluster
 from tftpu.engines.jax import mesh as meshes
@@ -21,6 +21,8 @@ from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf
 from tftpu.tensors import Nest
+from tftpu.tpu.compiler_options import AUTO, compiler_options
+from tftpu.tpu.slices import Slice
 
 
 class JaxLowering:
@@ -28,15 +30,37 @@ class JaxLowering:
 
     Args:
         mesh: as for `tftpu.connect`.
+        setting: XLA's options, as for `tftpu.connect`.
     """
 
-    def __init__(self, mesh: str | None):
+    remats = ("products", "block")
+
+    def __init__(self, mesh: str | None, setting: str = AUTO):
         self._mesh = mesh
+        self._setting = setting
         cluster.use_cpu()
 
     def shares(self, devices: int) -> int:
         """Returns the number of shares that the mesh of this many devices cuts a batch into."""
         return meshes.batch_shares(self._abstract(devices))
+
+    def mesh(self, devices: int) -> str:
+        """Returns the mesh of a number of devices."""
+        return mesh_text(mesh_sizes(self._mesh, devices))
+
+    def cutting_more(self, devices: int) -> list["JaxLowering"]:
+        """Returns what lowers for meshes with more devices along `fsdp`, in place of `data`."""
+        sizes = mesh_sizes(self._mesh, devices)
+        found = []
+        for parts in range(2, sizes[DATA] + 1):
+            if sizes[DATA] % parts == 0:
+                cut = {**sizes, DATA: sizes[DATA] // parts, FSDP: sizes[FSDP] * parts}
+                found.append(JaxLowering(mesh_text(cut), self._setting))
+        return found
+
+    def compiler_options(self, target: Slice) -> dict[str, str]:
+        """Returns the options of XLA with which the trainer compiles its step for a slice."""
+        return compiler_options(self._setting, target.generation)
 
     def lower(
         self,

@@ -1,4 +1,4 @@
-"""The context in which programs for a mesh are traced."""
+"""The contexts in which models are built, and programs for a mesh traced."""
 
 import contextlib
 import functools
@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from tftpu.config.mesh import TENSOR
+from tftpu.engines import keras_internals
 from tftpu.engines.jax import mesh as meshes
 from tftpu.tpu import target
 from tftpu.tpu.target import EXAMPLES, HEADS
@@ -17,7 +18,17 @@ from tftpu.tpu.target import EXAMPLES, HEADS
 
 @contextlib.contextmanager
 def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Sets the platform and the division of kernels while the block traces a program.
+    """Enters the context in which a program is traced, as `building_for` does.
+
+    JAX's errors keep their words: Keras would add the arguments of the layer, and fails to.
+    """
+    with building_for(platform, mesh), keras_internals.plain_errors():
+        yield
+
+
+@contextlib.contextmanager
+def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
+    """Sets the platform and the division of kernels within the block.
 
     Args:
         platform: of the devices, as `tftpu.tpu.target` names it.

@@ -30,6 +30,7 @@ class TensorFlowEngine:
     Attributes:
         strategy: the strategy.
         distributes: whether models have to be built in its scope.
+        compiler_options: none: TensorFlow's runtime compiles with options of its own.
     """
 
     # Raised by the collectives of the remaining hosts.
@@ -48,6 +49,7 @@ class TensorFlowEngine:
         self.hosts = StrategyHosts(strategy)
         self.tracer = TensorFlowTracer()
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self.compiler_options: dict[str, str] = {}
         self.distributes: bool = on_tpu or self.data_shares > 1
         self._platform = "tpu" if on_tpu else None
         self.hardware = hardware.of_devices(self.data_shares, on_tpu)

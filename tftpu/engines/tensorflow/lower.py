@@ -22,6 +22,7 @@ from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.errors import UserError
 from tftpu.tpu import target
+from tftpu.tpu.slices import Slice
 
 # `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
 BatchSpec = Any
@@ -84,9 +85,23 @@ def lower(
 class TensorFlowLowering:
     """See `tftpu.engines.lowered.Lowering`: each device holds the model and one share."""
 
+    remats = ("block",)
+
     def shares(self, devices: int) -> int:
         """Returns the number of devices."""
         return devices
+
+    def mesh(self, devices: int) -> str:
+        """Returns "": each device holds the whole model."""
+        return ""
+
+    def cutting_more(self, devices: int) -> list["TensorFlowLowering"]:
+        """Returns none."""
+        return []
+
+    def compiler_options(self, target: Slice) -> dict[str, str]:
+        """Returns none: TensorFlow's runtime compiles the step with options of its own."""
+        return {}
 
     def lower(
         self,

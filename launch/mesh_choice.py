@@ -1,0 +1,75 @@
+"""The mesh of a run that leaves it to tftpu, with --config.cluster.mesh=auto."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tftpu.config import Cluster
+from tftpu.config.mesh import AUTO
+from tftpu.errors import UserError
+from tftpu.launch.diagnosis import tpu
+from tftpu.launch.diagnosis.machine import Machine
+from tftpu.tpu import hardware
+from tftpu.tpu.slices import GENERATIONS
+
+
+def chosen(cluster: Cluster, words: Sequence[str]) -> str | None:
+    """Returns the mesh for a config on the devices of this machine.
+
+    On a TPU, preflight compiles the step, in a process of its own: the mesh is the one that cuts
+    the model least among those that fit. On other hardware each device holds the whole model.
+
+    Args:
+        cluster: of the config.
+        words: the config and its overrides, as on the command line.
+
+    Raises:
+        UserError: no mesh fits, or the slice is not known.
+    """
+    if cluster.mesh != AUTO:
+        return cluster.mesh
+    chips = len(tpu.devices(Machine()))
+    if cluster.tpu == "none" or cluster.virtual_devices or not chips:
+        return None
+    generation = GENERATIONS.get(hardware.attached_tpu() or "")
+    if generation is None:
+        raise UserError(
+            "cluster.mesh=auto needs to know the TPU's generation, which could not be detected: "
+            "set the mesh, such as --config.cluster.mesh=fsdp:-1."
+        )
+    return fitting(f"{generation.name}-{chips * generation.counted}", words)
+
+
+def fitting(slice_name: str, words: Sequence[str]) -> str:
+    """Returns the mesh of a slice that cuts a config's model least among those that fit.
+
+    Args:
+        slice_name: such as "v5e-8".
+        words: as for `chosen`.
+
+    Raises:
+        UserError: no mesh fits.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "preflight.json")
+        command = [sys.executable, "-m", "tftpu.launch.main", "preflight", *words]
+        done = subprocess.run(
+            [*command, f"--slices={slice_name}", f"--json={report}", f"--workdir={folder}"],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode:
+            raise UserError(
+                f"cluster.mesh=auto: preflight for {slice_name} failed, as said above. Set the "
+                "mesh, such as --config.cluster.mesh=fsdp:-1, to train without it."
+            )
+        [found] = json.loads(report.read_text())["slices"]
+    if not found["fits"]:
+        advice = " ".join(found["advice"]) or found["error"]
+        raise UserError(f"No mesh of {slice_name} makes the step fit into its memory. {advice}")
+    return found["mesh"]

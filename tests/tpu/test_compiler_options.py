@@ -1,0 +1,33 @@
+"""XLA's options for programs that are divided over a mesh."""
+
+import pytest
+
+from tftpu.config import Cluster
+from tftpu.engines import selection
+from tftpu.errors import UserError
+from tftpu.tpu.compiler_options import as_text, compiler_options, parse_options
+from tftpu.tpu.slices import GENERATIONS
+
+
+def test_auto_is_for_tpus_alone():
+    assert compiler_options("auto", None) == {}
+    names = [set(compiler_options("auto", g)) for g in GENERATIONS.values()]
+    assert all("xla_jf_spmd_threshold_for_windowed_einsum_mib" in found for found in names)
+
+
+def test_what_is_set_replaces_what_auto_chooses():
+    v6e = GENERATIONS["v6e"]
+    assert compiler_options("", v6e) == {}
+    assert compiler_options("xla_a=1, --xla_b=true", v6e) == {"xla_a": "1", "xla_b": "true"}
+    assert parse_options(as_text(compiler_options("auto", v6e))) == compiler_options("auto", v6e)
+
+
+@pytest.mark.parametrize("text", ["none", "xla_a", "xla_a=", "threads=4", "xla_a=1 xla_b=2"])
+def test_what_is_no_option(text):
+    with pytest.raises(UserError, match="write 'auto', '' for none, or options of XLA"):
+        Cluster(mesh="fsdp:8", compiler_options=text).validate()
+
+
+def test_options_are_for_the_jax_engine():
+    with pytest.raises(UserError, match="this run takes the TensorFlow engine"):
+        selection.choose_backend(Cluster(compiler_options="xla_a=1"))

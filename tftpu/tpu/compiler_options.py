@@ -1,0 +1,60 @@
+"""XLA's options for programs that are divided over a mesh of TPUs.
+
+`python -m tests.benchmarks.sharded_cost` compiles models with and without them.
+"""
+
+import re
+from collections.abc import Mapping
+
+from tftpu.errors import UserError
+from tftpu.tpu.slices import Generation
+
+AUTO = "auto"
+
+# A product whose operand is spread over the devices waits for the whole operand. XLA's default
+# multiplies what has arrived, in a loop of small products that keep the matrix units idle.
+_WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+# Memory on the core for one instruction, in KiB: larger tiles read their operands less often.
+_TILES = "xla_tpu_scoped_vmem_limit_kib"
+_TILE_KIB = {"v6e": 96 * 1024}
+
+
+def compiler_options(setting: str, generation: Generation | None) -> dict[str, str]:
+    """Returns the options that a program is compiled with, by name.
+
+    Args:
+        setting: "auto": those of the generation; else as for `parse_options`.
+        generation: of the TPU; None on other hardware, for which "auto" chooses none.
+
+    Raises:
+        UserError: the setting is not allowed.
+    """
+    if setting != AUTO:
+        return parse_options(setting)
+    if generation is None:
+        return {}
+    kib = _TILE_KIB.get(generation.name)
+    return _WHOLE_PRODUCTS | ({_TILES: str(kib)} if kib else {})
+
+
+def parse_options(text: str) -> dict[str, str]:
+    """Returns the options of a text such as "xla_a=1,xla_b=true"; "" has none.
+
+    Raises:
+        UserError: the text is something else.
+    """
+    options: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(?:--)?(xla_\w+)=([^\s=]+)", part)
+        if match is None:
+            raise UserError(
+                f"compiler_options has {part!r}: write 'auto', '' for none, or options of XLA with "
+                "their values, as in 'xla_tpu_scoped_vmem_limit_kib=65536'."
+            )
+        options[match[1]] = match[2]
+    return options
+
+
+def as_text(options: Mapping[str, str]) -> str:
+    """Returns options as `parse_options` reads them."""
+    return ",".join(f"{name}={value}" for name, value in options.items())
