@@ -6,7 +6,15 @@ from typing import Any
 import jax
 import keras
 
+from tftpu.models.layers.internals import stored_value
 from tftpu.tensors import Tensor
+from tftpu.tpu.target import GATHERED
+
+
+def forgetting_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose backward pass gathers weights again, and keeps none whole."""
+    kept = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+    return jax.checkpoint(function, policy=kept)
 
 
 def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:
@@ -33,5 +41,5 @@ def checkpoint(
     Args: as for `tftpu.models.kernels.tensorflow_checkpoint.checkpoint`, and
         keep_products: whether to keep the products with weights.
     """
-    weights, states = ([v.value for v in variables] for variables in (trained, others))
+    weights, states = ([stored_value(v) for v in group] for group in (trained, others))
     return rematerialized(forward, keep_products)(x, weights, states)

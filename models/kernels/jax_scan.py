@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tftpu.models.kernels.jax_checkpoint import rematerialized
+from tftpu.models.kernels.jax_checkpoint import forgetting_gathered, rematerialized
 from tftpu.tensors import Tensor
 
 
@@ -23,9 +23,12 @@ def scan(
         x: what the first run is given.
         weights: for each weight of a set, those of all sets.
         remat: "block": the backward pass recomputes a run from what it was given; "products": from
-            that and the products with weights; "none": it recomputes nothing.
+            that and the products with weights; "none": it gathers weights again that devices share,
+            and recomputes nothing.
     """
-    if remat != "none":
+    if remat == "none":
+        body = forgetting_gathered(body)
+    else:
         body = rematerialized(body, remat == "products")
 
     def step(x: Any, set_: list[Any]) -> tuple[Any, None]:

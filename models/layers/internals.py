@@ -6,6 +6,17 @@ Tried with Keras 3.15.1, by the tests of scanned blocks.
 from typing import Any
 
 import keras
+from keras.src.backend.common import stateless_scope
+
+from tftpu.tensors import Tensor
+
+
+def stored_value(variable: keras.Variable) -> Tensor:
+    """Returns the value of a variable as it is stored: not as a layer that reads it gets it."""
+    private: Any = variable
+    scope: Any = stateless_scope.get_stateless_scope()
+    value = scope.get_current_value(variable) if scope is not None else None
+    return private._value if value is None else value
 
 
 def compute_dtypes(model: keras.Model) -> dict[int, str]:

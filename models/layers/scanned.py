@@ -78,7 +78,7 @@ def _values(block: keras.Model) -> list[Tensor]:
     dtypes = internals.compute_dtypes(block)
 
     def value(variable: keras.Variable) -> Tensor:
-        found = ops.convert_to_tensor(variable.value)
+        found = ops.convert_to_tensor(internals.stored_value(variable))
         dtype = dtypes.get(id(variable))
         is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(found.dtype))
         return ops.cast(found, dtype) if dtype and is_float else found

@@ -70,11 +70,11 @@ def test_auto_cuts_the_model_as_little_as_the_memory_allows():
 
 def test_the_compiler_gets_its_options():
     chosen, _ = report("fsdp:-1", "v5e-8,v5e-4")
-    threshold = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
-    [windowed] = report("fsdp:-1", "v5e-8", f"{threshold}=0")
-    assert windowed["compiler_options"] == {threshold: "0"} != chosen["compiler_options"]
-    assert windowed["flops"] == chosen["flops"]
-    assert windowed["estimated_cycles"] > 1.02 * chosen["estimated_cycles"]
+    limit = "xla_tpu_scoped_vmem_limit_kib"
+    [small] = report("fsdp:-1", "v5e-8", f"{limit}=2048")
+    assert small["compiler_options"] == {limit: "2048"} != chosen["compiler_options"]
+    assert small["flops"] == chosen["flops"]
+    assert small["estimated_cycles"] > 1.2 * chosen["estimated_cycles"]  # smaller tiles
 
 
 def test_an_option_that_the_compiler_does_not_know_is_said():

@@ -17,7 +17,7 @@ from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import parse_slice
 
 INPUTS, HIDDEN, CLASSES, BATCH = 1024, 4096, 16, 4096
-WIDTH = 32768
+WIDTH = 40960
 
 
 def model() -> keras.Model:
@@ -35,7 +35,7 @@ def model() -> keras.Model:
 
 
 def wide() -> keras.Model:
-    """Returns a model whose state is larger than a chip of v5e: 12.9 GB, and 4.3 of gradients."""
+    """Returns a model whose state is larger than a chip of v5e: 20 GB."""
     built = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
     built.compile("adam", "mse")
     return built

@@ -308,6 +308,22 @@ def set_layout(variable: keras.Variable, layout: Any) -> None:
 
 
 @contextlib.contextmanager
+def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
+    """Lets a function replace the values of variables that are read, within the block.
+
+    Args:
+        read: takes a variable and its value, in the dtype in which it is used.
+    """
+    kind: Any = backend.Variable
+    own = kind._maybe_autocast
+    kind._maybe_autocast = lambda variable, value: read(variable, own(variable, value))
+    try:
+        yield
+    finally:
+        kind._maybe_autocast = own
+
+
+@contextlib.contextmanager
 def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
     """Lets a function compute the random initial values of variables, within the block.
 

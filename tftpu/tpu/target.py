@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 EXAMPLES, HEADS = "examples", "heads"  # dimensions of arrays that devices may share
+GATHERED = "gathered weight"  # a weight that devices share, made whole where a layer reads it
 
 # From a function of arrays, and the dimensions of its arguments and results, to the same function
 # run by each device on its part.

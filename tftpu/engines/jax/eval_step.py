@@ -100,7 +100,7 @@ class EvalStep:
             *zip(model.trainable_variables, values.trainable),
             *zip(self._state.untrained, values.untrained),
         ]
-        with RecordingScope(pairs):
+        with self._state.gathering.reading(), RecordingScope(pairs):
             return model(x, training=False)
 
     def weight_norm(self, weights: list[Any]) -> Tensor:
@@ -109,7 +109,8 @@ class EvalStep:
 
     def _run(self, values: Values, batch: Nest, valid: Tensor | None) -> list[forward.Forward]:
         given = forward.Values(values.trainable, values.untrained)
-        return [
-            one.run(batch, given, training=False, division=Division(), valid=valid)
-            for one in self._passes
-        ]
+        with self._state.gathering.reading():
+            return [
+                one.run(batch, given, training=False, division=Division(), valid=valid)
+                for one in self._passes
+            ]

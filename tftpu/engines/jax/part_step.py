@@ -125,7 +125,8 @@ class PartStep:
 
     def outputs(self, values: Values, batch: Nest) -> Nest:
         """Returns what the forward pass computes, as in evaluation."""
-        return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
+        with self._state.gathering.reading():
+            return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
 
     def idle(self) -> PartSums:
         """Returns the sums of a step in which the objective is not due."""
@@ -186,7 +187,8 @@ class PartStep:
             self._state.seeds(step, number, self._cut.positions(number), self._index),
             metrics,
         )
-        return self._forward.run(batch, given, training=True, division=self._division)
+        with self._state.gathering.reading():
+            return self._forward.run(batch, given, training=True, division=self._division)
 
     def _divisors(self, values: Values, step: Any, batch: Nest) -> Arrays:
         """Returns the global divisor of each loss."""

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.engine import Leaf
+from tftpu.engines.jax.gathering import Gathering
 from tftpu.engines.jax.sharding import Layout
 from tftpu.engines.losses import Losses
 from tftpu.engines.objective import Objective
@@ -58,6 +59,7 @@ class JaxState:
         options: options of the step.
         parts: the objectives in the order of a step; what a model was compiled with is one.
         layout: the shardings of the variables.
+        gathering: makes the weights whole that a forward pass reads.
         step: number of training steps done.
         averages: moving averages of the trainable weights; empty if none are kept.
         untrained: the variables of the model that are neither trained nor states of generators.
@@ -98,6 +100,7 @@ class JaxState:
         seeds = {id(v) for v in self.seed_states}
         self.untrained = [v for v in model.non_trainable_variables if id(v) not in seeds]
         self.layout = Layout(mesh, model)
+        self.gathering = Gathering(self.layout, model.trainable_variables)
         self.step = 0
         self.averages: Arrays = []
         if options.ema_momentum is not None:
