@@ -1,10 +1,10 @@
 """Weights that are cut along `fsdp` are whole on each device while a layer uses them.
 
 A device gathers a weight where a layer reads it, in the dtype of the computation, and keeps its
-part of the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks that are
-recomputed, or run as a loop, gather again in the backward pass; other layers keep what they have
-gathered. Left to itself, XLA's partitioner multiplies with parts of the
-weights instead, and adds up activations over the devices, which are larger.
+part of the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks
+that are recomputed, or run as a loop, gather again in the backward pass; other layers keep what
+they have gathered. Left to itself, XLA's partitioner multiplies with parts of the weights instead,
+and adds up activations over the devices, which are larger.
 """
 
 import contextlib
