@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 from keras.src import backend, models
-from keras.src.backend.common import global_state
+from keras.src.backend.common import global_state, masking
 from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
@@ -241,7 +241,7 @@ def flatten_outputs(model: keras.Model, y: Nest) -> list[Tensor]:
 
 def keras_mask(tensor: Tensor) -> Tensor | None:
     """Returns the mask that Keras's masking layers attached to an output, or None."""
-    return getattr(tensor, "_keras_mask", None)
+    return masking.get_keras_mask(tensor)  # JAX's tracers take no attributes
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:

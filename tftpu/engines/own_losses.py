@@ -40,6 +40,7 @@ class FunctionLosses:
                 f"The loss function {name!r} returns a value named {key!r}, as tftpu names what it "
                 "logs itself: give it another name."
             )
+        self._keys = [*values]  # JAX sorts them, and the function does not
         named = [Term(key, MEAN, 0.0, key) for key in values]
         self.terms = [Term(name, MEAN, 1.0, f"{name}_loss" if logged else None), *named]
 
@@ -53,7 +54,13 @@ class FunctionLosses:
     ) -> Computed:
         """Calls the function; the model's own losses are added to what it returns."""
         loss, values = self._call(batch, training)
-        elements = [Elements(ops.cast(value, "float32")) for value in (loss, *values.values())]
+        if {*values} != {*self._keys}:
+            raise UserError(
+                f"The loss function {self._name!r} returns values named {sorted(values)} when "
+                f"training={training}, and {sorted(self._keys)} otherwise: return the same ones."
+            )
+        ordered = (loss, *(values[key] for key in self._keys))
+        elements = [Elements(ops.cast(value, "float32")) for value in ordered]
         # Only its author knows what else in the batch a function looks at.
         return Computed(None, elements, sum_of_own(self._model, own()), separable=False)
 
