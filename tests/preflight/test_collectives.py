@@ -97,10 +97,8 @@ ENTRY %main (p.0: f32[1048576], p.1: f32[8,8]) -> f32[8388608] {{
 @pytest.mark.parametrize("cycles", [10**3, 6 * 10**5])
 def test_work_between_start_and_end_of_a_collective_hides_it(program, cycles):
     text = program.replace("CYCLES", str(cycles))
-    memory = {
-        f"{kind}_size_in_bytes": 0
-        for kind in ("argument", "output", "alias", "temp", "generated_code")
-    }
+    kinds = ("argument_size", "output_size", "alias_size", "temp_size", "generated_code_size")
+    memory = {f"{kind}_in_bytes": 0 for kind in (*kinds, "peak_memory")}
     compiled = Compiled("", False, text, memory, 0.0, 0.0, False)
     step = LoweredStep(program=b"", arguments=["a", "b"], precision="float32")
     cost = price(step, compiled, SLICE)

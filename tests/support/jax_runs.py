@@ -110,6 +110,37 @@ def begun(engine: Engine) -> list[np.ndarray]:
         return [variable.numpy() for variable in model.weights]
 
 
+def named(engine: Engine) -> dict[str, list[float]]:
+    """Returns the history of a loss function whose values are not in the order of their names."""
+    with engine.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd")
+
+    def loss_fn(model, batch, training):
+        loss = keras.ops.sum(model(batch, training=training), axis=-1)
+        return loss, {"two": 0.0 * loss + 2.0, "one": 0.0 * loss + 1.0}
+
+    trainer = tftpu.Trainer(model, loss_fn=loss_fn)
+    return trainer.fit(np.ones((8, 3), "float32"), batch_size=8, verbose=0).history
+
+
+def masked(engine: Engine) -> list[float]:
+    """Returns the losses of a model whose padding has a mask and whose loss ignores a class."""
+    keras.utils.set_random_seed(1)
+    with engine.scope():
+        layers = [
+            keras.layers.Embedding(9, 8, mask_zero=True),
+            keras.layers.GRU(8, return_sequences=True),
+        ]
+        model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(4)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
+        model.compile("sgd", loss)
+    rng = np.random.default_rng(5)
+    tokens, labels = (rng.integers(0, high, (32, 6)).astype("int32") for high in (4, 4))
+    history = tftpu.Trainer(model).fit(tokens, labels, batch_size=8, shuffle=False, verbose=0)
+    return history.history["loss"]
+
+
 def slots_held(mesh: str) -> float:
     """Returns the largest part of a moment of Adam that a device holds, at its creation."""
     engine = tftpu.connect("none", virtual_devices=4, mesh=mesh)
@@ -189,6 +220,9 @@ def main(folder: Path) -> dict[str, Any]:
     results["slots held"] = slots_held("fsdp:4")
     for index, value in enumerate(begun(tftpu.connect("none", 4, mesh="fsdp:4"))):
         results[f"begun {index}"] = value
+    found = named(tftpu.connect("none", 4, mesh="data:4"))
+    results["named"] = [found[name] for name in ("one", "two")]
+    results["masked"] = masked(tftpu.connect("none", 4, mesh="fsdp:4"))
     results["refusals"] = refusals()
     results["epochs"] = history.history["loss"]
     return results

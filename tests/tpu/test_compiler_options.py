@@ -18,7 +18,7 @@ def test_auto_is_for_tpus_alone():
 def test_what_is_set_replaces_what_auto_chooses():
     v6e = GENERATIONS["v6e"]
     assert compiler_options("", v6e) == {}
-    assert compiler_options("xla_a=1, --xla_b=true", v6e) == {"xla_a": "1", "xla_b": "true"}
+    assert compiler_options("xla_a=1, --xla_b=true", v6e) == {"xla_a": "1", "xla_b": "True"}
     assert parse_options(as_text(compiler_options("auto", v6e))) == compiler_options("auto", v6e)
 
 

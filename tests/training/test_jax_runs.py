@@ -76,6 +76,15 @@ def test_a_model_begins_with_the_weights_of_the_other_engine(run):
         np.testing.assert_allclose(run[1][f"begun {index}"], value, rtol=1e-6, atol=1e-7)
 
 
+def test_the_values_of_a_loss_function_keep_their_names(run):
+    np.testing.assert_array_equal(run[1]["named"], [[1.0], [2.0]])
+
+
+def test_masks_reach_the_loss_as_on_tensorflow(run):
+    expected = jax_runs.masked(tftpu.connect("none", virtual_devices=1))
+    np.testing.assert_allclose(run[1]["masked"], expected, rtol=1e-5)
+
+
 def test_epochs_end_with_their_smaller_batch_as_on_tensorflow(run):
     x, y = jax_runs.data()
     trainer = jax_runs.trainer_of(None, None)

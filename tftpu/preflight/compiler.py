@@ -317,12 +317,15 @@ def _compile_job(job: Path) -> None:
     settings = json.loads((job / "job.json").read_text())
     start = time.monotonic()
     result: dict[str, Any] = {"error": "", "memory": {}, "bytes_accessed": 0.0}
+    dumped = job / "dumped"
+    if settings["partitioned"]:
+        settings["options"] |= {"xla_dump_to": str(dumped), "xla_dump_hlo_as_text": "True"}
     try:
         executable = _compile((job / "module.mlir").read_text(), **settings)
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
     else:
-        text = executable.hlo_modules()[0].to_string()
+        text = _text(executable, dumped)
         (job / "program.txt.gz").write_bytes(gzip.compress(text.encode(), 5))
         memory = executable.get_compiled_memory_stats()
         result["memory"] = {
@@ -330,8 +333,23 @@ def _compile_job(job: Path) -> None:
         }
         result["bytes_accessed"] = executable.cost_analysis()["bytes accessed"]
     result["seconds"] = time.monotonic() - start
+    shutil.rmtree(dumped, ignore_errors=True)
     (job / "module.mlir").unlink()
     _write_json(job / "result.json", result)
+
+
+def _text(executable: Any, dumped: Path) -> str:
+    """Returns the text of a compiled program.
+
+    jaxlib cannot read every program of a newer libtpu, such as gathers that run on the SparseCore
+    of v6e. The compiler's own dump is of the same program.
+    """
+    try:
+        return executable.hlo_modules()[0].to_string()
+    except RuntimeError:  # JaxRuntimeError is one
+        for path in dumped.glob("*.after_codegen.txt"):
+            return path.read_text()
+        raise
 
 
 def _compile(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 # Copies that overlap with other instructions; their results are read by a matching "…-done".
 ASYNCHRONOUS = ("copy-start", "slice-start", "async-start")
 
+_UNKNOWN = (1 << 63) - 1  # cycles of what does not run on the TensorCore
 _READ_IN_PART = ("dynamic-slice", "gather", "slice")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "c128": 16, "token": 0}
 _TENSOR = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
@@ -93,8 +94,8 @@ class Instruction:
     @property
     def cycles(self) -> int | None:
         """The compiler's estimate; None if it makes none."""
-        found = self.attribute(r'"estimated_cycles":"(\d+)"')
-        return int(found) if found else None
+        found = int(self.attribute(r'"estimated_cycles":"(\d+)"') or _UNKNOWN)
+        return found if found < _UNKNOWN else None
 
     @property
     def called(self) -> list[str]:

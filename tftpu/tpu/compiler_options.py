@@ -51,7 +51,8 @@ def parse_options(text: str) -> dict[str, str]:
                 f"compiler_options has {part!r}: write 'auto', '' for none, or options of XLA with "
                 "their values, as in 'xla_tpu_scoped_vmem_limit_kib=65536'."
             )
-        options[match[1]] = match[2]
+        value = match[2]  # XLA reads truth values in these words alone
+        options[match[1]] = value.capitalize() if value in ("true", "false") else value
     return options
 
 
