@@ -90,7 +90,8 @@ def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, c
 def test_it_and_the_records_behind_it_are_skipped(tmp_path, length, caplog, kept):
     shards(tmp_path, length)
     assert trained(settings(kept(tmp_path), on_bad_record="skip")) == list(range(13))
-    assert caplog.text.count("Skipped") == 7
+    # The next pass over the data may have begun, and may skip some again.
+    assert set(re.findall(r"Skipped record (\d+) of", caplog.text)) == set("3456789")
     assert "(7 so far)" in caplog.text
 
 

@@ -354,10 +354,14 @@ def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
 
 def test_another_version_of_libtpu_compiles_again(monkeypatch):
     target = parse_slice("v3-8")
-    before = compiler._key(b"module", target)
+    before = compiler._key(b"module", target, {})
     monkeypatch.setattr(compiler, "libtpu_version", lambda: "9.9.9")
-    assert compiler._key(b"module", target) != before
-    assert compiler._key(b"module", parse_slice("v5e-8")) != compiler._key(b"module", target)
+    now = compiler._key(b"module", target, {})
+    others = (
+        compiler._key(b"module", parse_slice("v5e-8"), {}),
+        compiler._key(b"module", target, {"xla_a": "1"}),
+    )
+    assert len({before, now, *others}) == 4
 
 
 def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
