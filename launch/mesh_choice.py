@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tftpu.config import Cluster
-from tftpu.config.mesh import AUTO
+from tftpu.config.mesh import AUTO, DATA
 from tftpu.errors import UserError
 from tftpu.launch.diagnosis import tpu
 from tftpu.launch.diagnosis.machine import Machine
@@ -34,7 +34,7 @@ def chosen(cluster: Cluster, words: Sequence[str]) -> str | None:
         return cluster.mesh
     chips = len(tpu.devices(Machine()))
     if cluster.tpu == "none" or cluster.virtual_devices or not chips:
-        return None
+        return f"{DATA}:-1"
     generation = GENERATIONS.get(hardware.attached_tpu() or "")
     if generation is None:
         raise UserError(

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from tftpu.config import Cluster
+from tftpu.launch import mesh_choice
+
 
 def said(*command: str) -> str:
     """Returns what a command says that is refused."""
@@ -45,6 +48,12 @@ def test_the_sharding_of_a_config():
     held, whole, state = map(float, re.findall(r"[\d.]+(?= of| MiB)", total))
     assert held < 0.3 * whole
     assert state == pytest.approx(2 * held, abs=0.2)  # the two moments of Adam
+
+
+def test_without_a_tpu_auto_cuts_nothing_and_keeps_the_engine():
+    assert mesh_choice.chosen(Cluster(mesh="auto", virtual_devices=4), []) == "data:-1"
+    assert mesh_choice.chosen(Cluster(mesh="fsdp:4"), []) == "fsdp:4"
+    assert mesh_choice.chosen(Cluster(), []) is None
 
 
 def test_a_misspelled_mesh_is_named_before_anything_loads(tmp_path):
