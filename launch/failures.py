@@ -175,9 +175,7 @@ FAILURES = (
         "kernel-memory",
         r"Ran out of memory in memory space vmem",
         "A kernel of the step needs more of a core's own memory (VMEM) than there is.",
-        "Use fewer tokens, smaller heads, or --config.model.attention=plain; what "
-        "--config.cluster.compiler_options sets of xla_tpu_scoped_vmem_limit_kib is lacking "
-        "elsewhere.",
+        "Use fewer tokens, smaller heads, or --config.model.attention=plain.",
     ),
     Failure(
         "end-of-data",

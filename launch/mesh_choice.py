@@ -56,7 +56,7 @@ def fitting(slice_name: str, words: Sequence[str]) -> str:
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "preflight.json")
-        command = [sys.executable, "-m", "tftpu.launch.main", "preflight", *words]
+        command = [sys.executable, "-P", "-m", "tftpu.launch.main", "preflight", *words]
         done = subprocess.run(
             [*command, f"--slices={slice_name}", f"--json={report}", f"--workdir={folder}"],
             env={**os.environ, "JAX_PLATFORMS": "cpu"},

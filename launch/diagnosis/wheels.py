@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tftpu import installation
 from tftpu.launch.diagnosis.machine import Machine, Problem
+from tftpu.tpu import environment
 
 WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 PYTHONS = ((3, 11), (3, 13))
@@ -75,8 +76,7 @@ def _python(machine: Machine) -> Problem | None:
 
 def jax_drives_tpus(machine: Machine) -> bool:
     """Returns whether JAX can use a TPU with a machine's packages, and TensorFlow cannot."""
-    needed = all(machine.version(name) for name in ("jax", "libtpu"))
-    return needed and not machine.version("tensorflow-tpu")
+    return environment.jax_drives_tpus(lambda name: machine.version(name) is not None)
 
 
 def _tensorflow(installed: dict[str, Distribution], has_tpu: bool, by_jax: bool) -> list[Problem]:

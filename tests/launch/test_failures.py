@@ -13,6 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.support import jax_process
 from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import processes
@@ -238,14 +239,7 @@ def test_a_batch_without_complete_groups_in_preflight():
 
 @pytest.mark.slow
 def test_failures_of_models_on_the_jax_engine():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.jax_failures"],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = json.loads(jax_process.output("jax_failures"))
     assert "keras.ops.where" in explained("value-while-tracing", said["branch"])
     assert "keras.ops" in explained("array-while-tracing", said["through_numpy"])
     assert "keras.ops.where(mask" in explained("boolean-index", said["masked"])

@@ -1,26 +1,18 @@
 """Blocks that run as one loop over their stacked weights."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.support import jax_process
 from tftpu import models
 from tftpu.errors import UserError
 
 
 @pytest.mark.slow
 def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.jax_scan"],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    *found, kept = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = jax_process.output("jax_scan")
+    *found, kept = [json.loads(line) for line in printed.splitlines()]
     assert len(found) == 12
     for case in found:
         assert case["difference"] < 2e-6, case

@@ -2,13 +2,11 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from tests.support import jax_process
 from tests.support.jax_preflight import BATCH, CLASSES, HIDDEN, INPUTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.compiles]
@@ -18,14 +16,7 @@ STATE = 3 * 4 * WEIGHTS  # bytes of the weights and of Adam's two moments
 
 
 def printed(*arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.jax_preflight", *arguments],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(jax_process.output("jax_preflight", *arguments))
 
 
 @functools.cache

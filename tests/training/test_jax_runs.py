@@ -1,14 +1,10 @@
 """Runs of a trainer on the JAX engine: resumed, on another mesh, on the other engine."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import tftpu
-from tests.support import jax_runs
+from tests.support import jax_process, jax_runs
 from tests.support.jax_runs import STEPS
 from tests.support.strategies import relative
 
@@ -19,11 +15,7 @@ pytestmark = pytest.mark.slow
 def run(tmp_path_factory):
     """Returns the folder of the runs, and what they found."""
     folder = tmp_path_factory.mktemp("runs")
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.jax_runs", str(folder)],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-        check=True,
-    )
+    jax_process.output("jax_runs", str(folder))
     return folder, dict(np.load(folder / "results.npz"))
 
 

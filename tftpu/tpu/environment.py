@@ -4,7 +4,7 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 # Device files of a host's TPU chips.
@@ -29,7 +29,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
         return
     library = Path(spec.submodule_search_locations[0]) / "libtpu.so"
     if glob.glob(root + FROM_V5E):
-        if not _is_installed("tensorflow-tpu"):
+        if not is_installed("tensorflow-tpu"):
             return
         environ.setdefault("PJRT_DEVICE", "TPU")
         environ.setdefault("NEXT_PLUGGABLE_DEVICE_USE_C_API", "true")
@@ -45,14 +45,19 @@ def has_tpu(root: str = "/") -> bool:
     return any(glob.glob(root + pattern) for pattern in (UP_TO_V4, FROM_V5E))
 
 
-def jax_drives_tpus() -> bool:
-    """Returns whether JAX can use a TPU with the packages installed here, and TensorFlow cannot."""
-    return not _is_installed("tensorflow-tpu") and all(map(_is_installed, ("jax", "libtpu")))
-
-
-def _is_installed(distribution: str) -> bool:
+def is_installed(distribution: str) -> bool:
+    """Returns whether a package is installed in this environment."""
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def jax_drives_tpus(is_installed: Callable[[str], bool] = is_installed) -> bool:
+    """Returns whether JAX can use a TPU with the packages installed here, and TensorFlow cannot.
+
+    Args:
+        is_installed: says so of a package.
+    """
+    return not is_installed("tensorflow-tpu") and all(map(is_installed, ("jax", "libtpu")))

@@ -1,7 +1,7 @@
 """The creation of variables: cut over the devices that share a model, so that none holds it whole.
 
-Keras asks its distribution where a variable belongs while it makes it, and each device then draws
-its own part of the initial value. The value is the same on every mesh.
+Keras asks its distribution where a variable belongs while it makes it. Random initial values come
+from `initial`, others from Keras's jitted initializers; either way a device gets its part alone.
 """
 
 import contextlib
