@@ -16,9 +16,9 @@ train: $(VENV)/.$(if $(filter jax,$(ENGINE)),jax,cpu)
 	$(BIN)/tftpu train --config=digits_resnet $(if $(ENGINE),--config.cluster.engine=$(ENGINE) \
 		--workdir=runs/digits_resnet-$(ENGINE))
 
-# Two processes, for two cores; a file's tests stay together. A process that a hanging test
-# ended is not replaced: the others would wait for it without end.
-TWO := -n 2 --dist loadfile --max-worker-restart=0
+# Two processes, for two cores; a file's tests stay together, files in the order of tests/conftest.py.
+# A process that a hanging test ended is not replaced: the others would wait for it without end.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 

@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, before anything uses TensorFlow; a cache folder for the tests."""
 
+import collections
 import os
 import tempfile
 
@@ -16,6 +17,29 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
+
+# Files of few but long tests: begun first, so that no process is left with one at the end.
+LONG = (
+    "project/test_documents.py",
+    "launch/test_doctor_wheels.py",
+    "launch/test_configs.py",
+    "preflight/test_compile.py",
+    "engines/test_jax_engine.py",
+    "engines/test_hosts.py",
+    "models/test_flash.py",
+    "models/test_remat.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the files: long ones first, then those with most tests; their tests stay in order."""
+    folder = os.path.dirname(__file__)
+    files = [os.path.relpath(item.path, folder) for item in items]
+    tests = collections.Counter(files)
+    ranks = {file: LONG.index(file) if file in LONG else len(LONG) for file in tests}
+    order = {file: (ranks[file], -tests[file], file) for file in tests}
+    items.sort(key=lambda item: order[os.path.relpath(item.path, folder)])
 
 
 @pytest.fixture(autouse=True)
