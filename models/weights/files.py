@@ -1,17 +1,21 @@
 """Weight files as named arrays: safetensors, in one file or several, and Keras's HDF5."""
 
+import collections
 import io
 import json
 import mmap
+import re
 
 import numpy as np
 
 from tftpu.errors import UserError
 from tftpu.models.weights.hdf5 import Hdf5, refuse_endless_heaps
-from tftpu.storage import files, paths, safetensors
+from tftpu.storage import files, paths, regions, safetensors
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
+_MANIFEST = "manifest.json"  # of a checkpoint of tftpu
+_OF_PROCESSES = r"model(-\d+)?\.safetensors"
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -22,6 +26,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     Args:
         path: local or `gs://`: a `.safetensors` file, the `.safetensors.index.json` of several, an
             `.h5` file of Keras, or a folder that holds one of the first two under its usual name.
+            The parts of a variable in a checkpoint of tftpu are joined.
             An array of an `.h5` file is named by its layer and its index there: "conv1/0".
 
     Raises:
@@ -81,7 +86,34 @@ def _read_several(index: str) -> dict[str, np.ndarray]:
 
 
 def _read_safetensors(path: str) -> dict[str, np.ndarray]:
-    return safetensors.decode(_content(path))
+    folder, _, file = path.rpartition("/")
+    names = [file]
+    if file == WHOLE and _MANIFEST in files.names_in(folder):  # the files of all processes
+        names = [name for name in files.names_in(folder) if re.fullmatch(_OF_PROCESSES, name)]
+    arrays = {}
+    for name in names:
+        arrays |= safetensors.decode(_content(files.join(folder, name)))
+    return _joined(arrays)
+
+
+def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays with the parts of variables of a checkpoint joined to whole ones."""
+    found: dict[str, np.ndarray] = {}
+    counts: collections.Counter[str] = collections.Counter()
+    for name, array in arrays.items():
+        if not re.search(r" of \[[\d, ]+\]$", name):
+            found[name] = array
+            continue
+        index, path, region, shape = regions.named(name, array.shape)
+        name = regions.name_of(regions.Named(index, path, regions.whole(shape), shape))
+        if name not in found:
+            found[name] = np.empty(shape, array.dtype)
+        found[name][regions.slices_of(region)] = array
+        counts[name] += array.size
+    for name, count in counts.items():
+        if count != found[name].size:
+            raise ValueError(f"it holds only a part of {name!r}")
+    return found
 
 
 def _content(path: str) -> bytes | mmap.mmap:

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.support.leaves import leaf, leaves, step_of, value_of
+from tests.support.leaves import leaf, leaves, step_of, value, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
 
@@ -91,7 +91,7 @@ def test_arrays_of_every_dtype_are_restored(tmp_path):
     target = [leaf(str(kind), np.zeros(3, kind)) for kind in kinds]
     checkpoints.restore({"model": target})
     for restored in target:
-        assert (restored.read() == 1).all()
+        assert (value(restored) == 1).all()
 
 
 def test_values_of_another_precision_are_rounded(tmp_path):
@@ -100,7 +100,7 @@ def test_values_of_another_precision_are_rounded(tmp_path):
     checkpoints.save(1, {"model": [leaf("kernel", third)]}, {})
     target = leaf("kernel", np.zeros(3, ml_dtypes.bfloat16))
     checkpoints.restore({"model": [target]})
-    assert (target.read() == third.astype(ml_dtypes.bfloat16)).all()
+    assert (value(target) == third.astype(ml_dtypes.bfloat16)).all()
 
 
 def test_checkpoints_need_no_tensorflow():

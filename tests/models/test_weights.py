@@ -1,5 +1,6 @@
 """Weight files: loading, reports, and errors that load nothing."""
 
+import dataclasses
 import json
 
 import keras
@@ -11,8 +12,10 @@ import tftpu
 from tests.support import zoo
 from tftpu import models
 from tftpu.checkpoint.store import Checkpoints
+from tftpu.engines.leaf import Leaf
 from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.models.weights import loading
+from tftpu.storage import regions
 
 FAMILIES = [name for name in zoo.TINY if name not in ("efficientnetv2", "vit_mean")]
 
@@ -58,6 +61,31 @@ def test_a_checkpoint_of_tftpu_is_loaded(tmp_path):
     checkpoints.save(7, leaves_of({"model": saved.weights}), {})
     checkpoints.wait()
     report = models.load_weights(model, tmp_path / "checkpoints" / "7")
+    assert not (report.missing or report.unused)
+    assert_same(values(model), values(saved))
+
+
+def in_halves(leaf: Leaf) -> Leaf:
+    """Returns a leaf that writes the two halves of its first dimension apart, if it can."""
+    size = leaf.shape[0] if leaf.shape else 1
+    if size % 2:
+        return leaf
+    [whole] = leaf.held
+    halves = [((0, size // 2), *whole[1:]), ((size // 2, size), *whole[1:])]
+    return dataclasses.replace(
+        leaf, written=tuple(halves), read=lambda r: leaf.read(whole)[regions.slices_of(r)]
+    )
+
+
+def test_a_checkpoint_of_parts_is_loaded(tmp_path):
+    saved, model = build("gpt", 1), build("gpt", 2)
+    leaves = leaves_of({"model": saved.weights})["model"]
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"model": [in_halves(leaf) for leaf in leaves]}, {})
+    checkpoints.wait()
+    folder = tmp_path / "checkpoints" / "7"
+    assert len(load_file(folder / "model.safetensors")) > 1.5 * len(leaves)
+    report = models.load_weights(model, folder)
     assert not (report.missing or report.unused)
     assert_same(values(model), values(saved))
 

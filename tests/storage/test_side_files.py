@@ -104,9 +104,11 @@ def test_a_damaged_line_of_metrics_is_left_out(line, tmp_path):
 
 MANIFESTS = [
     *(b"{", b"\xff", b"", DEEP, b"[]", b"3", b"{}", b'{"files": []}', b'{"files": {}}'),
-    *(b'{"files": {"state.json": 3}}', b'{"files": {"state.json": {"crc32c": "x"}}}'),
-    b'{"files": {"../1/state.json": {"crc32c": 1, "bytes": 1}}}',
-    b'{"files": {"/etc/passwd": {"crc32c": 1, "bytes": 1}}}',
+    *(b'{"files": {"state.json": 3}}', b'{"files": {"state.json": [[1, "x"]]}}'),
+    *(b'{"files": {"state.json": []}}', b'{"files": {"state.json": [[1]]}}'),
+    b'{"files": {"state.json": [[4611686018427387904, 1]]}}',
+    b'{"files": {"state.json": [[1, 1]], "../1/state.json": [[1, 1]]}}',
+    b'{"files": {"state.json": [[1, 1]], "/etc/passwd": [[1, 1]]}}',
 ]
 
 

@@ -2,7 +2,8 @@
 
     KERAS_BACKEND=jax python -m tests.support.jax_runs FOLDER
 
-FOLDER/shared holds a run of the first half of the steps, and FOLDER/results.npz what was found.
+FOLDER/shared holds a run of the first half of the steps, and FOLDER/results.npz what was found. A
+run that another engine began in FOLDER/half is ended.
 """
 
 import shutil
@@ -18,6 +19,7 @@ from tftpu.engines.engine import Engine
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 
 HALF, STEPS = 6, 12
+BEGUN = "half"  # the folder of a run of another engine
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -200,6 +202,10 @@ def main(folder: Path) -> dict[str, Any]:
         shutil.copytree(folder / "shared", folder / name)
         resumed = fitted(trainer_of(mesh, folder / name, virtual_devices=4), STEPS)
         found[name] = weights_of(resumed)
+    if (folder / BEGUN).exists():
+        found[BEGUN] = weights_of(
+            fitted(trainer_of("fsdp:4", folder / BEGUN, virtual_devices=4), STEPS)
+        )
     results = {
         f"{name} {i}": weight for name, all_ in found.items() for i, weight in enumerate(all_)
     }

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tftpu.engines.engine import Leaf
+from tftpu.engines.leaf import Leaf
 
 
 def leaf(name: str, array: np.ndarray) -> Leaf:
@@ -12,7 +12,7 @@ def leaf(name: str, array: np.ndarray) -> Leaf:
         assert (value.shape, value.dtype) == (array.shape, array.dtype)
         np.copyto(array, value)
 
-    return Leaf(name, array.shape, array.dtype.name, lambda: array, assign)
+    return Leaf.undivided(name, array.shape, array.dtype.name, lambda: array, assign)
 
 
 def leaves(value: float, shape: tuple[int, ...] = (3, 2)) -> dict[str, list[Leaf]]:
@@ -23,11 +23,23 @@ def leaves(value: float, shape: tuple[int, ...] = (3, 2)) -> dict[str, list[Leaf
     }
 
 
+def value(leaf: Leaf) -> np.ndarray:
+    """Returns the value of a leaf that is held in full."""
+    [region] = leaf.held
+    return leaf.read(region)
+
+
+def assign(leaf: Leaf, array: np.ndarray) -> None:
+    """Sets a leaf that is held in full."""
+    [region] = leaf.held
+    leaf.assign({region: array})
+
+
 def value_of(groups: dict[str, list[Leaf]]) -> float:
     """Returns the value that the kernel is filled with."""
-    return float(groups["model"][0].read().flat[0])
+    return float(value(groups["model"][0]).flat[0])
 
 
 def step_of(groups: dict[str, list[Leaf]]) -> int:
     """Returns the value of the step counter."""
-    return int(groups["step"][0].read())
+    return int(value(groups["step"][0]))

@@ -3,28 +3,49 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
-from tftpu.engines.engine import Leaf
+from tftpu.engines.leaf import Leaf
+from tftpu.storage import regions
+from tftpu.storage.regions import Region
 
-_LARGE = 1 << 20  # bytes; larger leaves are copied by a thread pool
+_LARGE = 1 << 20  # bytes; larger arrays are copied by a thread pool
+_Key = tuple[str, int, Region]
+
+
+class Copied(NamedTuple):
+    """The copy of a region of a leaf.
+
+    Attributes:
+        number: of the leaf in its group.
+        leaf: whose region it is.
+        region: of those that this process writes.
+        array: its value.
+    """
+
+    number: int
+    leaf: Leaf
+    region: Region
+    array: np.ndarray
 
 
 class HostCopy:
     """A reusable copy in host memory: allocating pages takes longer than copying."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[str, int], np.ndarray] = {}
+        self._arrays: dict[_Key, np.ndarray] = {}
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "checkpoint-copy")
         self._reserved: Future[None] | None = None
 
     def reserve(self, leaves: Mapping[str, Sequence[Leaf]]) -> None:
-        """Allocates memory for leaves in the background."""
+        """Allocates memory for what this process writes of leaves, in the background."""
         wanted = {
-            (group, index): (leaf.shape, np.dtype(leaf.dtype))
+            (group, index, region): (regions.shape_of(region), np.dtype(leaf.dtype))
             for group, members in leaves.items()
             for index, leaf in enumerate(members)
+            for region in leaf.written
         }
 
         def allocate() -> None:
@@ -35,26 +56,28 @@ class HostCopy:
         if not self._arrays and self._reserved is None:
             self._reserved = self._threads.submit(allocate)
 
-    def take(self, leaves: Mapping[str, Sequence[Leaf]]) -> dict[str, list[np.ndarray]]:
-        """Copies the values of leaves, by group; the result is valid until the next call."""
+    def take(self, leaves: Mapping[str, Sequence[Leaf]]) -> dict[str, list[Copied]]:
+        """Copies what this process writes of leaves, by group; valid until the next call."""
         if self._reserved is not None:
             self._reserved.result()
             self._reserved = None
         copies: list[Future[None]] = []
         groups = {
-            group: [self._copied(group, i, leaf.read(), copies) for i, leaf in enumerate(members)]
+            group: [
+                Copied(i, leaf, r, self._copied((group, i, r), leaf.read(r), copies))
+                for i, leaf in enumerate(members)
+                for r in leaf.written
+            ]
             for group, members in leaves.items()
         }
         for copy in copies:
             copy.result()
         return groups
 
-    def _copied(
-        self, group: str, index: int, value: np.ndarray, copies: list[Future[None]]
-    ) -> np.ndarray:
-        array = self._arrays.get((group, index))
+    def _copied(self, key: _Key, value: np.ndarray, copies: list[Future[None]]) -> np.ndarray:
+        array = self._arrays.get(key)
         if array is None or (array.shape, array.dtype) != (value.shape, value.dtype):
-            array = self._arrays[group, index] = np.empty(value.shape, value.dtype)
+            array = self._arrays[key] = np.empty(value.shape, value.dtype)
         if value.nbytes < _LARGE:
             np.copyto(array, value)
         else:

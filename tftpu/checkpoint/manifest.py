@@ -1,31 +1,97 @@
 """The files of one checkpoint and their manifest, which makes them valid.
 
     checkpoints/<step>/<name>           the files
-                       manifest.json    their sizes and checksums; written last
+                       manifest.json    sizes and checksums of their blocks; written last
 
 A folder without a manifest is not a checkpoint. This makes a save atomic on disks and in buckets
-alike.
+alike. A file is a sequence of blocks, each with a checksum of its own: who needs a few of them
+reads no others.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import google_crc32c
 
 from tftpu.storage import buckets, files, side_files
 from tftpu.storage.own_files import OwnFile
+from tftpu.storage.safetensors import in_pieces
 
 FILE = "manifest.json"
+_AT_ONCE = 64 << 20  # bytes of neighbouring blocks that are read together
+
+# Returns the blocks of a file; called again if a bucket requires a retry.
+Blocks = Callable[[], Iterable[bytes | memoryview]]
 
 
-def write(folder: str, step: int, contents: Mapping[str, Iterable[bytes]], marker: OwnFile) -> None:
+class Block(NamedTuple):
+    """A block of a file: its size in bytes and its CRC32C."""
+
+    size: int
+    crc32c: int
+
+
+class StoredFile:
+    """A file that a manifest lists.
+
+    Args:
+        path: local or remote.
+        blocks: as listed.
+
+    Attributes:
+        blocks: as given.
+    """
+
+    def __init__(self, path: str, blocks: list[Block]):
+        self._path = path
+        self.blocks = blocks
+
+    def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Yields blocks by number, in their order.
+
+        Raises:
+            OSError: the file is missing or cannot be read.
+            ValueError: the file has another size, or a block does not match its checksum.
+        """
+        starts = [0, *itertools.accumulate(block.size for block in self.blocks)]
+        size = files.size(self._path)
+        if size != starts[-1]:
+            raise ValueError(
+                f"{self._path} should have {starts[-1]:,} bytes, and has {size or 0:,}"
+            )
+        for run in self._neighbours(sorted(set(wanted))):
+            first, last = starts[run[0]], starts[run[-1] + 1]
+            data = files.read_range(self._path, first, last - first)
+            for number in run:
+                part = data[starts[number] - first : starts[number + 1] - first]
+                if (len(part), google_crc32c.value(part)) != self.blocks[number]:
+                    raise ValueError(f"{self._path} does not match its checksums")
+                yield number, part
+
+    def _neighbours(self, numbers: list[int]) -> Iterator[list[int]]:
+        run: list[int] = []
+        size = 0
+        for number in numbers:
+            following = run and number == run[-1] + 1
+            if run and (not following or size + self.blocks[number].size > _AT_ONCE):
+                yield run
+                run, size = [], 0
+            run.append(number)
+            size += self.blocks[number].size
+        if run:
+            yield run
+
+
+def write(folder: str, step: int, contents: Mapping[str, Blocks], marker: OwnFile) -> None:
     """Writes the files of a checkpoint, and then their manifest.
 
     Args:
         folder: the checkpoint's own.
         step: its step.
-        contents: pieces of each file, by name; read again if a bucket requires a retry.
+        contents: the blocks of each file, by name.
         marker: the manifest's file.
 
     Raises:
@@ -34,28 +100,22 @@ def write(folder: str, step: int, contents: Mapping[str, Iterable[bytes]], marke
     """
     marker.remove()  # left over from an interrupted save, or damaged
     files.remove_tree(folder)
-    manifest: dict[str, dict[str, int]] = {}
-    for name, pieces in contents.items():
-        summed = _Summed(pieces)
+    listed: dict[str, list[Block]] = {}
+    for name, blocks in contents.items():
+        summed = _Summed(blocks)
         files.write_whole(files.join(folder, name), summed)
-        manifest[name] = {"bytes": summed.size, "crc32c": summed.crc32c}
-    record = json.dumps({"step": step, "files": manifest})
-    marker.write(record.encode())
+        listed[name] = summed.found
+    marker.write(json.dumps({"step": step, "files": listed}).encode())
 
 
-def read(folder: str) -> dict[str, bytes]:
-    """Reads the files of a checkpoint.
+def read(folder: str) -> dict[str, StoredFile]:
+    """Returns the files of a checkpoint by name.
 
     Raises:
-        OSError, ValueError: a file is missing or damaged.
+        OSError, ValueError: the manifest is missing or damaged.
     """
-    contents = {}
-    for name, crc32c in _listed(_marker(files.join(folder, FILE))).items():
-        data = files.read(files.join(folder, name))
-        if google_crc32c.value(data) != crc32c:
-            raise ValueError(f"{name} does not match its checksum")
-        contents[name] = data
-    return contents
+    listed = _listed(_marker(files.join(folder, FILE)))
+    return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
 
 
 def _marker(path: str) -> bytes:
@@ -63,8 +123,8 @@ def _marker(path: str) -> bytes:
     return side_files.content(path) if buckets.is_address(path) else files.read(path)
 
 
-def _listed(manifest: bytes) -> dict[str, int]:
-    """Returns the checksums of the files of a manifest; raises ValueError if it is damaged."""
+def _listed(manifest: bytes) -> dict[str, list[Block]]:
+    """Returns the blocks of the files of a manifest; raises ValueError if it is damaged."""
     try:
         record = json.loads(manifest.decode())
     except RecursionError:
@@ -72,14 +132,20 @@ def _listed(manifest: bytes) -> dict[str, int]:
     listed = record.get("files") if isinstance(record, dict) else None
     if not isinstance(listed, dict):
         raise ValueError(f"{FILE} lists no files")
-    for name, expected in listed.items():
-        if not isinstance(expected, dict) or not isinstance(expected.get("crc32c"), int):
-            raise ValueError(f"{FILE} has no checksum of {name!r}")
+    for name, blocks in listed.items():
+        if not isinstance(blocks, list) or not blocks or not all(map(_is_block, blocks)):
+            raise ValueError(f"{FILE} has no checksums of {name!r}")
         if not re.fullmatch(r"\w[\w.-]*", name):  # of this folder, and of no other
             raise ValueError(f"{FILE} lists {name!r}, which is not a file of a checkpoint")
     if "state.json" not in listed:
         raise ValueError(f"{FILE} does not list state.json")
-    return {name: expected["crc32c"] for name, expected in listed.items()}
+    return {name: [Block(*block) for block in blocks] for name, blocks in listed.items()}
+
+
+def _is_block(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != len(Block._fields):
+        return False
+    return all(type(number) is int and number >= 0 for number in value)
 
 
 def discard(folder: str) -> None:
@@ -103,15 +169,20 @@ def steps(checkpoints: str) -> list[int]:
 
 
 class _Summed:
-    """An iterable of bytes that computes its size and checksum as it is consumed."""
+    """The bytes of blocks in pieces; their sizes and checksums are found as they are consumed."""
 
-    def __init__(self, pieces: Iterable[bytes]):
-        self._pieces = pieces
-        self.size = self.crc32c = 0
+    def __init__(self, blocks: Blocks):
+        self._blocks = blocks
+        self.found: list[Block] = []
 
     def __iter__(self) -> Iterator[bytes]:
-        self.size = self.crc32c = 0
-        for piece in self._pieces:
-            self.size += len(piece)
-            self.crc32c = google_crc32c.extend(self.crc32c, piece)
-            yield piece
+        self.found = []
+        return in_pieces(self._sum())
+
+    def _sum(self) -> Iterator[bytes | memoryview]:
+        for block in self._blocks():
+            crc32c = 0
+            for piece in in_pieces([block]):
+                crc32c = google_crc32c.extend(crc32c, piece)
+            self.found.append(Block(len(block), crc32c))
+            yield block

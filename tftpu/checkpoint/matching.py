@@ -1,50 +1,81 @@
-"""Names of leaves in a checkpoint, and the comparison of saved leaves with a model's."""
+"""Names of leaves in a checkpoint, and the comparison of saved leaves with a model's.
+
+A group of leaves is the file `GROUP.safetensors`, or that and `GROUP-1.safetensors` and so on if
+several processes wrote it; `tftpu.storage.regions` names its arrays.
+"""
 
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from tftpu.engines.engine import Leaf
+from tftpu.checkpoint.host_copy import Copied
+from tftpu.checkpoint.manifest import Block, StoredFile
+from tftpu.engines.leaf import Leaf
 from tftpu.engines.names import without_counters
 from tftpu.errors import UserError
-from tftpu.storage import safetensors
+from tftpu.storage import regions, safetensors
+from tftpu.storage.regions import Named, Region
 
 # Groups of leaves that depend on the precision: a checkpoint may lack them.
 _OPTIONAL = ("loss_scale",)
 
-
-def keyed(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns arrays under the keys of their leaves in a checkpoint file."""
-    # The index comes first: Keras numbers automatic names ("dense_7") within a process.
-    return {f"{i:05d} {leaf.name}": array for i, (leaf, array) in enumerate(zip(leaves, arrays))}
+# A leaf and the values of all regions that its devices hold.
+Found = tuple[Leaf, dict[Region, np.ndarray]]
 
 
-def load(contents: Mapping[str, bytes], leaves: Mapping[str, Sequence[Leaf]], step: int) -> None:
-    """Assigns the values of a checkpoint to leaves: to all of them, or to none.
+class _Part(NamedTuple):
+    """A region of a variable that is saved as a block of a file."""
+
+    region: Region
+    dtype: np.dtype
+    file: str
+    block: int
+
+
+class _Saved(NamedTuple):
+    """A variable of a checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: list[_Part]
+
+
+def keyed(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
+    """Returns the copies of a group's leaves under their names in its file."""
+    return {
+        regions.name_of(Named(number, leaf.name, region, leaf.shape)): array
+        for number, leaf, region, array in copies
+    }
+
+
+def read(
+    stored: Mapping[str, StoredFile], leaves: Mapping[str, Sequence[Leaf]], step: int
+) -> list[Found]:
+    """Reads what the devices of this process hold of a checkpoint's leaves, and nothing else.
 
     Args:
-        contents: the files of the checkpoint, by name.
+        stored: the files of the checkpoint, by name.
         leaves: by group.
         step: the checkpoint's, for the error message.
+
+    Returns:
+        The values of all leaves, in their dtypes; nothing is assigned.
 
     Raises:
         UserError: the checkpoint belongs to another model or optimizer (the message lists the
             differences), or a file of it is not in tftpu's format.
+        OSError, ValueError: a file is missing or damaged.
     """
-    assignments: list[tuple[Leaf, np.ndarray]] = []
+    pairs: list[tuple[Leaf, _Saved]] = []
     for group, members in leaves.items():
-        data = contents.get(f"{group}.safetensors")
-        if data is None and group in _OPTIONAL:
+        names = [name for name in stored if _group_of(name) == group]
+        if not names and group in _OPTIONAL:
             continue
-        try:
-            decoded = safetensors.decode(data) if data is not None else {}
-            saved = [(key.split(" ", 1)[1], decoded[key]) for key in sorted(decoded)]
-        except (ValueError, IndexError) as error:  # its checksum matches: tftpu wrote no such file
-            raise UserError(
-                f"The checkpoint of step {step} was not written by tftpu, or was changed: "
-                f"{group}.safetensors cannot be read ({error})."
-            ) from error
+        saved = _saved({name: stored[name] for name in names}, step)
         differences = _differences(saved, members)
         if differences:
             raise UserError(
@@ -52,9 +83,14 @@ def load(contents: Mapping[str, bytes], leaves: Mapping[str, Sequence[Leaf]], st
                 f"{listed(differences)}. Use the configuration it was trained with, or another "
                 "workdir."
             )
-        assignments += [(leaf, value) for leaf, (_, value) in zip(members, saved)]
-    for leaf, value in assignments:
-        leaf.assign(value.astype(np.dtype(leaf.dtype), copy=False))
+        pairs += zip(members, saved)
+    return _values(stored, pairs)
+
+
+def assign(found: Iterable[Found]) -> None:
+    """Sets leaves to the values that were read."""
+    for leaf, values in found:
+        leaf.assign(values)
 
 
 def listed(items: Sequence[object]) -> str:
@@ -63,9 +99,82 @@ def listed(items: Sequence[object]) -> str:
     return f"{shown}; and {len(items) - 8} more" if len(items) > 8 else shown
 
 
-def _differences(saved: list[tuple[str, np.ndarray]], leaves: Sequence[Leaf]) -> list[str]:
-    """Returns the differences between leaves and a checkpoint's arrays, one clause each."""
-    there = [(without_counters(name), value.shape) for name, value in saved]
+def _group_of(file: str) -> str | None:
+    found = re.fullmatch(r"(.+?)(?:-\d+)?\.safetensors", file)
+    return found[1] if found else None
+
+
+def _saved(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
+    """Returns the variables of a group, from the headers of its files by name."""
+    found: dict[int, _Saved] = {}
+    for file in stored:
+        _, header = next(stored[file].read([0]))
+        try:
+            for block, entry in enumerate(_entries(header, stored[file].blocks), start=1):
+                index, name, region, shape = regions.named(entry.name, entry.shape)
+                variable = found.setdefault(index, _Saved(name, shape, []))
+                if (variable.name, variable.shape) != (name, shape):
+                    raise ValueError(f"{entry.name!r} is another variable in another file")
+                variable.parts.append(_Part(region, entry.dtype, file, block))
+        except ValueError as error:  # its checksum matches: tftpu wrote no such file
+            raise UserError(
+                f"The checkpoint of step {step} was not written by tftpu, or was changed: "
+                f"{file} cannot be read ({error})."
+            ) from error
+    for name, shape, parts in found.values():
+        if sum(regions.size_of(part.region) for part in parts) != math.prod(shape):
+            raise UserError(
+                f"The checkpoint of step {step} was changed: {', '.join(stored)} should hold each "
+                f"part of {name} once."
+            )
+    return [found[index] for index in sorted(found)]
+
+
+def _entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.Entry]:
+    """Returns the arrays of a file; raises ValueError unless each is a block of it."""
+    found = safetensors.entries(header)
+    if [entry.last - entry.first for entry in found] != [block.size for block in blocks[1:]]:
+        raise ValueError("its header and the manifest differ")
+    return found
+
+
+def _values(stored: Mapping[str, StoredFile], pairs: Sequence[tuple[Leaf, _Saved]]) -> list[Found]:
+    """Reads the blocks that leaves need, each once, and returns what the leaves hold of them."""
+    needed: dict[str, dict[int, list[tuple[int, _Part, Region]]]] = {}
+    for number, (leaf, saved) in enumerate(pairs):
+        for part in saved.parts:
+            for region in leaf.held:
+                if region == part.region or regions.overlap(region, part.region) is not None:
+                    blocks = needed.setdefault(part.file, {})
+                    blocks.setdefault(part.block, []).append((number, part, region))
+    found: list[Found] = [(leaf, {}) for leaf, _ in pairs]
+    for file, blocks in needed.items():
+        for block, data in stored[file].read(blocks):
+            for number, part, region in blocks[block]:
+                _put(found[number], part, region, data)
+    return found
+
+
+def _put(found: Found, part: _Part, region: Region, data: bytes) -> None:
+    """Puts the bytes of a saved part into the value of a region, rounded to the leaf's dtype."""
+    leaf, values = found
+    dtype = np.dtype(leaf.dtype)
+    array = np.frombuffer(data, np.uint8).view(part.dtype).reshape(regions.shape_of(part.region))
+    if region == part.region:
+        values[region] = array.astype(dtype, copy=False)
+        return
+    if region not in values:
+        values[region] = np.empty(regions.shape_of(region), dtype)
+    common = regions.overlap(region, part.region)
+    assert common is not None  # only what overlaps is read
+    values[region][regions.slices_of(common, region)] = array[
+        regions.slices_of(common, part.region)
+    ]
+
+
+def _differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[str]:
+    """Returns the differences between leaves and a checkpoint's variables, one clause each."""
+    there = [(without_counters(variable.name), variable.shape) for variable in saved]
     here = [(without_counters(leaf.name), leaf.shape) for leaf in leaves]
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, there, here, False).get_opcodes():
@@ -76,6 +185,6 @@ def _differences(saved: list[tuple[str, np.ndarray]], leaves: Sequence[Leaf]) ->
             other = shapes.pop(plain, None)
             what = f"is {shape} here and {other} there" if other else "is not in the checkpoint"
             differences.append(f"{leaf.name} {what}")
-        left = [name for name, _ in saved[a:b] if without_counters(name) in shapes]
+        left = [v.name for v in saved[a:b] if without_counters(v.name) in shapes]
         differences += [f"{name} is only in the checkpoint" for name in left]
     return differences

@@ -16,7 +16,7 @@ Training waits for a copy to host memory; a thread writes the copy, one save at 
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from tftpu.checkpoint import manifest, matching
 from tftpu.checkpoint.host_copy import HostCopy
-from tftpu.engines.engine import Leaf
+from tftpu.engines.leaf import Leaf
 from tftpu.errors import UserError
 from tftpu.storage import claims, files, safetensors, side_files
 from tftpu.storage.own_files import OwnFile
@@ -103,18 +103,19 @@ class Checkpoints:
 
         Args:
             step: the step of the checkpoint.
-            leaves: by group; each group becomes a file.
+            leaves: by group; each group becomes a file, of what this process writes.
             state: the host's state as JSON; arrays become lists.
             best: marks the checkpoint as the best so far, which is kept regardless of its age.
             first: called by the thread that writes, before the checkpoint becomes valid.
         """
         self.wait()
         copies = self._copy.take(leaves)
-        contents: dict[str, Iterable[bytes]] = {
-            f"{group}.safetensors": safetensors.TensorFile(matching.keyed(leaves[group], arrays))
-            for group, arrays in copies.items()
+        contents: dict[str, manifest.Blocks] = {
+            f"{group}.safetensors": safetensors.TensorFile(matching.keyed(copied)).blocks
+            for group, copied in copies.items()
         }
-        contents["state.json"] = [json.dumps(state, default=_plain).encode()]
+        host = json.dumps(state, default=_plain).encode()
+        contents["state.json"] = lambda: [host]
         self._pending = step, self._writer.submit(self._write, step, contents, best, first)
 
     def mark_best(self, step: int, best: Best) -> None:
@@ -172,14 +173,16 @@ class Checkpoints:
         for candidate in candidates:
             folder = files.join(self.folder, str(candidate))
             try:
-                contents = manifest.read(folder)
-                state = json.loads(contents["state.json"])
-            except (OSError, ValueError, KeyError, RecursionError) as error:
+                stored = manifest.read(folder)
+                [(_, state)] = stored["state.json"].read([0])
+                host = json.loads(state)
+                found = matching.read(stored, leaves, candidate)
+            except (OSError, ValueError, RecursionError) as error:
                 _log.warning("The checkpoint %s is damaged (%s) and was skipped.", folder, error)
                 continue
-            matching.load(contents, leaves, candidate)
+            matching.assign(found)
             self.newest = candidate
-            return Restored(candidate, state)
+            return Restored(candidate, host)
         if candidates:
             raise self._none_complete(candidates, step)
         return None
@@ -204,7 +207,7 @@ class Checkpoints:
     def _write(
         self,
         step: int,
-        contents: Mapping[str, Iterable[bytes]],
+        contents: Mapping[str, manifest.Blocks],
         best: Best | None,
         first: Callable[[], None],
     ) -> None:

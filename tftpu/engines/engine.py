@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from tftpu.config import TrainOptions
+from tftpu.engines.leaf import Leaf
 from tftpu.tpu.hardware import Hardware
 
 if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
@@ -24,25 +25,6 @@ if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
 Nest = Any  # as in tftpu.tensors, which loads Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, or a pipeline of `tftpu.input_pipelines`.
 Dataset = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """One variable of a checkpoint.
-
-    Attributes:
-        name: path of the variable.
-        shape: its global shape.
-        dtype: name of its dtype, as NumPy knows it with `ml_dtypes`.
-        read: returns the value in host memory; it may be a view that the next step overwrites.
-        assign: sets the value, on all devices, from an array of the same shape.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], np.ndarray]
-    assign: Callable[[np.ndarray], None]
 
 
 class LoopResult(NamedTuple):

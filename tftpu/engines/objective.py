@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,11 @@ class Objective:
         at_least("Objective.every", self.every, 1)
         _refuse_other_variables(self.variables)
         _refuse_other_optimizer(self.optimizer)
+        if not re.fullmatch(r"\w*", self.name):
+            raise UserError(
+                f"Objective.name is {self.name!r}: it names files of checkpoints, so use letters, "
+                "digits and underscores."
+            )
         if not self.name:
             name = getattr(self.loss_fn, "__name__", "objective").removesuffix("_loss")
             object.__setattr__(self, "name", name if name != "<lambda>" else "objective")

@@ -127,6 +127,18 @@ def read(path: StrPath) -> bytes:
     return _operate("read", path, Path(path).read_bytes)
 
 
+def read_range(path: StrPath, first: int, count: int) -> bytes:
+    """Returns bytes of a file from a position; fewer than asked for where it ends before.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read.
+    """
+    if is_remote(path):
+        return _remote(path, _download_range, path, first, count)
+    return _operate("read", path, _read_range, path, first, count)
+
+
 def retried(path: StrPath, function: Callable[[], _T]) -> _T:
     """Calls a function that reads a file, again while its bucket is out of reach.
 
@@ -234,6 +246,18 @@ def _upload(path: StrPath, parts: Iterable[bytes]) -> None:
 def _download(path: StrPath) -> bytes:
     with _gfile().GFile(path, "rb") as file:
         return file.read()
+
+
+def _download_range(path: StrPath, first: int, count: int) -> bytes:
+    with _gfile().GFile(path, "rb") as file:
+        file.seek(first)
+        return file.read(count)
+
+
+def _read_range(path: StrPath, first: int, count: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(first)
+        return file.read(count)
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:

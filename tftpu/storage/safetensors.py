@@ -9,7 +9,7 @@ https://huggingface.co/docs/safetensors.
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import ml_dtypes
@@ -43,15 +43,13 @@ class TensorFile:
         self._metadata = metadata
 
     def __iter__(self) -> Iterator[bytes]:
-        pending = bytearray(self._header())
+        return in_pieces(self.blocks())
+
+    def blocks(self) -> Iterator[bytes | memoryview]:
+        """Yields the header, and the bytes of each array."""
+        yield self._header()
         for array in self._arrays.values():
-            data = array.reshape(-1).view(np.uint8)
-            for start in range(0, len(data), PIECE):
-                pending += data[start : start + PIECE].data
-                if len(pending) >= PIECE:
-                    yield bytes(pending)
-                    pending.clear()
-        yield bytes(pending)
+            yield array.reshape(-1).view(np.uint8).data
 
     def _header(self) -> bytes:
         entries: dict[str, object] = {}
@@ -71,6 +69,18 @@ class TensorFile:
         return len(header).to_bytes(8, "little") + header
 
 
+def in_pieces(blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Yields the bytes of blocks, small ones joined and large ones cut."""
+    pending = bytearray()
+    for block in blocks:
+        for start in range(0, len(block), PIECE):
+            pending += block[start : start + PIECE]
+            if len(pending) >= PIECE:
+                yield bytes(pending)
+                pending.clear()
+    yield bytes(pending)
+
+
 def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     """Returns the arrays of a file by name, as read-only views of its bytes.
 
@@ -81,21 +91,8 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     start = 8 + int.from_bytes(data[:8], "little")
     if not 10 <= start <= len(data):
         raise ValueError(f"its header should end at byte {start:,}, and it has {len(data):,}")
-    if start - 8 > _LONGEST_HEADER:
-        raise ValueError(f"its header has {start - 8:,} bytes; {_LONGEST_HEADER:,} are allowed")
-    try:
-        header = json.loads(data[8:start])
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"its header is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a JSON object")
-    header.pop("__metadata__", None)
-    entries = sorted((_entry(name, value) for name, value in header.items()), key=_place)
     arrays, end = {}, 0
-    for entry in entries:
-        if entry.first != end:
-            kind = "overlaps another array" if entry.first < end else "follows a gap"
-            raise ValueError(f"{entry.name!r} {kind}")
+    for entry in entries(data[:start]):
         end = entry.last
         if start + end > len(data):
             raise ValueError(f"{entry.name!r} ends behind the end of the file")
@@ -103,10 +100,10 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
         arrays[entry.name] = flat.view(entry.dtype).reshape(entry.shape)
     if start + end != len(data):
         raise ValueError(f"{len(data) - start - end:,} bytes at its end belong to no array")
-    return {name: arrays[name] for name in header}
+    return arrays
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """An array of a header: the bytes from `first` to `last`, counted from the header's end."""
 
     name: str
@@ -116,11 +113,37 @@ class _Entry(NamedTuple):
     last: int
 
 
-def _place(entry: _Entry) -> tuple[int, int]:
+def entries(header: bytes) -> list[Entry]:
+    """Returns the arrays of a header, which includes its length, in the order of their bytes.
+
+    Raises:
+        ValueError: it is not a header, or its arrays overlap or leave gaps.
+    """
+    size = len(header) - 8
+    if size > _LONGEST_HEADER:
+        raise ValueError(f"its header has {size:,} bytes; {_LONGEST_HEADER:,} are allowed")
+    try:
+        fields = json.loads(header[8:])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise ValueError("its header is not a JSON object")
+    fields.pop("__metadata__", None)
+    found = sorted((_entry(name, value) for name, value in fields.items()), key=_place)
+    end = 0
+    for entry in found:
+        if entry.first != end:
+            kind = "overlaps another array" if entry.first < end else "follows a gap"
+            raise ValueError(f"{entry.name!r} {kind}")
+        end = entry.last
+    return found
+
+
+def _place(entry: Entry) -> tuple[int, int]:
     return entry.first, entry.last
 
 
-def _entry(name: str, value: object) -> _Entry:
+def _entry(name: str, value: object) -> Entry:
     """Returns an entry of a header.
 
     Raises:
@@ -140,7 +163,7 @@ def _entry(name: str, value: object) -> _Entry:
     first, last = offsets
     if last - first != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{name!r} has {last - first:,} bytes, which is not {dtype} {shape!r}")
-    return _Entry(name, kind, tuple(shape), first, last)
+    return Entry(name, kind, tuple(shape), first, last)
 
 
 def _are_sizes(numbers: object) -> bool:

@@ -78,7 +78,7 @@ class Programs:
                 before, now = self._predictor.state(), self._executor.state()
                 for group in ("step", "ema"):
                     for old, new in zip(before[group], now[group]):
-                        new.assign(old.read())
+                        new.assign({region: old.read(region) for region in new.held})
         return self._executor
 
     def executor_for_evaluation(self, dataset: Dataset) -> Executor:

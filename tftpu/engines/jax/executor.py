@@ -15,13 +15,14 @@ from jax.sharding import Mesh
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.batches import finite_dataset, narrow
-from tftpu.engines.engine import Leaf, LoopResult
+from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.eval_step import EvalStep
 from tftpu.engines.jax.state import JaxState
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
+from tftpu.engines.leaf import Leaf
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.tensors import Nest, ops

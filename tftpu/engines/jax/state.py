@@ -14,9 +14,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
-from tftpu.engines.engine import Leaf
+from tftpu.engines.jax import leaves
 from tftpu.engines.jax.gathering import Gathering
 from tftpu.engines.jax.sharding import Layout
+from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import Losses
 from tftpu.engines.objective import Objective
 from tftpu.engines.parts import compiled_part, parts_of
@@ -190,36 +191,31 @@ class JaxState:
         """Returns everything that a checkpoint holds, by group."""
         seeds = {id(v) for v in self.seed_states}
         groups = {
-            "model": [_leaf(v) for v in self.model.variables if id(v) not in seeds],
-            "step": [Leaf("step", (), "int64", lambda: np.array(self.step, np.int64), self._begin)],
+            "model": [leaves.of_variable(v) for v in self.model.variables if id(v) not in seeds],
+            "step": [Leaf.undivided("step", (), "int64", self._steps_done, self._begin)],
             "ema": [self._average(i) for i in range(len(self.averages))],
         }
         for part in self.parts:
             suffix = f"_{part.name}" if part.name else ""
             own = {id(v) for v in part.optimizer.variables}
-            groups[f"optimizer{suffix}"] = [_leaf(v) for v in part.optimizer.variables]
+            groups[f"optimizer{suffix}"] = [leaves.of_variable(v) for v in part.optimizer.variables]
             if part.scaler is not None:  # apart: a run may resume in another precision
                 found = [v for v in part.scaler.variables if id(v) not in own]
-                groups[f"loss_scale{suffix}"] = [_leaf(v) for v in found]
+                groups[f"loss_scale{suffix}"] = [leaves.of_variable(v) for v in found]
         return groups
+
+    def _steps_done(self) -> np.ndarray:
+        return np.array(self.step, np.int64)
 
     def _begin(self, step: np.ndarray) -> None:
         self.step = int(step)
 
     def _average(self, index: int) -> Leaf:
-        variable = self.model.trainable_variables[index]
+        def assign(value: Any) -> None:
+            self.averages[index] = value
 
-        def assign(value: np.ndarray) -> None:
-            sharding = self.averages[index].sharding
-            self.averages[index] = jax.device_put(value, sharding)
-
-        return Leaf(
-            f"ema/{variable.path}",
-            tuple(variable.shape),
-            np.dtype(variable.dtype).name,
-            lambda: np.asarray(self.averages[index]),
-            assign,
-        )
+        path = self.model.trainable_variables[index].path
+        return leaves.of_array(f"ema/{path}", lambda: self.averages[index], assign)
 
     def _variables(self) -> list[keras.Variable]:
         """Returns all variables that a step changes, in the order of `_in_order`."""
@@ -242,18 +238,3 @@ class JaxState:
 def _scale_variables(part: Any) -> list[keras.Variable]:
     """Returns the factor of an objective's loss and its counter; none without a dynamic scale."""
     return [part.scaler.dynamic_scale, part.scaler.step_counter] if part.scaler else []
-
-
-def _leaf(variable: keras.Variable) -> Leaf:
-    dtype = np.dtype(variable.dtype)
-    # Keras's "int" has 32 bits here, and 64 under TensorFlow.
-    name = "int64" if dtype == np.int32 else dtype.name
-    return Leaf(
-        variable.path,
-        tuple(variable.shape),
-        name,
-        lambda: np.asarray(variable.value).astype(name, copy=False),
-        lambda value: variable.assign(
-            jax.device_put(value.astype(dtype, copy=False), variable.value.sharding)
-        ),
-    )

@@ -12,7 +12,8 @@ import tensorflow as tf
 from tftpu.config import TrainOptions
 from tftpu.engines import data
 from tftpu.engines.batches import data_errors, finite_dataset, narrow
-from tftpu.engines.engine import Leaf, LoopResult
+from tftpu.engines.engine import LoopResult
+from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import examples_of
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines.engine import Leaf
+from tftpu.engines.leaf import Leaf
 
 Variable = Any  # a keras.Variable or a tf.Variable; TensorFlow publishes no types
 
@@ -17,7 +17,7 @@ def leaves_of(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Lea
 
 
 def _leaf(variable: Variable) -> Leaf:
-    return Leaf(
+    return Leaf.undivided(
         name=getattr(variable, "path", variable.name.removesuffix(":0")),
         shape=tuple(variable.shape),
         dtype=np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype).name,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
-from tftpu.engines.engine import Leaf
+from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import Losses
 from tftpu.engines.objective import Objective
 from tftpu.engines.parts import compiled_part, parts_of

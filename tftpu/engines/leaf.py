@@ -1,0 +1,50 @@
+"""Leaves: the variables of a run as checkpoints see them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tftpu.storage import regions
+from tftpu.storage.regions import Region
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One variable of a checkpoint: the parts of it that this process's devices hold.
+
+    Attributes:
+        name: path of the variable.
+        shape: its global shape.
+        dtype: name of its dtype, as NumPy knows it with `ml_dtypes`.
+        held: the regions that the devices hold, each once; a restore has to read them.
+        written: those that this process writes; of all processes, one writes each element.
+        read: returns a region that is held in host memory; it may be a view that the next step
+            overwrites.
+        assign: sets the value, on all devices, from arrays for all regions that are held.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    held: tuple[Region, ...]
+    written: tuple[Region, ...]
+    read: Callable[[Region], np.ndarray]
+    assign: Callable[[Mapping[Region, np.ndarray]], None]
+
+    @classmethod
+    def undivided(
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        read: Callable[[], np.ndarray],
+        assign: Callable[[np.ndarray], None],
+    ) -> "Leaf":
+        """Returns the leaf of a variable that every device holds in full."""
+        region = regions.whole(shape)
+
+        def assign_whole(values: Mapping[Region, np.ndarray]) -> None:
+            assign(values[region])
+
+        return cls(name, shape, dtype, (region,), (region,), lambda _: read(), assign_whole)
