@@ -13,9 +13,7 @@ import tensorflow as tf
 import tftpu
 from tftpu import input_pipelines
 from tftpu.config import Experiment
-from tftpu.engines.tensorflow.engine import TensorFlowEngine
-from tftpu.engines.tensorflow.state import ModelState
-from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
 from tftpu.launch import experiment as build
 
@@ -31,7 +29,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         name: name of the config.
         compare: time Keras's own `fit` as well.
     """
-    engine: Any = build.connect(experiment)
+    engine = build.connect(experiment)
     experiment.validate(engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment = build.with_length(experiment)
@@ -44,6 +42,12 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         "bare step": lambda turn: _bare_step(experiment, engine, turn),
         "pipeline": lambda turn: _pipeline(experiment, engine, turn),
     }
+    on_jax = keras.config.backend() == "jax"
+    if compare and on_jax and engine.data_shares > 1:
+        raise UserError(
+            f"Keras's fit is compared on one device, and this config has {engine.description}: "
+            "leave out --compare, or the mesh."
+        )
     if compare and build.has_objectives(experiment):
         raise UserError(
             f"Keras's fit knows no objectives(), which {type(experiment.model).__name__} has: "
@@ -51,10 +55,13 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         )
     if compare:
         contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
-        contestants["keras fit, no XLA"] = lambda turn: _keras_fit(experiment, engine, turn, False)
+        if not on_jax:  # without XLA, JAX runs one operation after the other
+            contestants["keras fit, no XLA"] = lambda turn: _keras_fit(
+                experiment, engine, turn, False
+            )
     times = take_turns(contestants, steps)
     print(
-        f"{name}: {engine.data_shares} replica(s), {precision}, "
+        f"{name}: {engine.description}, {precision}, "
         f"{experiment.data.global_batch_size} examples per step; "
         f"medians of {TURNS} turns of {steps} steps"
     )
@@ -168,7 +175,7 @@ class CallTurn(keras.callbacks.Callback):
             self._seen = batch
 
 
-def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+def _trainer(experiment: Experiment, engine: Engine, turn: Turn) -> None:
     """Runs everything that `tftpu train` runs in a step: pipeline, device loop, log, events."""
     with tempfile.TemporaryDirectory() as workdir:
         with engine.scope():
@@ -181,39 +188,28 @@ def _trainer(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> No
         )
 
 
-def _bare_step(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+def _bare_step(experiment: Experiment, engine: Engine, turn: Turn) -> None:
     """Runs the same step in a bare loop, on one batch that is on the device already."""
     data = build.training_data(experiment)
     microbatches = experiment.train.gradient_accumulation_steps
     with engine.scope():
         model = build.build_model(experiment)
-        spec = engine.training_spec(data, microbatches)
-        own = build.objectives_of(experiment, model)
-        step = TrainStep(ModelState(model, spec, experiment.train, own), spec)
-    batch = next(engine.batches(data, 0))
-    function = tf.autograph.experimental.do_not_convert(step.train)
-
-    @tf.function
-    def loop(batch, count):
-        for _ in tf.range(count):
-            engine.strategy.run(function, args=(batch,))
-
+    spec = engine.training_spec(data, microbatches, None)
+    own = build.objectives_of(experiment, model)
+    loop = engine.prepare(model, experiment.train, spec, own).training(spec)
+    step = loop.bare(next(engine.batches(data, 0, None, None)))
     while True:
-        with engine.scope():
-            loop(batch, tf.constant(turn.steps))
-        step.accumulator.drain()  # waits for the device
+        step(turn.steps)
         turn(turn.steps)
 
 
-def _pipeline(experiment: Experiment, engine: TensorFlowEngine, turn: Turn) -> None:
+def _pipeline(experiment: Experiment, engine: Engine, turn: Turn) -> None:
     """Runs only the input pipeline."""
-    for _ in engine.batches(build.training_data(experiment), 0):
+    for _ in engine.batches(build.training_data(experiment), 0, None, None):
         turn(1)
 
 
-def _keras_fit(
-    experiment: Experiment, engine: TensorFlowEngine, turn: Turn, jit_compile: bool | str
-) -> None:
+def _keras_fit(experiment: Experiment, engine: Engine, turn: Turn, jit_compile: bool | str) -> None:
     """Runs Keras's own trainer, on the same model, batches and devices."""
     with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)

@@ -21,6 +21,8 @@ tf.config.set_logical_device_configuration(
 # Files of few but long tests: begun first, so that no process is left with one at the end.
 LONG = (
     "project/test_documents.py",
+    "models/test_scanned.py",
+    "models/test_configs_engines.py",
     "launch/test_doctor_wheels.py",
     "launch/test_configs.py",
     "preflight/test_compile.py",

@@ -8,8 +8,10 @@ other load on the machine affects them alike; medians over the turns are printed
 
 import dataclasses
 
+from tftpu.engines import selection
+from tftpu.launch import mesh_choice
 from tftpu.launch.options import RunOptions, flag
-from tftpu.launch.startup import import_tensorflow, require_tensorflow_engine
+from tftpu.launch.startup import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,9 @@ class Options(RunOptions):
 def run(options: Options) -> None:
     """Prints milliseconds per step of each contestant, and the ratios between them."""
     experiment = options.experiment()
-    require_tensorflow_engine(experiment.cluster, "bench")
+    words = [f"--config={options.config}", *options.overrides]
+    experiment.cluster.mesh = mesh_choice.chosen(experiment.cluster, words)
+    selection.choose_backend(experiment.cluster)
     import_tensorflow()
     from tftpu.launch import benchmark
 

@@ -93,7 +93,7 @@ def documents(split: str) -> list[bytes]:
 @pytest.mark.parametrize(
     "steps",
     [
-        pytest.param(200, marks=pytest.mark.slow),  # a third of the config's
+        pytest.param(150, marks=pytest.mark.slow),  # a quarter of the config's
         pytest.param(600, marks=pytest.mark.exhaustive),
     ],
 )

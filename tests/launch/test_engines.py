@@ -21,12 +21,29 @@ def said(*command: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("command", ["bench", "launch vertex --dry_run", "launch tpu-vm --dry_run"])
+@pytest.mark.parametrize("command", ["launch vertex --dry_run", "launch tpu-vm --dry_run"])
 def test_a_command_that_knows_tensorflow_only_says_so(command):
     words = command.split()
     found = said(*words, "--config=digits_resnet", "--config.cluster.mesh=fsdp:2")
     name = command.removesuffix(" --dry_run")
     assert f"tftpu {name} knows the TensorFlow engine only" in found
+
+
+@pytest.mark.slow
+def test_bench_times_the_jax_engine_beside_a_bare_step_and_keras():
+    command = [sys.executable, "-m", "tftpu.launch.main", "bench", "--config=digits_resnet"]
+    few = ["--config.train.log_every=2", "--config.data.global_batch_size=32"]
+    jax = [*few, "--config.cluster.engine=jax", "--config.model.norm_batch=16"]
+    done = subprocess.run([*command, *jax, "--compare"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 device(s), JAX engine" in done.stdout
+    rows = re.findall(r"^  (\w[\w ,]*?) +([\d.]+) ms/step", done.stdout, re.M)
+    assert [name for name, _ in rows] == ["trainer", "bare step", "pipeline", "keras fit"]
+    assert all(float(milliseconds) > 0 for _, milliseconds in rows)
+    two = ["--config.cluster.mesh=fsdp:2", "--config.cluster.virtual_devices=2", "--compare"]
+    done = subprocess.run([*command, *jax, *two], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Keras's fit is compared on one device" in done.stderr
 
 
 @pytest.mark.slow

@@ -107,10 +107,10 @@ def test_remat_on_another_backend_fails_with_those_that_have_it(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_remat_halves_the_memory_on_a_tpu():
-    tokens = tf.TensorSpec((8 * 8, 512), tf.int32)
+    tokens = tf.TensorSpec((8 * 64, 256), tf.int32)
 
     def memory(remat):
-        sizes = {"vocabulary": 128, "context": 512, "layers": 3, "width": 256, "heads": 4}
+        sizes = {"vocabulary": 128, "context": 256, "layers": 3, "width": 128, "heads": 2}
 
         def model():
             built = models.build("gpt2_small", remat=remat, **sizes)

@@ -222,6 +222,16 @@ class TrainLoop(Protocol):
         """
         ...
 
+    def bare(self, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of steps on one batch, and waits for them.
+
+        Nothing is read, summed up or logged in between: it shows what the rest of a run costs.
+
+        Args:
+            batch: one of `Engine.batches`.
+        """
+        ...
+
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""
         ...

@@ -232,7 +232,7 @@ class JaxTrainLoop:
         """Runs training steps on the devices, each while the host prepares the next batch."""
         state, waited = self._state, 0.0
         values = state.values()
-        sums = jax.device_put(jnp.zeros(self.step.sums.size), state.layout.whole)
+        sums = self._no_sums()
         try:
             for _ in range(steps):
                 asked = time.monotonic()
@@ -246,6 +246,27 @@ class JaxTrainLoop:
             state.assign(values)
         self._compiled = True
         return LoopResult(np.asarray(sums, np.float64), waited)
+
+    def bare(self, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of steps on one batch, and waits for them."""
+        state, placed = self._state, feed.placed(batch, self._state.layout)
+
+        def run(steps: int) -> None:
+            values = state.values()
+            sums = self._no_sums()
+            try:
+                for _ in range(steps):
+                    due = self.step.due(state.step)
+                    values, sums = self._train(values, sums, np.int32(state.step), placed, due)
+                    state.step += 1
+            finally:
+                state.assign(values)
+            jax.block_until_ready(sums)
+
+        return run
+
+    def _no_sums(self) -> Any:
+        return jax.device_put(jnp.zeros(self.step.sums.size), self._state.layout.whole)
 
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""

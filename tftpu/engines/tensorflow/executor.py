@@ -19,7 +19,7 @@ from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, internals, mixing
 from tftpu.engines.tensorflow.eval_step import EvalStep
-from tftpu.engines.tensorflow.loops import device_loop, traced_for
+from tftpu.engines.tensorflow.loops import device_loop, repeated, traced_for
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.engines.tensorflow.whole_batches import WholeBatches
@@ -227,8 +227,9 @@ class TensorFlowTrainLoop:
             cut = keras.tree.map_structure(lambda t: t[:examples] if padded else t, batch)
             step.train(cut, due)
 
-        train = traced_for(platform, train)
-        self._loop = device_loop(strategy, train, step.synchronise, step.turns)
+        self._strategy = strategy
+        self._train = traced_for(platform, train)
+        self._loop = device_loop(strategy, self._train, step.synchronise, step.turns)
 
     @property
     def model_flops(self) -> int:
@@ -245,6 +246,16 @@ class TensorFlowTrainLoop:
             waited = self._loop(batches, tf.constant(steps))
         self._compiled = True
         return LoopResult(self.step.accumulator.drain(), float(waited))
+
+    def bare(self, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of steps on one batch, and waits for them."""
+        repeat = repeated(self._strategy, self._train)
+
+        def run(steps: int) -> None:
+            repeat(batch, tf.constant(steps))
+            self.step.accumulator.drain()  # waits for the devices
+
+        return run
 
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""

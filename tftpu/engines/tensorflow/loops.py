@@ -84,6 +84,19 @@ def device_loop(
     return internals.graph_function(loop)
 
 
+def repeated(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any:
+    """Returns a loop of steps on one batch in one `tf.function`, of a batch and a number."""
+
+    def loop(batch, count):
+        def body(index):
+            strategy.run(step, args=(batch,))
+            return index + 1
+
+        return tf.while_loop(lambda index: index < count, body, [tf.constant(0)])
+
+    return internals.graph_function(loop)
+
+
 def _run(
     strategy: tf.distribute.Strategy, step: Callable[..., None], batch: Any, due: tuple[int, ...]
 ) -> Callable[[], None]:
