@@ -196,8 +196,8 @@ def _bare_step(experiment: Experiment, engine: Engine, turn: Turn) -> None:
         model = build.build_model(experiment)
     spec = engine.training_spec(data, microbatches, None)
     own = build.objectives_of(experiment, model)
-    loop = engine.prepare(model, experiment.train, spec, own).training(spec)
-    step = loop.bare(next(engine.batches(data, 0, None, None)))
+    executor = engine.prepare(model, experiment.train, spec, own)
+    step = executor.bare(spec, next(engine.batches(data, 0, None, None)))
     while True:
         step(turn.steps)
         turn(turn.steps)

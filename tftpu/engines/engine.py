@@ -161,6 +161,17 @@ class Executor(Protocol):
         """
         ...
 
+    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch, and waits for them.
+
+        Nothing is read, summed up or logged in between: it shows what the rest of a run costs.
+
+        Args:
+            share_spec: spec of a share of the batch.
+            batch: one of `Engine.batches`.
+        """
+        ...
+
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained.
 
@@ -219,16 +230,6 @@ class TrainLoop(Protocol):
         Args:
             batches: an iterator of `Engine.batches`.
             steps: number of steps, each of one global batch.
-        """
-        ...
-
-    def bare(self, batch: Any) -> Callable[[int], None]:
-        """Returns a function that runs a number of steps on one batch, and waits for them.
-
-        Nothing is read, summed up or logged in between: it shows what the rest of a run costs.
-
-        Args:
-            batch: one of `Engine.batches`.
         """
         ...
 

@@ -109,6 +109,10 @@ class JaxExecutor:
             step = TrainStep(self.variables, share_spec)
         return JaxTrainLoop(self.variables, self._platform, step, self._compiler_options)
 
+    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch."""
+        return self.training(share_spec).bare(batch)
+
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained."""
         self._is_separable(batch_spec)

@@ -112,6 +112,10 @@ class TensorFlowExecutor:
         examples = examples_of(share_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
+    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch."""
+        return self.training(share_spec).bare(batch)
+
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained."""
         self._is_separable(batch_spec)
