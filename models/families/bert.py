@@ -9,6 +9,7 @@ from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.heads import Tied
 from tftpu.models.layers.self_attention import SelfAttention
+from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.models.layers.token_model import TokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 
@@ -63,7 +64,7 @@ def _block(x: Tensor, segments: Tensor, config: "BERT", name: str) -> Tensor:
 def _add_norm(x: Tensor, y: Tensor, config: "BERT", name: str) -> Tensor:
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
-    return _norm(layers.Add(name=f"{name}_add")([x, y]), name)
+    return _norm(Residual(name=f"{name}_add")([x, y]), name)
 
 
 @keras.saving.register_keras_serializable("tftpu")

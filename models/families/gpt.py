@@ -11,8 +11,11 @@ from keras import layers
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.heads import TiedHead
+from tftpu.models.layers.tensor_parallel import Residual, by_heads
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
+from tftpu.tpu import target
+from tftpu.tpu.target import HEADS
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import GPT
@@ -48,7 +51,7 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
     )(y, segments)
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout1")(y)
-    x = layers.Add(name=f"{name}_add1")([x, y])
+    x = Residual(name=f"{name}_add1")([x, y])
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm2")(x)
     y = layers.Dense(
         4 * config.width, kernel_initializer=_normal(), name=f"{name}_expand", activation=_gelu
@@ -58,7 +61,7 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
     )(y)
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout2")(y)
-    return layers.Add(name=f"{name}_add2")([x, y])
+    return Residual(name=f"{name}_add2")([x, y])
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -145,14 +148,17 @@ class CausalSelfAttention(layers.Layer):
 
     def _projections(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        if self.implementation == "flash":  # it reads the layout of a single product's output
+        if self.implementation == "flash" and not target.is_cut(
+            HEADS
+        ):  # it reads the layout of a single product's output
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product in
         # three, and joining the gradients, would copy activations.
         kernel, bias = (ops.cast(weight, x.dtype) for weight in (self.qkv.kernel, self.qkv.bias))
-        kernel = ops.reshape(kernel, (-1, 3, *shape[2:]))
-        bias = ops.reshape(bias, (3, *shape[2:]))
-        return [ops.einsum("btc,chd->bthd", x, kernel[:, i]) + bias[i] for i in range(3)]
+        return [
+            ops.einsum("btc,chd->bthd", x, kernel) + bias
+            for kernel, bias in zip(*by_heads(kernel, bias, self.heads))
+        ]
 
     def compute_output_shape(self, x_shape: Any, segments_shape: Any = None) -> Any:
         return x_shape

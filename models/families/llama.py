@@ -16,6 +16,7 @@ from keras import layers
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.heads import TiedHead, UntiedHead
+from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 
@@ -58,14 +59,14 @@ def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name
         config.attention,
         name=f"{name}_attention",
     )(y, segments, positions)
-    x = layers.Add(name=f"{name}_add1")([x, y])
+    x = Residual(name=f"{name}_add1")([x, y])
     y = _norm(x, config, name=f"{name}_norm2")
     gate = _dense(config.hidden, activation="silu", name=f"{name}_gate")(y)
     y = layers.Multiply(name=f"{name}_swiglu")(
         [gate, _dense(config.hidden, name=f"{name}_expand")(y)]
     )
     y = _dense(config.width, name=f"{name}_contract")(y)
-    return layers.Add(name=f"{name}_add2")([x, y])
+    return Residual(name=f"{name}_add2")([x, y])
 
 
 @keras.saving.register_keras_serializable("tftpu")

@@ -15,6 +15,7 @@ from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _add(x: Tensor, y: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
     if drop:
         y = StochasticDepth(drop, name=f"{name}_drop")(y)
-    return layers.Add(name=name)([x, y])
+    return Residual(name=name)([x, y])
 
 
 def _lecun_normal() -> Initializer:

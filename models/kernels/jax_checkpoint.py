@@ -13,8 +13,17 @@ from tftpu.tpu.target import GATHERED
 
 def forgetting_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose backward pass gathers weights again, and keeps none whole."""
-    kept = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-    return jax.checkpoint(function, policy=kept)
+    return jax.checkpoint(function, policy=_all_but_gathered)
+
+
+def _all_but_gathered(primitive: Any, *_: Any, **fields: Any) -> bool:
+    """Returns whether the backward pass keeps a result: all but weights that were gathered.
+
+    JAX 0.10's `save_anything_except_these_names` keeps everything. A constraint is what gathers: it
+    is repeated as well, or its result would be kept in place of the one with the name.
+    """
+    named = primitive.name == "name" and fields["name"] == GATHERED
+    return not named and primitive.name != "sharding_constraint"
 
 
 def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:

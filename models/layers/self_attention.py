@@ -6,7 +6,10 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.attention import attention_by_heads, whole_sequences
+from tftpu.models.layers.tensor_parallel import by_heads
 from tftpu.tensors import Initializer, Tensor, ops
+from tftpu.tpu import target
+from tftpu.tpu.target import HEADS
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -42,16 +45,17 @@ class SelfAttention(layers.Layer):
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         whole = whole_sequences(self.implementation, x, self.heads)
-        if whole:
+        if whole and not target.is_cut(HEADS):
             product = ops.matmul(x, self.qkv.kernel)
             return self.out(whole(product, self.qkv.bias, self.heads, segments))
         # Products write and read one head after the other. Splitting a width into heads would cost
         # a TPU a copy of each array, and so would splitting one product in three.
         width = x.shape[-1]
         head = (self.heads, width // self.heads)
-        kernel = ops.reshape(self.qkv.kernel, (width, 3, *head))
-        bias = ops.reshape(self.qkv.bias, (3, head[0], 1, head[1]))
-        parts = (ops.einsum("btc,chd->bhtd", x, kernel[:, i]) + bias[i] for i in range(3))
+        parts = (
+            ops.einsum("btc,chd->bhtd", x, kernel) + bias[:, None]
+            for kernel, bias in zip(*by_heads(self.qkv.kernel, self.qkv.bias, self.heads))
+        )
         y = attention_by_heads(*parts, segment_ids=segments, implementation=self.implementation)
         kernel = ops.reshape(self.out.kernel, (*head, width))
         return ops.einsum("bhtd,hdc->btc", y, kernel) + self.out.bias

@@ -1,12 +1,20 @@
-"""The dimensions of a transformer's weights that a mesh's `tensor` axis cuts.
+"""What a mesh's `tensor` axis cuts of a transformer.
 
 As in Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): the first product of
 attention and of the MLP by its outputs, the second by its inputs, so that a block has one exchange
-for each pair.
+for each pair; the embedding and the head by the vocabulary. Between the pairs, the tokens are cut
+(Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
+
+import keras
+from keras import layers
+
+from tftpu.tensors import Tensor, ops
+from tftpu.tpu import target
+from tftpu.tpu.target import EXAMPLES, HEADS, TOKENS
 
 Rule = tuple[str, tuple[str | None, ...]]
 _AXIS = "tensor"
@@ -21,12 +29,61 @@ TRANSFORMER: tuple[Rule, ...] = (
 )
 
 
-def rules_for(paths: Sequence[str]) -> tuple[Rule, ...]:
+# For vocabularies that every usual number of devices divides; others stay whole.
+_EVEN = 128
+VOCABULARY: tuple[Rule, ...] = (
+    (r"^tokens_embed/embeddings$", (_AXIS, None)),
+    (r"^head/kernel$", (None, _AXIS)),
+    (r"^head/bias$", (_AXIS,)),
+)
+
+
+def rules_for(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
     """Returns the rules that the variables of a model have a use for.
 
     Args:
-        paths: of the variables. Of a model without attention none is returned.
+        shapes: of the variables, by path. Of a model without attention none is returned.
     """
-    if not any("_attention/" in path for path in paths):
+    if not any("_attention/" in path for path in shapes):
         return ()
-    return tuple(rule for rule in TRANSFORMER if any(re.search(rule[0], path) for path in paths))
+    rules = TRANSFORMER
+    tokens = shapes.get("tokens_embed/embeddings")
+    if tokens and tokens[0] % _EVEN == 0:
+        of_tokens = (r for r in VOCABULARY if _sizes(r, shapes) <= {tokens[0]})
+        rules += tuple(of_tokens)
+    return tuple(rule for rule in rules if any(re.search(rule[0], path) for path in shapes))
+
+
+def _sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
+    """Returns the sizes that a rule cuts."""
+    pattern, axes = rule
+    place = axes.index(_AXIS)
+    return {shape[place] for path, shape in shapes.items() if re.search(pattern, path)}
+
+
+def by_heads(kernel: Tensor, bias: Tensor, heads: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the weights of queries, keys and values, cut by heads where devices share those.
+
+    Args:
+        kernel: of one product for all three, (width, 3 * width).
+        bias: (3 * width,).
+        heads: a divisor of the width.
+
+    Returns:
+        Three kernels, (width, heads, head_dim), and three biases, (heads, head_dim).
+    """
+    size = kernel.shape[-1] // (3 * heads)
+    kernels = ops.reshape(kernel, (-1, 3, heads, size))
+    biases = ops.reshape(bias, (3, heads, size))
+    return (
+        [target.cut(kernels[:, i], (None, HEADS, None)) for i in range(3)],
+        [target.cut(biases[i], (HEADS, None)) for i in range(3)],
+    )
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class Residual(layers.Add):
+    """Adds what a part of a block computed to what it was given, both (batch, time, width)."""
+
+    def call(self, inputs: list[Tensor]) -> Tensor:
+        return target.cut(super().call(inputs), (EXAMPLES, TOKENS, None))

@@ -12,7 +12,7 @@ from tftpu.errors import UserError
 @pytest.mark.slow
 def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
     printed = jax_process.output("jax_scan")
-    *found, kept = [json.loads(line) for line in printed.splitlines()]
+    *found, kept, whole = [json.loads(line) for line in printed.splitlines()]
     assert len(found) == 8
     for case in found:
         assert case["difference"] < 2e-6, case
@@ -20,6 +20,7 @@ def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
     for scan in ("none", "block"):
         most, some, least = (kept[f"{scan} {remat}"] for remat in ("none", "products", "block"))
         assert least < 0.5 * some and some < 0.8 * most, kept
+    assert whole == {"none": 0, "block": 0}  # they are gathered again
 
 
 def test_keeping_products_needs_jax():

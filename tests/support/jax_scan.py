@@ -4,7 +4,8 @@
 
 For each model a line of JSON: how far outputs and gradients are from those of the same model
 without a loop, relative to the largest number, and the length of its program relative to the other.
-The last line has the numbers that a model keeps for its backward pass, by `scan` and `remat`.
+Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
+one with the whole weights among them, of a model that is cut over four devices.
 """
 
 import json
@@ -13,8 +14,11 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+import tensorflow as tf
 
+import tftpu
 from tftpu import models
+from tftpu.engines.jax.tracing import tracing_for
 
 BATCH, TIME = 4, 16
 TOKENS = {"vocabulary": 64, "context": TIME, "width": 32, "heads": 2, "layers": 8}
@@ -73,6 +77,43 @@ def kept(scan: str, remat: str) -> int:
     return sum(leaf.size for leaf in found)
 
 
+def whole_weights_kept(remat: str) -> int:
+    """Returns how many weights a block of a loop gathers and keeps for the backward pass."""
+    engine: Any = tftpu.connect("none", 4, mesh="fsdp:4")
+    fields = {**TOKENS, "width": 128}
+    with engine.scope():
+        model = models.build("gpt2_small", scan="block", remat=remat, **fields)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    tokens = tf.TensorSpec((BATCH, TIME), "int32")
+    state = engine.prepare(model, tftpu.TrainOptions(), (tokens, tokens)).variables
+    variables, x = model.trainable_variables, features("gpt")
+
+    def outputs(values: list[Any]) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            return model(x, training=True)
+
+    with tracing_for("cpu", engine.mesh), state.gathering.reading():
+        traced = jax.make_jaxpr(lambda values: jax.vjp(outputs, values)[1])(
+            [v.value for v in variables]
+        )
+    [loop] = [eqn for eqn in traced.jaxpr.eqns if eqn.primitive.name == "scan"]
+    body = loop.params["jaxpr"].jaxpr
+    makers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    kept = [_maker(var, makers) for var in body.outvars[loop.params["num_carry"] :]]
+    assert any(eqn is None for eqn in kept)  # the parts, from which they are gathered again
+    return sum(
+        eqn is not None and eqn.primitive.name in ("name", "sharding_constraint") for eqn in kept
+    )
+
+
+def _maker(var: Any, makers: dict[Any, Any]) -> Any:
+    """Returns the operation whose result is kept, before JAX rounds it; None: it was given."""
+    found = makers.get(var)
+    while found is not None and found.primitive.name == "reduce_precision":
+        found = makers.get(found.invars[0])
+    return found
+
+
 def main() -> None:
     """Prints the comparisons."""
     for name in MODELS:
@@ -87,6 +128,7 @@ def main() -> None:
             print(json.dumps({"model": name, "training": training, **line}))
     modes = [(scan, remat) for scan in ("none", "block") for remat in ("none", "products", "block")]
     print(json.dumps({" ".join(mode): kept(*mode) for mode in modes}))
+    print(json.dumps({remat: whole_weights_kept(remat) for remat in ("none", "block")}))
 
 
 if __name__ == "__main__":

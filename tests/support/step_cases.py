@@ -19,8 +19,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "efficientnetv2": {"widths": (16, 16, 32), "norm_batch": 2},
     "vit": {"width": 64},
     "bert": {"width": 64, "vocabulary": 64},
-    "gpt": {"width": 64, "vocabulary": 64},
-    "llama": {"width": 64, "hidden": 128, "vocabulary": 64},
+    "gpt": {"width": 64, "vocabulary": 128},
+    "llama": {"width": 64, "hidden": 128, "vocabulary": 128},
 }
 
 

@@ -1,4 +1,4 @@
-"""The kind of device that the code being traced is meant for, and how several divide a kernel.
+"""The kind of device that the code being traced is meant for, and how several share arrays.
 
 A program for a TPU may be traced on a machine without one: preflight does so. Layers with a kernel
 for one kind of device query this module, not the machine or a distribution strategy.
@@ -10,34 +10,51 @@ for one kind of device query this module, not the machine or a distribution stra
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-EXAMPLES, HEADS = "examples", "heads"  # dimensions of arrays that devices may share
+# Dimensions of arrays that devices may share: examples; heads of attention; and the tokens of what
+# blocks add to, between two products that are cut (Korthikanti et al. 2022,
+# https://arxiv.org/abs/2205.05198).
+EXAMPLES, HEADS, TOKENS = "examples", "heads", "tokens"
 GATHERED = "gathered weight"  # a weight that devices share, made whole where a layer reads it
 
 # From a function of arrays, and the dimensions of its arguments and results, to the same function
 # run by each device on its part.
 Divide = Callable[[Callable[..., Any], Sequence[Any], Any], Callable[..., Any]]
 
+
+class Sharing(NamedTuple):
+    """The way in which the devices of a program that the compiler divides share arrays.
+
+    Attributes:
+        names: the dimensions inside of a layer that they share, of `HEADS` and `TOKENS`.
+        divide: runs a function such as a kernel, which the compiler cannot divide.
+        cut: returns an array, whose dimensions with a name each device holds a part of.
+    """
+
+    names: frozenset[str]
+    divide: Divide
+    cut: Callable[[Any, Sequence[str | None]], Any]
+
+
 _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
-_DIVIDE: contextvars.ContextVar[Divide | None] = contextvars.ContextVar("divide", default=None)
+_SHARING: contextvars.ContextVar[Sharing | None] = contextvars.ContextVar("sharing", default=None)
 
 
 @contextlib.contextmanager
-def compiling_for(platform: str | None, divide: Divide | None = None) -> Iterator[None]:
-    """Sets what `platform` and `divided` return while the block runs, in this thread only.
+def compiling_for(platform: str | None, sharing: Sharing | None = None) -> Iterator[None]:
+    """Sets what the functions of this module see while the block runs, in this thread only.
 
     Args:
         platform: "tpu", "gpu" or "cpu"; None: unknown.
-        divide: of a program for several devices, which the compiler divides, and which cannot
-            divide a kernel; None: the program is that of one device.
+        sharing: of a program for several devices; None: the program is that of one device.
     """
-    tokens = _PLATFORM.set(platform), _DIVIDE.set(divide)
+    tokens = _PLATFORM.set(platform), _SHARING.set(sharing)
     try:
         yield
     finally:
         _PLATFORM.reset(tokens[0])
-        _DIVIDE.reset(tokens[1])
+        _SHARING.reset(tokens[1])
 
 
 def platform() -> str | None:
@@ -57,5 +74,24 @@ def divided(
             argument may be None, or a list of arrays with these dimensions.
         outputs: the same for the result, or a tuple of these for several.
     """
-    divide = _DIVIDE.get()
-    return function if divide is None else divide(function, inputs, outputs)
+    sharing = _SHARING.get()
+    return function if sharing is None else sharing.divide(function, inputs, outputs)
+
+
+def is_cut(name: str) -> bool:
+    """Returns whether devices share a dimension inside of a layer: `HEADS` or `TOKENS`."""
+    sharing = _SHARING.get()
+    return sharing is not None and name in sharing.names
+
+
+def cut(array: Any, dims: Sequence[str | None]) -> Any:
+    """Returns an array of which each device holds a part, if devices share its dimensions.
+
+    Args:
+        array: of any kind.
+        dims: for each dimension its name, or None: the compiler decides about it.
+    """
+    sharing = _SHARING.get()
+    if sharing is None or not sharing.names.intersection(name for name in dims if name):
+        return array
+    return sharing.cut(array, dims)

@@ -58,15 +58,15 @@ def _gathered(sharding: NamedSharding) -> NamedSharding:
 def _gather(value: Tensor, cut: NamedSharding, whole: NamedSharding) -> Tensor:
     """Returns a whole weight, whose gradient is cut as the weight is."""
 
-    @jax.custom_vjp
     def gather(value: Any) -> Any:
         return checkpoint_name(jax.lax.with_sharding_constraint(value, whole), GATHERED)
 
     def forward(value: Any) -> tuple[Any, None]:
-        return gather(value), None
+        return gather(value), None  # its name in plain sight: a policy sees into no custom_vjp
 
     def backward(_: None, grad: Any) -> tuple[Any]:
         return (jax.lax.with_sharding_constraint(grad, cut),)
 
-    gather.defvjp(forward, backward)
-    return gather(value)
+    gathered = jax.custom_vjp(gather)
+    gathered.defvjp(forward, backward)
+    return gathered(value)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tftpu.config.mesh import TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax import mesh as meshes
 from tftpu.tpu import target
-from tftpu.tpu.target import EXAMPLES, HEADS
+from tftpu.tpu.target import EXAMPLES, HEADS, TOKENS, Sharing
 
 
 @contextlib.contextmanager
@@ -34,9 +35,28 @@ def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
         platform: of the devices, as `tftpu.tpu.target` names it.
         mesh: the devices.
     """
-    divide = functools.partial(_divided, mesh) if mesh.size > 1 else None
-    with target.compiling_for(platform, divide):
+    with target.compiling_for(platform, _sharing(mesh) if mesh.size > 1 else None):
         yield
+
+
+def _sharing(mesh: Mesh | AbstractMesh) -> Sharing:
+    names = frozenset({HEADS, TOKENS} if mesh.shape[TENSOR] > 1 else ())
+    return Sharing(names, functools.partial(_divided, mesh), functools.partial(_cut, mesh))
+
+
+def _cut(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
+    """Returns what `tftpu.tpu.target.cut` promises, in a program; other sizes stay whole.
+
+    Heads and tokens are along `tensor`; what else is shared is for XLA to decide.
+    """
+    free, parts = PartitionSpec.UNCONSTRAINED, mesh.shape[TENSOR]
+    axes = [
+        TENSOR if name in (HEADS, TOKENS) and array.shape[place] % parts == 0 else free
+        for place, name in enumerate(dims)
+    ]
+    if TENSOR not in axes or not isinstance(array, Tracer):
+        return array
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def _divided(
