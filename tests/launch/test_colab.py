@@ -105,7 +105,10 @@ class Kernel:
 @pytest.mark.parametrize(
     ("place", "tpu", "installed", "loaded", "commands"),
     [
-        # Colab's image for TPUs has no TensorFlow, its others do; Kaggle's has the wrong one.
+        # Colab's image for TPUs has JAX and perhaps no TensorFlow, its others have TensorFlow;
+        # Kaggle's has the wrong one.
+        ("COLAB_RELEASE_TAG", True, ["jax", "libtpu"], False, ["install WHEEL[cpu]"]),
+        ("COLAB_RELEASE_TAG", True, ["jax", "libtpu", "tensorflow"], False, ["install WHEEL"]),
         ("COLAB_RELEASE_TAG", True, [], False, ["install WHEEL[tpu]"]),
         ("COLAB_RELEASE_TAG", False, ["tensorflow"], False, ["install WHEEL"]),
         (
@@ -126,7 +129,7 @@ def test_it_installs_the_right_packages_on_each_platform(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tftpu-1.0-py3-none-any.whl").touch()  # uploaded
     cell = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if "def pip(" in c.source)
-    modules = {"tftpu" if name == "tftpu" else "tensorflow" for name in installed}
+    modules = {"tensorflow" if "tensorflow" in name else name for name in installed}
     for variable in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "TPU_NAME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(place, "x")
