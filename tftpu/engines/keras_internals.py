@@ -15,6 +15,7 @@ from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
 
 
@@ -52,8 +53,17 @@ def build(model: keras.Model, batch: Nest) -> None:
     Args:
         model: compiled.
         batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
+
+    Raises:
+        UserError: as a layer raised it; Keras would wrap it in words of its own.
     """
-    model._symbolic_build(data_batch=batch)
+    with plain_errors():
+        try:
+            model._symbolic_build(data_batch=batch)
+        except RuntimeError as error:
+            if isinstance(error.__context__, UserError):
+                raise error.__context__ from None
+            raise
 
 
 def build_by(function: Callable[[Nest], Any], batch: Nest) -> Any:
