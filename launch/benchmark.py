@@ -43,7 +43,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         "pipeline": lambda turn: _pipeline(experiment, engine, turn),
     }
     on_jax = keras.config.backend() == "jax"
-    if compare and on_jax and engine.data_shares > 1:
+    if compare and on_jax and engine.hardware.chips > 1:
         raise UserError(
             f"Keras's fit is compared on one device, and this config has {engine.description}: "
             "leave out --compare, or the mesh."

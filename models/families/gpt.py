@@ -148,9 +148,9 @@ class CausalSelfAttention(layers.Layer):
 
     def _projections(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        if self.implementation == "flash" and not target.is_cut(
-            HEADS
-        ):  # it reads the layout of a single product's output
+        # The kernel reads the layout of a single product's output, whose columns no devices can
+        # share by heads.
+        if self.implementation == "flash" and not target.is_cut(HEADS):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product in
         # three, and joining the gradients, would copy activations.

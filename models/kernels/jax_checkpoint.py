@@ -10,6 +10,11 @@ from tftpu.models.layers.internals import stored_value
 from tftpu.tensors import Tensor
 from tftpu.tpu.target import GATHERED
 
+_FORMS = (
+    *("sharding_constraint", "reshape", "squeeze", "slice", "transpose"),
+    *("convert_element_type", "broadcast_in_dim", "copy"),
+)
+
 
 def forgetting_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose backward pass gathers weights again, and keeps none whole."""
@@ -20,10 +25,11 @@ def _all_but_gathered(primitive: Any, *_: Any, **fields: Any) -> bool:
     """Returns whether the backward pass keeps a result: all but weights that were gathered.
 
     JAX 0.10's `save_anything_except_these_names` keeps everything. A constraint is what gathers: it
-    is repeated as well, or its result would be kept in place of the one with the name.
+    is repeated as well, or its result would be kept in place of the one with the name. So are other
+    forms of an array, which might be those of a weight.
     """
     named = primitive.name == "name" and fields["name"] == GATHERED
-    return not named and primitive.name != "sharding_constraint"
+    return not named and primitive.name not in _FORMS
 
 
 def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from tftpu.tpu.target import EXAMPLES, HEADS, TOKENS
 
 Rule = tuple[str, tuple[str | None, ...]]
 _AXIS = "tensor"
+_IF_IT_DIVIDES = "tensor?"
 
 TRANSFORMER: tuple[Rule, ...] = (
     (r"_attention/(query|key|value|qkv)/kernel$", (None, _AXIS)),
@@ -29,12 +30,11 @@ TRANSFORMER: tuple[Rule, ...] = (
 )
 
 
-# For vocabularies that every usual number of devices divides; others stay whole.
-_EVEN = 128
+# Many a vocabulary is a size that nothing divides: it stays whole then.
 VOCABULARY: tuple[Rule, ...] = (
-    (r"^tokens_embed/embeddings$", (_AXIS, None)),
-    (r"^head/kernel$", (None, _AXIS)),
-    (r"^head/bias$", (_AXIS,)),
+    (r"^tokens_embed/embeddings$", (_IF_IT_DIVIDES, None)),
+    (r"^head/kernel$", (None, _IF_IT_DIVIDES)),
+    (r"^head/bias$", (_IF_IT_DIVIDES,)),
 )
 
 
@@ -48,7 +48,7 @@ def rules_for(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
         return ()
     rules = TRANSFORMER
     tokens = shapes.get("tokens_embed/embeddings")
-    if tokens and tokens[0] % _EVEN == 0:
+    if tokens:
         of_tokens = (r for r in VOCABULARY if _sizes(r, shapes) <= {tokens[0]})
         rules += tuple(of_tokens)
     return tuple(rule for rule in rules if any(re.search(rule[0], path) for path in shapes))
@@ -57,7 +57,7 @@ def rules_for(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
 def _sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
     """Returns the sizes that a rule cuts."""
     pattern, axes = rule
-    place = axes.index(_AXIS)
+    place = axes.index(_IF_IT_DIVIDES)
     return {shape[place] for path, shape in shapes.items() if re.search(pattern, path)}
 
 

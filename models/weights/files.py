@@ -1,9 +1,9 @@
 """Weight files as named arrays: safetensors, in one file or several, and Keras's HDF5."""
 
-import collections
 import io
 import json
 import mmap
+import os
 import re
 
 import numpy as np
@@ -75,7 +75,7 @@ def _read_several(index: str) -> dict[str, np.ndarray]:
     for name in places.values():
         if not isinstance(name, str) or not paths.is_inside(name):
             raise ValueError(f"it names the file {name!r}, which is not beside it")
-    folder = index.rpartition("/")[0]
+    folder = os.path.dirname(index)
     arrays = {}
     for name in sorted(set(places.values())):
         arrays |= _read_safetensors(files.join(folder, name))
@@ -86,7 +86,7 @@ def _read_several(index: str) -> dict[str, np.ndarray]:
 
 
 def _read_safetensors(path: str) -> dict[str, np.ndarray]:
-    folder, _, file = path.rpartition("/")
+    folder, file = os.path.split(path)
     names = [file]
     if file == WHOLE and _MANIFEST in files.names_in(folder):  # the files of all processes
         names = [name for name in files.names_in(folder) if re.fullmatch(_OF_PROCESSES, name)]
@@ -99,20 +99,21 @@ def _read_safetensors(path: str) -> dict[str, np.ndarray]:
 def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns arrays with the parts of variables of a checkpoint joined to whole ones."""
     found: dict[str, np.ndarray] = {}
-    counts: collections.Counter[str] = collections.Counter()
+    parts: dict[str, list[tuple[regions.Named, np.ndarray]]] = {}
     for name, array in arrays.items():
         if not re.search(r" of \[[\d, ]+\]$", name):
             found[name] = array
             continue
-        index, path, region, shape = regions.named(name, array.shape)
-        name = regions.name_of(regions.Named(index, path, regions.whole(shape), shape))
-        if name not in found:
-            found[name] = np.empty(shape, array.dtype)
-        found[name][regions.slices_of(region)] = array
-        counts[name] += array.size
-    for name, count in counts.items():
-        if count != found[name].size:
-            raise ValueError(f"it holds only a part of {name!r}")
+        part = regions.named(name, array.shape)
+        name = regions.name_of(part._replace(region=regions.whole(part.shape)))
+        parts.setdefault(name, []).append((part, array))
+    for name, pieces in parts.items():
+        (first, array), *_ = pieces
+        if not regions.fill([part.region for part, _ in pieces], first.shape):
+            raise ValueError(f"it does not hold each part of {name!r} once")
+        found[name] = np.empty(first.shape, array.dtype)
+        for part, array in pieces:
+            found[name][regions.slices_of(part.region)] = array
     return found
 
 

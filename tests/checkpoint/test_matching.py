@@ -137,7 +137,8 @@ def test_damage_counts_where_it_is_read(tmp_path):
 
 
 def test_a_part_that_is_missing_or_there_twice_is_said(tmp_path):
-    for wrong in (rows(4)[:3], [*rows(4), rows(4)[0]][1:] + rows(2)[:1]):
+    overlapping = [((0, 12), (0, 6)), ((6, 18), (0, 6))]  # as many elements, and a gap
+    for wrong in (rows(4)[:3], [*rows(4)[1:], rows(2)[0]], overlapping):
         path = saved_by(tmp_path, Cut(wrong))
         with pytest.raises(UserError, match=r"step 3 was changed: .*each part of kernel once"):
             restored(path, Cut(rows(1)))
@@ -152,6 +153,17 @@ def test_nothing_is_assigned_if_one_file_is_damaged(tmp_path):
     with pytest.raises(UserError, match=r"No checkpoint .* is complete"):
         checkpoints.restore(target)
     assert value_of(target) == step_of(target) == 0
+
+
+def test_checkpoints_of_an_earlier_version_are_not_called_damaged(tmp_path, caplog):
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(1, leaves(1), {})
+    checkpoints.wait()
+    old = {"step": 1, "files": {"state.json": {"bytes": 2, "crc32c": 3}}}
+    (tmp_path / "checkpoints/1/manifest.json").write_text(json.dumps(old))
+    with pytest.raises(UserError, match="written by an earlier version of tftpu"):
+        checkpoints.restore(leaves(0))
+    assert not caplog.text
 
 
 def header(**arrays: object) -> bytes:

@@ -40,7 +40,7 @@ def test_bench_times_the_jax_engine_beside_a_bare_step_and_keras():
     rows = re.findall(r"^  (\w[\w ,]*?) +([\d.]+) ms/step", done.stdout, re.M)
     assert [name for name, _ in rows] == ["trainer", "bare step", "pipeline", "keras fit"]
     assert all(float(milliseconds) > 0 for _, milliseconds in rows)
-    two = ["--config.cluster.mesh=fsdp:2", "--config.cluster.virtual_devices=2", "--compare"]
+    two = ["--config.cluster.mesh=tensor:2", "--config.cluster.virtual_devices=2", "--compare"]
     done = subprocess.run([*command, *jax, *two], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Keras's fit is compared on one device" in done.stderr

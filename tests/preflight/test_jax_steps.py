@@ -73,6 +73,12 @@ def test_an_option_that_the_compiler_does_not_know_is_said():
     assert not refused["compiles"] and "xla_tpu_faster" in refused["error"]
 
 
+def test_devices_along_tensor_share_heads_and_tokens():
+    found = printed("constraints")
+    assert found.count("256x4x64") >= 3  # queries, keys and values of 4 heads, by one kernel
+    assert found.count("2x512x256") >= 2  # what the attention and the MLP add to
+
+
 def test_each_device_runs_the_kernels_on_its_examples_and_heads():
     # As in tests/models/test_flash.py: 2 examples a device, and one column of two heads.
     product = 2 * 2 * 2 * 3 * 256 * 256 * 128

@@ -4,6 +4,7 @@ KERAS_BACKEND=jax python -m tests.support.jax_preflight MESH SLICE,... [OPTIONS]
 """
 
 import json
+import re
 import sys
 
 import keras
@@ -49,6 +50,14 @@ def gpt() -> keras.Model:
     return built
 
 
+def constraints() -> list[str]:
+    """Returns the shapes that a program for two devices along `tensor` cuts in the middle."""
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    step = JaxLowering("tensor:2").lower(gpt, share, 2, "mixed_bfloat16", TrainOptions())
+    cut = r'sharding_constraint .*\[\{\?\}, \{"tensor"\}, \{\?\}\]> : tensor<([\dx]+)x'
+    return re.findall(cut, step.program.decode())
+
+
 def kernels() -> list[int]:
     """Returns the FLOPs of the kernels of a device of a mesh."""
     slice_ = parse_slice("v5e-8")
@@ -64,6 +73,9 @@ def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
     """Prints the report, or the FLOPs, as JSON."""
     if mesh == "kernels":
         print(json.dumps(kernels()))
+        return
+    if mesh == "constraints":
+        print(json.dumps(constraints()))
         return
     if slices == "wide":
         images = tf.TensorSpec((64, WIDTH))

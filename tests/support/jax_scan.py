@@ -107,9 +107,10 @@ def whole_weights_kept(remat: str) -> int:
 
 
 def _maker(var: Any, makers: dict[Any, Any]) -> Any:
-    """Returns the operation whose result is kept, before JAX rounds it; None: it was given."""
+    """Returns the operation whose result is kept, in whatever form; None: it was given."""
+    forms = ("reduce_precision", "reshape", "squeeze", "slice", "transpose", "convert_element_type")
     found = makers.get(var)
-    while found is not None and found.primitive.name == "reduce_precision":
+    while found is not None and found.primitive.name in forms:
         found = makers.get(found.invars[0])
     return found
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from tftpu.errors import UserError
 from tftpu.storage import buckets, files, side_files
 from tftpu.storage.own_files import OwnFile
 from tftpu.storage.safetensors import in_pieces
@@ -113,6 +114,7 @@ def read(folder: str) -> dict[str, StoredFile]:
 
     Raises:
         OSError, ValueError: the manifest is missing or damaged.
+        UserError: it is of an earlier version of tftpu.
     """
     listed = _listed(_marker(files.join(folder, FILE)))
     return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
@@ -124,7 +126,12 @@ def _marker(path: str) -> bytes:
 
 
 def _listed(manifest: bytes) -> dict[str, list[Block]]:
-    """Returns the blocks of the files of a manifest; raises ValueError if it is damaged."""
+    """Returns the blocks of the files of a manifest.
+
+    Raises:
+        ValueError: it is damaged.
+        UserError: it is of an earlier version of tftpu.
+    """
     try:
         record = json.loads(manifest.decode())
     except RecursionError:
@@ -132,6 +139,12 @@ def _listed(manifest: bytes) -> dict[str, list[Block]]:
     listed = record.get("files") if isinstance(record, dict) else None
     if not isinstance(listed, dict):
         raise ValueError(f"{FILE} lists no files")
+    if any(isinstance(blocks, dict) and "crc32c" in blocks for blocks in listed.values()):
+        raise UserError(
+            "The checkpoints of this workdir were written by an earlier version of tftpu, and this "
+            "one cannot resume them: use that version, or start a new run from their weights with "
+            "model.init_from=WORKDIR/checkpoints/STEP."
+        )
     for name, blocks in listed.items():
         if not isinstance(blocks, list) or not blocks or not all(map(_is_block, blocks)):
             raise ValueError(f"{FILE} has no checksums of {name!r}")

@@ -5,7 +5,6 @@ several processes wrote it; `tftpu.storage.regions` names its arrays.
 """
 
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -122,7 +121,7 @@ def _saved(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
                 f"{file} cannot be read ({error})."
             ) from error
     for name, shape, parts in found.values():
-        if sum(regions.size_of(part.region) for part in parts) != math.prod(shape):
+        if not regions.fill([part.region for part in parts], shape):
             raise UserError(
                 f"The checkpoint of step {step} was changed: {', '.join(stored)} should hold each "
                 f"part of {name} once."

@@ -164,7 +164,7 @@ class Executor(Protocol):
     def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch, and waits for them.
 
-        Nothing is read, summed up or logged in between: it shows what the rest of a run costs.
+        Nothing is fetched or logged in between: it shows what the rest of a run costs.
 
         Args:
             share_spec: spec of a share of the batch.

@@ -33,7 +33,8 @@ class Objective:
         name: the name in logs and checkpoints; "" takes that of `loss_fn`.
 
     Raises:
-        UserError: `loss_fn` cannot be called, or `every` is not positive.
+        UserError: `loss_fn` cannot be called, `every` is not positive, or the name has other than
+            letters, digits and underscores.
 
     Example:
 
@@ -64,7 +65,7 @@ class Objective:
         at_least("Objective.every", self.every, 1)
         _refuse_other_variables(self.variables)
         _refuse_other_optimizer(self.optimizer)
-        if not re.fullmatch(r"\w*", self.name):
+        if not isinstance(self.name, str) or not re.fullmatch(r"\w*", self.name):
             raise UserError(
                 f"Objective.name is {self.name!r}: it names files of checkpoints, so use letters, "
                 "digits and underscores."

@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 # The first index and the one behind the last, along each dimension of the array.
 Region = tuple[tuple[int, int], ...]
 
@@ -43,6 +45,18 @@ def overlap(one: Region, other: Region) -> Region | None:
     """Returns the region that two have in common, or None."""
     found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return found if all(first < last for first, last in found) else None
+
+
+def fill(parts: Sequence[Region], shape: Sequence[int]) -> bool:
+    """Returns whether regions of an array hold each element of it once."""
+    if sum(map(size_of, parts)) != math.prod(shape):
+        return False
+    if len(parts) == 1:
+        return True
+    bounds = np.array(parts)  # (parts, dimensions, 2)
+    first, last = bounds[..., 0], bounds[..., 1]
+    meet = (np.maximum(first[:, None], first) < np.minimum(last[:, None], last)).all(-1)
+    return int(meet.sum()) == len(parts)  # each meets itself alone
 
 
 class Named(NamedTuple):

@@ -19,7 +19,8 @@ from tftpu.errors import UserError
 
 SMALLEST = 4096  # elements: cutting less costs more traffic than it saves memory
 
-# A pattern that is searched in the path of a variable, and an axis or None for each dimension.
+# A pattern that is searched in the path of a variable, and an axis or None for each dimension. An
+# axis must divide the size; one with a question mark leaves a size whole that it does not divide.
 Rule = tuple[str, tuple[str | None, ...]]
 
 
@@ -100,6 +101,9 @@ class Layout:
         rule = next((rule for rule in self._rules if re.search(rule[0], path)), None)
         for place, axis in enumerate(rule[1] if rule else ()):
             if axis is None:
+                continue
+            optional, axis = axis.endswith("?"), axis.removesuffix("?")
+            if optional and shape[place] % self.mesh.shape[axis]:
                 continue
             if place >= len(shape) or shape[place] % self.mesh.shape[axis]:
                 raise UserError(
