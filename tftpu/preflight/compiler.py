@@ -5,7 +5,7 @@ because libtpu aborts its process on some errors, writes to standard error, and 
 interrupted.
 
 All private interfaces of JAX that preflight needs are gathered in `_jax_internals`. They were tried
-with jax and jaxlib 0.10.2 and libtpu 0.0.51.
+with jax and jaxlib 0.10.2 and libtpu 0.0.52.
 """
 
 import gzip
@@ -29,7 +29,7 @@ from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
-_TRIED = {"jax": "0.10.2", "libtpu": "0.0.51"}
+_TRIED = {"jax": "0.10.2", "libtpu": "0.0.52"}
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
 KERNEL_MEMORY = "memory space vmem"
