@@ -1,4 +1,4 @@
-"""What a mesh's `tensor` axis cuts of a transformer.
+"""The dimensions of a transformer that a mesh's `tensor` axis cuts.
 
 As in Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): the first product of
 attention and of the MLP by its outputs, the second by its inputs, so that a block has one exchange

@@ -122,6 +122,17 @@ def test_without_jax_the_error_says_how_to_install_it(interpreted, monkeypatch):
 BATCH, TIME, WIDTH = 2, 512, 128
 
 
+def test_preflight_says_in_the_kernels_words_which_shape_it_does_not_take():
+    def model():
+        built = models.build("vit_s16", attention="flash", width=176, heads=2, layers=1)
+        built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return built
+
+    images = tf.TensorSpec((8, 224, 224, 3)), tf.TensorSpec((8,), tf.int32)
+    with pytest.raises(UserError, match=r"^model\.attention='flash' takes up to"):
+        preflight.check(model, images, ["v3-8"])
+
+
 def tiny_gpt(**fields):
     def model():
         sizes = {"layers": 1, "vocabulary": 512, "width": WIDTH, "heads": 2, **fields}

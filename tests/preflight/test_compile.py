@@ -279,15 +279,6 @@ def test_random_numbers_are_priced_as_the_tpu_draws_them(slice_name):
     assert cycles(0.0) < cycles(0.1) < 1.6 * cycles(0.0)
 
 
-def test_a_shape_that_a_kernel_does_not_take_is_said_in_the_kernels_words():
-    def model_fn():
-        return compiled(models.build("vit_s16", attention="flash", width=176, heads=2, layers=1))
-
-    images = tf.TensorSpec((8, 224, 224, 3)), tf.TensorSpec((8,), tf.int32)
-    with pytest.raises(UserError, match=r"^model\.attention='flash' takes up to"):
-        examine(model_fn, images)
-
-
 def test_a_layer_that_augments_in_the_step_is_named():
     # Unlike most random layers, RandomFlip compiles: it is a waste, not an error.
     model_fn = with_layer(lambda: layers.RandomFlip(name="augment"))
