@@ -277,13 +277,17 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog)
     assert trainer.checkpoints.steps() == [20]
 
 
-def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path):
+def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path, capfd):
     class Stall(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if self.model.optimizer.iterations.numpy() == 130:
-                trainer._profiler.observe(1.0)  # as the loop of step 130 would have
+            if self.model.optimizer.iterations.numpy() == 30:
+                trainer._profiler.observe(1000.0)  # as the loop of step 30 would have
 
     trainer = make_trainer(compiled(), tmp_path, steps_per_loop=1, profile="slow")
-    trainer.fit(data().cache().repeat(), steps=160, callbacks=[Stall()])
+    for _ in range(100):  # loops so long that on a busy machine no true one counts as slow
+        trainer._profiler.observe(100.0)
+    trainer.fit(data().cache().repeat(), steps=60, callbacks=[Stall()])
     assert profile.read(str(tmp_path)).steps == 10
+    assert capfd.readouterr().err.count("profiling the next 10 steps") == 1
+    assert len(trainer._profiler._loops) > 101  # the run's own loops were recorded as well
     assert trainer.account.clock.seconds()["profiling"] > 0
