@@ -8,6 +8,7 @@ from keras import layers
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.heads import Tied
+from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.models.layers.token_model import TokenModel, token_inputs
@@ -144,7 +145,7 @@ def _dense(x: Tensor, units: int, **options: Any) -> Tensor:
 
 
 def _norm(x: Tensor, name: str) -> Tensor:
-    return layers.LayerNormalization(epsilon=1e-12, name=name)(x)
+    return LayerNormalization(epsilon=1e-12, name=name)(x)
 
 
 def _init() -> Initializer:

@@ -7,6 +7,7 @@ from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.gelu import gelu
+from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.tensors import Initializer, Tensor
 
@@ -97,7 +98,7 @@ def _conv(x: Tensor, filters: int, patch: int, name: str) -> Tensor:
 
 
 def _norm(x: Tensor, name: str) -> Tensor:
-    return layers.LayerNormalization(epsilon=1e-6, name=name)(x)
+    return LayerNormalization(epsilon=1e-6, name=name)(x)
 
 
 def _init() -> Initializer:

@@ -11,6 +11,7 @@ from keras import layers
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.heads import TiedHead
+from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.tensor_parallel import Residual, by_heads
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
@@ -39,20 +40,20 @@ def build(config: "GPT") -> keras.Model:
         x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
     x = Structure(config, shared=("segments",), name="structure")(borders)
-    x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
+    x = LayerNormalization(epsilon=1e-5, name="final_norm")(x)
     logits = TiedHead(embed, dtype="float32", name=HEAD)(x)
     return FactoredTokenModel(inputs, logits, config.name)
 
 
 def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
-    y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
+    y = LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
     y = CausalSelfAttention(
         config.heads, config.layers, config.attention, name=f"{name}_attention"
     )(y, segments)
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout1")(y)
     x = Residual(name=f"{name}_add1")([x, y])
-    y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm2")(x)
+    y = LayerNormalization(epsilon=1e-5, name=f"{name}_norm2")(x)
     y = layers.Dense(
         4 * config.width, kernel_initializer=_normal(), name=f"{name}_expand", activation=_gelu
     )(y)

@@ -13,6 +13,7 @@ from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
 from tftpu.models.layers.gelu import gelu
+from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.models.layers.tensor_parallel import Residual
@@ -52,7 +53,7 @@ def build(config: "ViT") -> keras.Model:
         x = _block(x, drop, config, name=f"block{block + 1}")
         borders.append(x)
     x = Structure(config, name="structure")(borders)
-    x = layers.LayerNormalization(epsilon=1e-6, name="final_norm")(x)
+    x = LayerNormalization(epsilon=1e-6, name="final_norm")(x)
     if config.pooling == "token":
         x = x[:, 0]
     else:
@@ -65,10 +66,10 @@ def build(config: "ViT") -> keras.Model:
 
 
 def _block(x: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
-    y = layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x)
+    y = LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x)
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(y)
     x = _add(x, y, drop, config, name=f"{name}_add1")
-    y = layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x)
+    y = LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x)
     y = layers.Dense(4 * config.width, activation=gelu, name=f"{name}_expand")(y)
     y = layers.Dense(config.width, name=f"{name}_contract")(y)
     return _add(x, y, drop, config, name=f"{name}_add2")

@@ -1,10 +1,17 @@
-"""Weight files as named arrays: safetensors, in one file or several, and Keras's HDF5."""
+"""Weight files as named arrays: safetensors, in one file or several, and Keras's HDF5.
 
+Arrays stay in their file until they are needed, one after the other: a model may be larger than the
+memory of a host. Keras's HDF5 files, which hold small models, are read at once.
+"""
+
+import functools
 import io
 import json
 import mmap
 import os
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,16 +25,33 @@ _MANIFEST = "manifest.json"  # of a checkpoint of tftpu
 _OF_PROCESSES = r"model(-\d+)?\.safetensors"
 
 
-def read(path: str) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file, by name.
+class Stored(NamedTuple):
+    """An array of a weight file.
 
-    They are read-only; those of a local safetensors file are mapped, not copied.
+    Attributes:
+        shape: its shape.
+        content: reads the array, which is read-only; of a local file it is mapped, not copied.
+    """
+
+    shape: tuple[int, ...]
+    content: Callable[[], np.ndarray]
+
+    def outline(self) -> np.ndarray:
+        """Returns an array of this shape that takes no memory."""
+        return np.broadcast_to(np.int8(0), self.shape)
+
+
+def read(path: str) -> dict[str, Stored]:
+    """Reads the names and shapes of a file's arrays.
 
     Args:
         path: local or `gs://`: a `.safetensors` file, the `.safetensors.index.json` of several, an
             `.h5` file of Keras, or a folder that holds one of the first two under its usual name.
             The parts of a variable in a checkpoint of tftpu are joined.
             An array of an `.h5` file is named by its layer and its index there: "conv1/0".
+
+    Returns:
+        The arrays by name.
 
     Raises:
         UserError: there is no such file, or it cannot be read.
@@ -68,7 +92,7 @@ def _in_folder(folder: str) -> str:
     )
 
 
-def _read_several(index: str) -> dict[str, np.ndarray]:
+def _read_several(index: str) -> dict[str, Stored]:
     places = json.loads(files.read(index))["weight_map"]
     if not isinstance(places, dict):
         raise ValueError("its weight_map is not a JSON object")
@@ -85,21 +109,51 @@ def _read_several(index: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _read_safetensors(path: str) -> dict[str, np.ndarray]:
+def _read_safetensors(path: str) -> dict[str, Stored]:
     folder, file = os.path.split(path)
     names = [file]
     if file == WHOLE and _MANIFEST in files.names_in(folder):  # the files of all processes
         names = [name for name in files.names_in(folder) if re.fullmatch(_OF_PROCESSES, name)]
     arrays = {}
     for name in names:
-        arrays |= safetensors.decode(_content(files.join(folder, name)))
+        arrays |= _arrays_of(files.join(folder, name))
     return _joined(arrays)
 
 
-def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _arrays_of(path: str) -> dict[str, Stored]:
+    """Returns the arrays of one safetensors file."""
+    if not files.is_remote(path):
+        return {
+            name: _in_memory(array) for name, array in safetensors.decode(_content(path)).items()
+        }
+    start = 8 + int.from_bytes(files.read_range(path, 0, 8), "little")
+    size = files.size(path) or 0
+    if not 10 <= start <= size:
+        raise ValueError(f"its header should end at byte {start:,}, and it has {size:,}")
+    entries = safetensors.entries(files.read_range(path, 0, start))
+    if start + (entries[-1].last if entries else 0) != size:
+        raise ValueError(f"it has {size:,} bytes, which are not those of its arrays")
+    return {
+        entry.name: Stored(entry.shape, functools.partial(_download, path, start, entry))
+        for entry in entries
+    }
+
+
+def _download(path: str, start: int, entry: safetensors.Entry) -> np.ndarray:
+    data = files.read_range(path, start + entry.first, entry.last - entry.first)
+    if len(data) != entry.last - entry.first:
+        raise UserError(f"{path!r} has changed while its weights were read: read it again.")
+    return np.frombuffer(data, entry.dtype).reshape(entry.shape)
+
+
+def _in_memory(array: np.ndarray) -> Stored:
+    return Stored(array.shape, lambda: array)
+
+
+def _joined(arrays: dict[str, Stored]) -> dict[str, Stored]:
     """Returns arrays with the parts of variables of a checkpoint joined to whole ones."""
-    found: dict[str, np.ndarray] = {}
-    parts: dict[str, list[tuple[regions.Named, np.ndarray]]] = {}
+    found: dict[str, Stored] = {}
+    parts: dict[str, list[tuple[regions.Named, Stored]]] = {}
     for name, array in arrays.items():
         if not re.search(r" of \[[\d, ]+\]$", name):
             found[name] = array
@@ -108,13 +162,19 @@ def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         name = regions.name_of(part._replace(region=regions.whole(part.shape)))
         parts.setdefault(name, []).append((part, array))
     for name, pieces in parts.items():
-        (first, array), *_ = pieces
-        if not regions.fill([part.region for part, _ in pieces], first.shape):
+        shape = pieces[0][0].shape
+        if not regions.fill([part.region for part, _ in pieces], shape):
             raise ValueError(f"it does not hold each part of {name!r} once")
-        found[name] = np.empty(first.shape, array.dtype)
-        for part, array in pieces:
-            found[name][regions.slices_of(part.region)] = array
+        found[name] = Stored(shape, functools.partial(_join, pieces))
     return found
+
+
+def _join(pieces: list[tuple[regions.Named, Stored]]) -> np.ndarray:
+    (first, stored), *_ = pieces
+    whole = np.empty(first.shape, stored.content().dtype)
+    for part, stored in pieces:
+        whole[regions.slices_of(part.region)] = stored.content()
+    return whole
 
 
 def _content(path: str) -> bytes | mmap.mmap:
@@ -125,7 +185,7 @@ def _content(path: str) -> bytes | mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _read_h5(path: str) -> dict[str, np.ndarray]:
+def _read_h5(path: str) -> dict[str, Stored]:
     import h5py
 
     data = _content(path)
@@ -133,6 +193,6 @@ def _read_h5(path: str) -> dict[str, np.ndarray]:
     place = io.BytesIO(data) if files.is_remote(path) else path
     try:
         with h5py.File(place, "r") as file:
-            return Hdf5(file, len(data)).arrays()
+            return {n: _in_memory(array) for n, array in Hdf5(file, len(data)).arrays().items()}
     except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
         raise ValueError(f"{error}") from error

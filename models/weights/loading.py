@@ -15,6 +15,8 @@ from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.weights import files
+from tftpu.models.weights.assignment import assign
+from tftpu.models.weights.files import Stored
 from tftpu.models.weights.layouts import hugging_face, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
 from tftpu.tensors import ops
@@ -55,6 +57,9 @@ class LoadReport:
 def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
     """Loads the weights of a file into a model of the zoo: all that match, or none on an error.
 
+    Arrays are read one after the other, and a device that holds a part of a variable is given that
+    part alone. A file that cannot be read to its end leaves the first of them loaded.
+
     Args:
         model: built by `tftpu.models.build`.
         path: as for `tftpu.models.weights.files.read`, or the folder of a checkpoint of tftpu.
@@ -75,36 +80,35 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     arrays = files.read(path)
     entries, known = _layout(config, model, str(path), arrays)
     variables = _variables(model)
-    values, wrong, used = {}, [], set()
+    fitting: dict[str, Entry] = {}
+    wrong, used = [], set()
     for entry in entries:
         if not all(name in known for name in entry.theirs):
             continue
         used |= set(entry.theirs)
         there = [arrays[known[name]] for name in entry.theirs]
         here = tuple(variables[entry.ours].shape)
-        try:
-            values[entry.ours] = entry.read(*there)
-        except ValueError:  # another number of dimensions
-            values[entry.ours] = None
-        if values[entry.ours] is None or values[entry.ours].shape != here:
-            del values[entry.ours]
+        if _shape(entry, there) == here:
+            fitting[entry.ours] = entry
+        else:
             shapes = " + ".join(f"{name} {array.shape}" for name, array in zip(entry.theirs, there))
             wrong.append((entry.ours, f"{entry.ours} {here} here, {shapes} there"))
     replaced = [ours for ours, _ in wrong if replace_head and ours in _HEAD]
     _refuse_mismatch(path, [said for ours, said in wrong if ours not in replaced])
     if replaced:  # kernel and bias together
         replaced = [ours for ours in _HEAD if ours in variables]
-        values = {ours: value for ours, value in values.items() if ours not in replaced}
-    if not values:
+        fitting = {ours: entry for ours, entry in fitting.items() if ours not in replaced}
+    if not fitting:
         raise UserError(
             f"No array of {path!r} fits the model {model.name!r}: the file has "
             f"{_listed(sorted(arrays))}. Does it belong to another family?"
         )
-    for ours, value in values.items():
-        variables[ours].assign(np.asarray(value, variables[ours].dtype))
+    for ours, entry in fitting.items():
+        value = entry.read(*(arrays[known[name]].content() for name in entry.theirs))
+        assign(variables[ours], value)
     return LoadReport(
-        loaded=[ours for ours in variables if ours in values],
-        missing=[ours for ours in variables if ours not in values and ours not in replaced],
+        loaded=[ours for ours in variables if ours in fitting],
+        missing=[ours for ours in variables if ours not in fitting and ours not in replaced],
         unused=sorted(
             name
             for theirs, name in known.items()
@@ -185,8 +189,16 @@ def freeze(model: keras.Model, patterns: str) -> list[str]:
     return [path for path in paths if path in frozen]
 
 
+def _shape(entry: Entry, arrays: list[Stored]) -> tuple[int, ...] | None:
+    """Returns the shape of an entry's value; None if the arrays lack dimensions."""
+    try:
+        return entry.read(*(array.outline() for array in arrays)).shape
+    except ValueError:
+        return None
+
+
 def _layout(
-    config: Model, model: keras.Model, path: str, arrays: dict[str, np.ndarray]
+    config: Model, model: keras.Model, path: str, arrays: dict[str, Stored]
 ) -> tuple[list[Entry], dict[str, str]]:
     """Returns the entries of a file's layout, and the file's names by those of the layout."""
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu

@@ -157,7 +157,6 @@ class _Child:
     def _hook(self) -> None:
         from tensorflow.python.framework import func_graph
 
-        import tftpu
         from tftpu import input_pipelines
         from tftpu.launch import experiment, training
         from tftpu.training.trainer import Trainer
@@ -174,7 +173,7 @@ class _Child:
             setattr(module, name, wrapped)
 
         del training  # imported for the time that it takes
-        marked(tftpu, "connect", "devices")
+        marked(experiment, "connect", "devices")
         marked(experiment, "training_data", "training data")
         marked(input_pipelines, "evaluation", "evaluation data")
         marked(experiment, "build_trainer", "model")

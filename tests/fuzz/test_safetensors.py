@@ -18,7 +18,7 @@ def read(path, data: bytes) -> None:
     path.write_bytes(data)
     with only_user_errors():
         for array in files.read(str(path)).values():
-            assert array.nbytes <= len(data)
+            assert array.content().nbytes <= len(data)
 
 
 @fuzzed(100, data=damaged(WHOLE) | st.binary(max_size=64))

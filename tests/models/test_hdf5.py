@@ -115,9 +115,9 @@ def test_compressed_weights_are_read(tmp_path):
         group.create_dataset("2", data=np.zeros(0, np.float32))
         group.create_dataset("3", data=np.float32(7))
     found = files.read(str(tmp_path / "weights.h5"))
-    np.testing.assert_array_equal(found["conv/0"], values)
-    assert found["conv/1"].shape == (1000,) and found["conv/2"].size == 0
-    assert found["conv/3"] == 7
+    np.testing.assert_array_equal(found["conv/0"].content(), values)
+    assert found["conv/1"].shape == (1000,) and found["conv/2"].content().size == 0
+    assert found["conv/3"].content() == 7
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

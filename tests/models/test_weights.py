@@ -15,7 +15,7 @@ from tftpu.checkpoint.store import Checkpoints
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.models.weights import loading
-from tftpu.storage import regions
+from tftpu.storage import files, regions
 
 FAMILIES = [name for name in zoo.TINY if name not in ("efficientnetv2", "vit_mean")]
 
@@ -53,6 +53,36 @@ def test_weights_are_read_from_any_file_system_of_tensorflow(tmp_path):
     models.save_weights(saved, "ram://weights/model.safetensors")
     models.load_weights(model, "ram://weights/model.safetensors")
     assert_same(values(model), values(saved))
+
+
+def test_of_a_remote_file_one_array_at_a_time_is_read(tmp_path, monkeypatch):
+    saved, model = build("llama", 1), build("llama", 2)
+    models.save_weights(saved, "ram://one/model.safetensors")
+    counts = []
+
+    def read_range(path, first, count):
+        counts.append(count)
+        return download(path, first, count)
+
+    download = files.read_range
+    monkeypatch.setattr(files, "read_range", read_range)
+    monkeypatch.setattr(files, "read", lambda _: pytest.fail("the whole file was read"))
+    models.load_weights(model, "ram://one/model.safetensors")
+    assert_same(values(model), values(saved))
+    assert sorted(counts[2:]) == sorted(4 * v.size for v in values(saved).values())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "header", "longer", "empty"])
+def test_a_damaged_remote_file_loads_nothing(damage):
+    model = build("gpt", 1)
+    models.save_weights(build("gpt", 2), "ram://damaged/model.safetensors")
+    data = files.read("ram://damaged/model.safetensors")
+    damaged = {"truncated": data[:-4], "header": data[:8] + b"?" + data[9:], "empty": b""}
+    files.write_whole("ram://damaged/w.safetensors", damaged.get(damage, data + b"1234"))
+    before = values(model)
+    with pytest.raises(tftpu.UserError, match="cannot be read"):
+        models.load_weights(model, "ram://damaged/w.safetensors")
+    assert_same(values(model), before)
 
 
 def test_a_checkpoint_of_tftpu_is_loaded(tmp_path):

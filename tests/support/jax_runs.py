@@ -15,11 +15,15 @@ import keras
 import numpy as np
 
 import tftpu
+from tests.support import zoo
+from tftpu import models
 from tftpu.engines.engine import Engine
 from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.models.weights.assignment import assign
 
 HALF, STEPS = 6, 12
 BEGUN = "half"  # the folder of a run of another engine
+WEIGHTS = "model.safetensors"  # of the model that `loaded` loads
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -93,6 +97,27 @@ def created(mesh: str) -> tuple[np.ndarray, float]:
     value = layer.kernel.value
     largest = max(shard.data.size for shard in value.addressable_shards)
     return np.asarray(value), largest / value.size
+
+
+def loaded(file: Path) -> dict[str, Any]:
+    """Loads weights onto a mesh; returns the largest parts that were read and are held."""
+    read: list[float] = []
+
+    class Seen(np.ndarray):
+        def __getitem__(self, place):
+            found = np.asarray(super().__getitem__(place))
+            read.append(found.size / self.size)
+            return found
+
+    engine = tftpu.connect("none", virtual_devices=4, mesh="fsdp:4")
+    with engine.scope():
+        model = zoo.build("llama", width=64, hidden=128)
+        kernel = keras.Variable(np.zeros((64, 128), "float32"), name="kernel")
+    models.load_weights(model, str(file))
+    assign(kernel, np.ones((64, 128), "float32").view(Seen))
+    held = max(s.data.size for s in kernel.value.addressable_shards) / (64 * 128)
+    weights = {f"loaded {v.path}": np.asarray(v.value) for v in model.weights}
+    return {"largest read": max(read), "largest held": held, **weights}
 
 
 def begun(engine: Engine) -> list[np.ndarray]:
@@ -224,6 +249,7 @@ def main(folder: Path) -> dict[str, Any]:
     for mesh in ("data:4", "fsdp:4", "fsdp:2,tensor:2"):
         results[f"created on {mesh}"], results[f"held on {mesh}"] = created(mesh)
     results["slots held"] = slots_held("fsdp:4")
+    results |= loaded(folder / WEIGHTS)
     for index, value in enumerate(begun(tftpu.connect("none", 4, mesh="fsdp:4"))):
         results[f"begun {index}"] = value
     found = named(tftpu.connect("none", 4, mesh="data:4"))

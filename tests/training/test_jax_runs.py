@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import jax_process, jax_runs
+from tests.support import jax_process, jax_runs, zoo
 from tests.support.jax_runs import HALF, STEPS
 from tests.support.strategies import relative
+from tftpu import models
 from tftpu.storage import safetensors
 
 pytestmark = pytest.mark.slow
@@ -17,6 +18,8 @@ def run(tmp_path_factory):
     """Returns the folder of the runs, and what they found."""
     folder = tmp_path_factory.mktemp("runs")
     jax_runs.fitted(jax_runs.trainer_of(None, folder / jax_runs.BEGUN), HALF)
+    saved = zoo.build("llama", width=64, hidden=128)
+    models.save_weights(saved, str(folder / jax_runs.WEIGHTS))
     jax_process.output("jax_runs", str(folder))
     return folder, dict(np.load(folder / "results.npz"))
 
@@ -47,6 +50,15 @@ def test_a_run_begun_on_tensorflow_ends_on_jax(run):
     found = run[1]
     for straight, value in zip(weights(found, "straight"), weights(found, jax_runs.BEGUN)):
         assert relative(value, straight) < 1e-5
+
+
+def test_weights_are_loaded_by_the_parts_that_devices_hold(run):
+    folder, found = run
+    assert found["largest read"] == found["largest held"] == 0.25
+    model = zoo.build("llama", width=64, hidden=128)
+    models.load_weights(model, str(folder / jax_runs.WEIGHTS))
+    for variable in model.weights:
+        np.testing.assert_array_equal(found[f"loaded {variable.path}"], variable.numpy())
 
 
 def test_a_checkpoint_holds_the_parts_of_the_devices(run):
