@@ -140,7 +140,10 @@ def _arrays_of(path: str) -> dict[str, Stored]:
 
 
 def _download(path: str, start: int, entry: safetensors.Entry) -> np.ndarray:
-    data = files.read_range(path, start + entry.first, entry.last - entry.first)
+    try:
+        data = files.read_range(path, start + entry.first, entry.last - entry.first)
+    except OSError as error:
+        raise UserError(f"{entry.name!r} cannot be read from {path!r}: {error}.") from error
     if len(data) != entry.last - entry.first:
         raise UserError(f"{path!r} has changed while its weights were read: read it again.")
     return np.frombuffer(data, entry.dtype).reshape(entry.shape)

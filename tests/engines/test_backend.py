@@ -63,6 +63,14 @@ def test_the_jax_engine_without_jax_is_refused(monkeypatch):
         selection.choose_backend(Cluster(engine="jax"))
 
 
+def test_jax_does_not_look_for_a_tpu_where_there_is_none():
+    code = (
+        "import tftpu; e = tftpu.connect(engine='jax'); import jax; print(jax.config.jax_platforms)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "cpu\n" and "TPU" not in done.stderr
+
+
 def test_a_model_of_keras_2_is_named():
     from tftpu.training.trainer import Trainer
 

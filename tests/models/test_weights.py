@@ -14,6 +14,7 @@ from tftpu import models
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.tensorflow.leaves import leaves_of
+from tftpu.models.weights import files as weight_files
 from tftpu.models.weights import loading
 from tftpu.storage import files, regions
 
@@ -83,6 +84,15 @@ def test_a_damaged_remote_file_loads_nothing(damage):
     with pytest.raises(tftpu.UserError, match="cannot be read"):
         models.load_weights(model, "ram://damaged/w.safetensors")
     assert_same(values(model), before)
+
+
+def test_a_remote_file_that_disappears_is_said():
+    path = "ram://gone/model.safetensors"
+    models.save_weights(build("gpt", 2), path)
+    found = weight_files.read(path)
+    files.remove(path)
+    with pytest.raises(tftpu.UserError, match=r"'transformer\.wte\.weight' cannot be read"):
+        found["transformer.wte.weight"].content()
 
 
 def test_a_checkpoint_of_tftpu_is_loaded(tmp_path):

@@ -83,3 +83,10 @@ def test_each_device_runs_the_kernels_on_its_examples_and_heads():
     # As in tests/models/test_flash.py: 2 examples a device, and one column of two heads.
     product = 2 * 2 * 2 * 3 * 256 * 256 * 128
     assert printed("kernels") == [2 * product, 5 * product]
+
+
+def test_each_device_keeps_its_part_of_the_gradients():
+    found = printed("scattered")
+    parts = {shape for kind, shape in found if kind != "all-reduce"}
+    assert {"bf16[2048,6144]", "bf16[2048,8192]", "bf16[8192,2048]"} <= parts
+    assert not [shape for kind, shape in found if kind == "all-reduce" and "," in shape]

@@ -10,6 +10,7 @@ import sys
 import keras
 import tensorflow as tf
 
+from tests.support.sums_over_devices import sums
 from tftpu import models, preflight
 from tftpu.config import TrainOptions
 from tftpu.engines.jax.lower import JaxLowering
@@ -42,9 +43,9 @@ def wide() -> keras.Model:
     return built
 
 
-def gpt() -> keras.Model:
-    """Returns a compiled model of one block with the flash kernel."""
-    sizes = {"layers": 1, "vocabulary": 512, "width": 256, "heads": 4}
+def gpt(width: int = 256) -> keras.Model:
+    """Returns a compiled model of one block with the flash kernel, and heads of 64."""
+    sizes = {"layers": 1, "vocabulary": 512, "width": width, "heads": width // 64}
     built = models.build("gpt2_small", attention="flash", **sizes)
     built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return built
@@ -69,14 +70,21 @@ def kernels() -> list[int]:
     return sorted(p.flops for p in found if p.kind == "custom call" and p.flops)
 
 
+def scattered() -> list[tuple[str, str]]:
+    """Returns how the gradients of a model that is cut over a v6e-8 are added up."""
+    slice_ = parse_slice("v6e-8")
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    lowering = JaxLowering("fsdp:8")
+    step = lowering.lower(lambda: gpt(2048), share, 8, "mixed_bfloat16", TrainOptions())
+    return sums(compiler.compile_program(step, slice_).text)
+
+
 def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
     """Prints the report, or the FLOPs, as JSON."""
-    if mesh == "kernels":
-        print(json.dumps(kernels()))
-        return
-    if mesh == "constraints":
-        print(json.dumps(constraints()))
-        return
+    for part in (kernels, constraints, scattered):
+        if mesh == part.__name__:
+            print(json.dumps(part()))
+            return
     if slices == "wide":
         images = tf.TensorSpec((64, WIDTH))
         options = preflight.PreflightOptions(engine="jax", mesh=mesh)

@@ -1,6 +1,7 @@
 """Connects the JAX engine to the available devices."""
 
 import contextlib
+import importlib.metadata
 from collections.abc import Sequence
 
 import jax
@@ -9,6 +10,7 @@ from tftpu.config.mesh import mesh_sizes
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.engine import JaxEngine
 from tftpu.errors import UserError
+from tftpu.tpu import environment
 from tftpu.tpu.compiler_options import AUTO
 
 # The engine of the last `connect`: models do not know of it.
@@ -39,7 +41,7 @@ def connect(
 def current() -> JaxEngine:
     """Returns the engine of the last `connect`; without one, that of the first device."""
     if not _connected:
-        _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), jax.devices()[:1])))
+        _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), _found()[:1])))
     return _connected[0]
 
 
@@ -50,7 +52,7 @@ def forget_connected() -> None:
 
 def attached_platform() -> str:
     """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
-    return jax.devices()[0].platform
+    return _found()[0].platform
 
 
 def _devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
@@ -61,7 +63,7 @@ def _devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
             f"tpu={tpu!r} names a TPU, and the JAX engine runs on the machine that the TPU is "
             "attached to: run there, with tpu='local'."
         )
-    devices = jax.devices()
+    devices = _found()
     if tpu == "local" and devices[0].platform != "tpu":
         raise UserError(
             f"tpu='local' was requested, and JAX finds {len(devices)} {devices[0].platform} "
@@ -71,8 +73,19 @@ def _devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
     return devices
 
 
+def _found() -> Sequence[meshes.Device]:
+    """Returns the devices that JAX chooses.
+
+    A TPU's library that is installed for preflight alone would first look for chips, and complain.
+    """
+    others = importlib.metadata.entry_points(group="jax_plugins")  # of GPUs, for one
+    if jax.config.jax_platforms is None and not others and not environment.has_tpu():
+        use_cpu()
+    return jax.devices()
+
+
 def _without_tpu() -> Sequence[meshes.Device]:
-    devices = jax.devices()
+    devices = _found()
     return jax.devices("cpu") if devices[0].platform == "tpu" else devices
 
 
