@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -79,7 +80,8 @@ def _found() -> Sequence[meshes.Device]:
     A TPU's library that is installed for preflight alone would first look for chips, and complain.
     """
     others = importlib.metadata.entry_points(group="jax_plugins")  # of GPUs, for one
-    if jax.config.jax_platforms is None and not others and not environment.has_tpu():
+    settings: Any = jax.config  # it states no types of its options
+    if settings.jax_platforms is None and not others and not environment.has_tpu():
         use_cpu()
     return jax.devices()
 
