@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def outlive_readers() -> None:
@@ -41,7 +41,7 @@ class _Descriptor(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self._notices = notices
 
-    def write(self, data) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

@@ -1,6 +1,7 @@
 """The conversions of one source: a folder of splits has several, and a share may be held out."""
 
 import dataclasses
+from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
@@ -66,6 +67,6 @@ def _held_out(conversion: Conversion, fraction: float) -> list[Conversion]:
     return [rest, _changed(rest, split=HELD_OUT, held_out=True)]
 
 
-def _changed(conversion: Conversion, **options: object) -> Conversion:
-    changed = dataclasses.replace(conversion.options, **options)  # pyright: ignore[reportArgumentType]
+def _changed(conversion: Conversion, **options: Any) -> Conversion:
+    changed = dataclasses.replace(conversion.options, **options)
     return dataclasses.replace(conversion, options=changed)

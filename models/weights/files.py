@@ -25,7 +25,7 @@ _MANIFEST = "manifest.json"  # of a checkpoint of tftpu
 _OF_PROCESSES = r"model(-\d+)?\.safetensors"
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """An array of a weight file.
 
     Attributes:
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
         return np.broadcast_to(np.int8(0), self.shape)
 
 
-def read(path: str) -> dict[str, Stored]:
+def read(path: str) -> dict[str, StoredArray]:
     """Reads the names and shapes of a file's arrays.
 
     Args:
@@ -92,7 +92,7 @@ def _in_folder(folder: str) -> str:
     )
 
 
-def _read_several(index: str) -> dict[str, Stored]:
+def _read_several(index: str) -> dict[str, StoredArray]:
     places = json.loads(files.read(index))["weight_map"]
     if not isinstance(places, dict):
         raise ValueError("its weight_map is not a JSON object")
@@ -109,7 +109,7 @@ def _read_several(index: str) -> dict[str, Stored]:
     return arrays
 
 
-def _read_safetensors(path: str) -> dict[str, Stored]:
+def _read_safetensors(path: str) -> dict[str, StoredArray]:
     folder, file = os.path.split(path)
     names = [file]
     if file == WHOLE and _MANIFEST in files.names_in(folder):  # the files of all processes
@@ -120,7 +120,7 @@ def _read_safetensors(path: str) -> dict[str, Stored]:
     return _joined(arrays)
 
 
-def _arrays_of(path: str) -> dict[str, Stored]:
+def _arrays_of(path: str) -> dict[str, StoredArray]:
     """Returns the arrays of one safetensors file."""
     if not files.is_remote(path):
         return {
@@ -134,7 +134,7 @@ def _arrays_of(path: str) -> dict[str, Stored]:
     if start + (entries[-1].last if entries else 0) != size:
         raise ValueError(f"it has {size:,} bytes, which are not those of its arrays")
     return {
-        entry.name: Stored(entry.shape, functools.partial(_download, path, start, entry))
+        entry.name: StoredArray(entry.shape, functools.partial(_download, path, start, entry))
         for entry in entries
     }
 
@@ -149,14 +149,14 @@ def _download(path: str, start: int, entry: safetensors.Entry) -> np.ndarray:
     return np.frombuffer(data, entry.dtype).reshape(entry.shape)
 
 
-def _in_memory(array: np.ndarray) -> Stored:
-    return Stored(array.shape, lambda: array)
+def _in_memory(array: np.ndarray) -> StoredArray:
+    return StoredArray(array.shape, lambda: array)
 
 
-def _joined(arrays: dict[str, Stored]) -> dict[str, Stored]:
+def _joined(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     """Returns arrays with the parts of variables of a checkpoint joined to whole ones."""
-    found: dict[str, Stored] = {}
-    parts: dict[str, list[tuple[regions.Named, Stored]]] = {}
+    found: dict[str, StoredArray] = {}
+    parts: dict[str, list[tuple[regions.Named, StoredArray]]] = {}
     for name, array in arrays.items():
         if not re.search(r" of \[[\d, ]+\]$", name):
             found[name] = array
@@ -168,11 +168,11 @@ def _joined(arrays: dict[str, Stored]) -> dict[str, Stored]:
         shape = pieces[0][0].shape
         if not regions.fill([part.region for part, _ in pieces], shape):
             raise ValueError(f"it does not hold each part of {name!r} once")
-        found[name] = Stored(shape, functools.partial(_join, pieces))
+        found[name] = StoredArray(shape, functools.partial(_join, pieces))
     return found
 
 
-def _join(pieces: list[tuple[regions.Named, Stored]]) -> np.ndarray:
+def _join(pieces: list[tuple[regions.Named, StoredArray]]) -> np.ndarray:
     (first, stored), *_ = pieces
     whole = np.empty(first.shape, stored.content().dtype)
     for part, stored in pieces:
@@ -188,7 +188,7 @@ def _content(path: str) -> bytes | mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _read_h5(path: str) -> dict[str, Stored]:
+def _read_h5(path: str) -> dict[str, StoredArray]:
     import h5py
 
     data = _content(path)

@@ -16,7 +16,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.weights import files
 from tftpu.models.weights.assignment import assign
-from tftpu.models.weights.files import Stored
+from tftpu.models.weights.files import StoredArray
 from tftpu.models.weights.layouts import hugging_face, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
 from tftpu.tensors import ops
@@ -189,7 +189,7 @@ def freeze(model: keras.Model, patterns: str) -> list[str]:
     return [path for path in paths if path in frozen]
 
 
-def _shape(entry: Entry, arrays: list[Stored]) -> tuple[int, ...] | None:
+def _shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] | None:
     """Returns the shape of an entry's value; None if the arrays lack dimensions."""
     try:
         return entry.read(*(array.outline() for array in arrays)).shape
@@ -198,7 +198,7 @@ def _shape(entry: Entry, arrays: list[Stored]) -> tuple[int, ...] | None:
 
 
 def _layout(
-    config: Model, model: keras.Model, path: str, arrays: dict[str, Stored]
+    config: Model, model: keras.Model, path: str, arrays: dict[str, StoredArray]
 ) -> tuple[list[Entry], dict[str, str]]:
     """Returns the entries of a file's layout, and the file's names by those of the layout."""
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu

@@ -78,7 +78,7 @@ def measure(name: str, engine: str) -> dict[str, float]:
     lowering = selection.lowering_for(Cluster(engine=engine))
     step = lowering.lower(model, batch, 1, "mixed_bfloat16", TrainOptions())
     target = parse_slice(SLICE)
-    # Without XLA's options for meshes, which the TensorFlow engine has not: this compares programs.
+    # Without XLA's options for meshes, which only one engine has: it compares programs.
     compiled = compiler.compile_program(step, target)
     if compiled.error:
         raise SystemExit(f"{name} on {engine}: {compiled.error}")
