@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tftpu.models.layers.attention import attention
+from tftpu.models.layers.attention import attention, rotation
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.heads import TiedHead, UntiedHead
 from tftpu.models.layers.tensor_parallel import Residual
@@ -125,13 +125,13 @@ class RotaryAttention(layers.Layer):
             head_dim, self.base, self.scaling
         )  # (batch, time, head_dim / 2)
 
-        def heads(dense: layers.Dense, count: int) -> Tensor:
-            return ops.reshape(dense(x), (batch, time, count, head_dim))
+        def heads(flat: Tensor) -> Tensor:
+            return ops.reshape(flat, (batch, time, -1, head_dim))
 
         y = attention(
-            rotate(heads(self.query, self.heads), angles),
-            rotate(heads(self.key, self.kv_heads), angles),
-            heads(self.value, self.kv_heads),
+            heads(rotate(self.query(x), angles, self.implementation)),
+            heads(rotate(self.key(x), angles, self.implementation)),
+            heads(self.value(x)),
             causal=True,
             segment_ids=segments,
             implementation=self.implementation,
@@ -154,22 +154,28 @@ class RotaryAttention(layers.Layer):
         }
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotates each pair (x[i], x[i + head_dim / 2]) by its angle.
+def rotate(x: Tensor, angles: Tensor, implementation: str = "plain") -> Tensor:
+    """Rotates each pair (x[i], x[i + head_dim / 2]) of a head by its angle.
 
     Args:
-        x: (batch, time, heads, head_dim).
+        x: heads side by side, (batch, time, heads x head_dim).
         angles: (batch or 1, time, head_dim / 2), radians, float32: bfloat16 has too few bits for
             the position of a token.
+        implementation: as for `tftpu.models.layers.attention.attention`.
 
     Returns:
-        (batch, time, heads, head_dim), of x's dtype.
+        (batch, time, heads x head_dim), of x's dtype.
     """
-    cosine, sine = (
-        ops.cast(wave(angles)[:, :, None], x.dtype) for wave in (ops.cos, ops.sin)
-    )  # (batch, time, 1, head_dim / 2)
-    first, second = ops.split(x, 2, axis=-1)
-    return ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)
+    cosine, sine = ops.cos(angles), ops.sin(angles)
+    heads = x.shape[-1] // (2 * angles.shape[-1])
+    kernel = rotation(implementation, x, heads)
+    if kernel is not None:
+        return kernel(x, cosine, sine, heads)
+    cosine, sine = (ops.cast(wave[:, :, None], x.dtype) for wave in (cosine, sine))
+    by_head = ops.reshape(x, (*ops.shape(x)[:2], heads, -1))
+    first, second = ops.split(by_head, 2, axis=-1)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return ops.reshape(ops.concatenate(turned, -1), ops.shape(x))
 
 
 def frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:

@@ -8,14 +8,15 @@ Blocks of keys that come after all queries of a block are skipped.
 Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
 lanes of a TPU. With head_dim 64 two heads share a column; each is masked in one factor of a
 product, which costs the matrix unit nothing, since it works on 128 lanes anyway. Scores are
-transposed, (keys, queries), so that the maxima and sums of queries lie along the lanes.
+transposed, (keys, queries), so that the maxima and sums of queries lie along the lanes. Consecutive
+columns of queries may share a column of keys (Ainslie et al. 2023,
+https://arxiv.org/abs/2305.13245), which is read once for all of them.
 
 Everything is float32 between reading and writing, and the matrix unit rounds its factors to
 bfloat16 itself: v2 and v3 support no bfloat16 product in a kernel.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,10 @@ def forward(
     """Computes attention, and the logarithm of the softmax's denominator of each query and head.
 
     Args:
-        query: (batch, time, columns x 128), scaled; time is a multiple of `BLOCK`.
-        key: of query's shape.
-        value: of query's shape.
+        query: (batch, time, columns x 128); time is a multiple of `BLOCK`.
+        key: (batch, time, key columns x 128): as many columns as query's, or a divisor of them if
+            a head fills a column.
+        value: of key's shape.
         segments: those of the queries and those of the keys, each (batch, time) int32: a query
             sees only keys of the same segment. None: all keys.
         head_dim: a divisor or a multiple of 128.
@@ -62,10 +64,10 @@ def forward(
     """
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
-    heads, columns = lanes // head_dim, width // lanes
+    heads, columns, shared = lanes // head_dim, width // lanes, width // key.shape[2]
     segmented = segments is not None
     row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, i: (b, i, c))
-    whole = pl.BlockSpec((1, time, lanes), lambda b, c, i: (b, 0, c))
+    whole = pl.BlockSpec((1, time, lanes), lambda b, c, i: (b, 0, jax.lax.div(c, shared)))
     body = functools.partial(
         _forward_body, heads=heads, head_dim=head_dim, causal=causal, segmented=segmented
     )
@@ -81,7 +83,7 @@ def forward(
         compiler_params=Parameters(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
-        cost_estimate=_cost(query, heads, columns, lanes, causal, products=2, arrays=4),
+        cost_estimate=_cost(query, key, head_dim, causal, products=2, queries=2, keys=2),
         interpret=interpret,
     )(query, key, value, *_segment_arguments(segments))
 
@@ -92,7 +94,7 @@ def backward(
     value: jax.Array,
     segments: Segments | None,
     log_sum: jax.Array,
-    shift: jax.Array,
+    output: jax.Array,
     upstream: jax.Array,
     *,
     head_dim: int,
@@ -104,47 +106,54 @@ def backward(
     Args:
         query: as for `forward`, and so key, value, segments, head_dim, causal and interpret.
         log_sum: the second result of `forward`.
-        shift: (batch, columns, heads per column, time), float32: the sum over head_dim of the
-            output times its gradient.
+        output: the first.
         upstream: the gradient of the output, of query's shape.
 
     Returns:
-        d_query: of query's shape, float32.
+        d_query: of query's shape and dtype.
         d_key: of key's shape and dtype.
         d_value: of value's shape and dtype.
     """
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
-    heads, columns = lanes // head_dim, width // lanes
+    heads, columns, shared = lanes // head_dim, key.shape[2] // lanes, width // key.shape[2]
     segmented = segments is not None
-    row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, i: (b, i, c))
-    whole = pl.BlockSpec((1, time, lanes), lambda b, c, i: (b, 0, c))
-    sums = pl.BlockSpec((1, 1, heads, time), lambda b, c, i: (b, c, 0, 0))
+
+    def done(b, c, member, i):  # the block of keys that the last of those who share it completes
+        return (b, jnp.where(member == shared - 1, i, 0), c)
+
+    row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, member, i: (b, i, c))
+    whole = pl.BlockSpec((1, time, lanes), lambda b, c, member, i: (b, 0, c * shared + member))
+    sums = pl.BlockSpec((1, 1, heads, time), lambda b, c, member, i: (b, c * shared + member, 0, 0))
     body = functools.partial(
         _backward_body, heads=heads, head_dim=head_dim, causal=causal, segmented=segmented
     )
+    of_keys = time if shared > 1 else BLOCK
     return pl.pallas_call(
         body,
-        grid=(batch, columns, time // BLOCK),
-        in_specs=[whole, row, row, whole, sums, sums, *_segment_specs(segmented, time, BLOCK)],
-        out_specs=[whole, row, row],
-        out_shape=[
-            jax.ShapeDtypeStruct(query.shape, jnp.float32),
-            jax.ShapeDtypeStruct(key.shape, key.dtype),
-            jax.ShapeDtypeStruct(value.shape, value.dtype),
+        grid=(batch, columns, shared, time // BLOCK),
+        in_specs=[whole, row, row, whole, whole, sums, *_segment_specs(segmented, time, BLOCK)],
+        out_specs=[whole, *(2 * [pl.BlockSpec((1, BLOCK, lanes), done)])],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)],
+        scratch_shapes=[
+            pltpu.VMEM((time, lanes), jnp.float32),
+            pltpu.VMEM((of_keys, lanes), jnp.float32),
+            pltpu.VMEM((of_keys, lanes), jnp.float32),
+            pltpu.VMEM((heads, time), jnp.float32),
         ],
         compiler_params=Parameters(
-            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=VMEM,
         ),
-        cost_estimate=_cost(query, heads, columns, lanes, causal, products=5, arrays=8),
+        cost_estimate=_cost(query, key, head_dim, causal, products=5, queries=4, keys=4),
         interpret=interpret,
-    )(query, key, value, upstream, log_sum, shift, *_segment_arguments(segments))
+    )(query, key, value, upstream, output, log_sum, *_segment_arguments(segments))
 
 
 def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
     segments, (out_ref, log_sum_ref) = refs[:-2], refs[-2:]
     block, product = pl.program_id(2), product_of(q_ref.dtype)
-    query = q_ref[0].astype(jnp.float32)  # (BLOCK, lanes)
+    query = q_ref[0].astype(jnp.float32) * head_dim**-0.5  # (BLOCK, lanes)
     output = jnp.zeros(query.shape, jnp.float32)
     for head in range(heads):
         mine = _lanes_of(head, head_dim, query.shape)
@@ -179,14 +188,16 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
 
 
 def _backward_body(
-    q_ref, k_ref, v_ref, up_ref, log_sum_ref, shift_ref, *refs, heads, head_dim, causal, segmented
+    q_ref, k_ref, v_ref, up_ref, out_ref, log_sum_ref, *refs, heads, head_dim, causal, segmented
 ):
-    segments, (dq_ref, dk_ref, dv_ref) = refs[:-3], refs[-3:]
-    block, product = pl.program_id(2), product_of(q_ref.dtype)
+    segments, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum, shift_ref) = refs[:-7], refs[-7:]
+    member, block, product = pl.program_id(2), pl.program_id(3), product_of(q_ref.dtype)
+    blocks, scale = q_ref.shape[1] // BLOCK, head_dim**-0.5
 
     @pl.when(block == 0)
     def _():
-        dq_ref[0] = jnp.zeros(dq_ref.shape[1:], jnp.float32)
+        dq_sum[...] = jnp.zeros(dq_sum.shape, jnp.float32)
+        _write_shifts(shift_ref, out_ref, up_ref, head_dim)
 
     key, value = (ref[0].astype(jnp.float32) for ref in (k_ref, v_ref))  # (BLOCK, lanes)
     zeros = jnp.zeros(key.shape, jnp.float32)
@@ -201,25 +212,53 @@ def _backward_body(
             d_key, d_value = state
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             query, up = (ref[0, at, :].astype(jnp.float32) for ref in (q_ref, up_ref))
+            query = query * scale
             scores = product(own_key, query, 1, 1)  # (keys, queries)
             visible = _visible(segments, slice(None), at, segmented, diagonal)
             scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
             d_value += product(weight, up, 1, 0)
             d_score = product(own_value, up, 1, 1)
-            d_score = weight * (d_score - shift_ref[0, 0, pl.ds(head, 1), at])
+            d_score = weight * (d_score - shift_ref[pl.ds(head, 1), at])
             d_key += product(d_score, query, 1, 0)
-            dq_ref[0, at, :] += product(d_score, own_key, 0, 0)
+            dq_sum[at, :] += product(d_score, own_key, 0, 0)
             return d_key, d_value
 
         state, first = (zeros, zeros), 0
         if causal:
             state, first = step(block, state, diagonal=True), block + 1
-        found = jax.lax.fori_loop(first, q_ref.shape[1] // BLOCK, step, state)
+        found = jax.lax.fori_loop(first, blocks, step, state)
         d_key = jnp.where(mine, found[0], d_key)
         d_value = jnp.where(mine, found[1], d_value)
-    dk_ref[0] = d_key.astype(dk_ref.dtype)
-    dv_ref[0] = d_value.astype(dv_ref.dtype)
+    for ref, sums, found in ((dk_ref, dk_sum, d_key), (dv_ref, dv_sum, d_value)):
+        at = pl.ds(pl.multiple_of(block * BLOCK, BLOCK) if sums.shape[0] > BLOCK else 0, BLOCK)
+        found += jnp.where(member == 0, 0.0, sums[at, :])  # of others with the same keys
+        sums[at, :] = found
+        ref[0] = found.astype(ref.dtype)
+
+    @pl.when(block == blocks - 1)
+    def _():
+        dq_ref[0] = (dq_sum[...] * scale).astype(dq_ref.dtype)
+
+
+def _write_shifts(shift_ref, out_ref, up_ref, head_dim: int) -> None:
+    """Writes what the softmax's gradient subtracts: the sum of a head's output times its gradient.
+
+    Args:
+        shift_ref: (heads per column, time), float32.
+        out_ref: (1, time, lanes), and so up_ref.
+        head_dim: as for `forward`.
+    """
+
+    def rows(index, _):
+        at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
+        out, up = (ref[0, at, :].astype(jnp.float32) for ref in (out_ref, up_ref))
+        both = (out * up).T  # (lanes, queries)
+        for head in range(shift_ref.shape[0]):
+            own = both[head * head_dim : (head + 1) * head_dim]
+            shift_ref[pl.ds(head, 1), at] = jnp.sum(own, axis=0, keepdims=True)
+
+    jax.lax.fori_loop(0, shift_ref.shape[1] // BLOCK, rows, None)
 
 
 def product_of(dtype: Any) -> Callable[..., jax.Array]:
@@ -261,8 +300,8 @@ def _segment_specs(segmented: bool, queries: int, keys: int) -> list[pl.BlockSpe
     """Returns the specs of the queries' segments, along lanes, and the keys', along sublanes."""
 
     def index(size: int, axis: int) -> Callable[..., tuple]:
-        def at(b, c, i):
-            block = i if size == BLOCK else 0
+        def at(b, c, *others):
+            block = others[-1] if size == BLOCK else 0
             return (b, 0, block) if axis == 2 else (b, block, 0)
 
         return at
@@ -281,20 +320,27 @@ def _segment_arguments(segments: Segments | None) -> list[jax.Array]:
 
 def _cost(
     query: jax.Array,
-    heads: int,
-    columns: int,
-    lanes: int,
+    key: jax.Array,
+    head_dim: int,
     causal: bool,
     products: int,
-    arrays: int,
+    queries: int,
+    keys: int,
 ) -> pl.CostEstimate:
-    """Returns the cost of the work done, with complete blocks and all lanes of each product."""
-    batch, time, _ = query.shape
+    """Returns the cost of the work done, with complete blocks and all lanes of each product.
+
+    Args:
+        query: as for `forward`, and so key, head_dim and causal.
+        products: number of products over all scores.
+        queries: number of arrays of query's shape that are read and written.
+        keys: number of arrays of key's shape.
+    """
+    batch, time, width = query.shape
     blocks = time // BLOCK
     pairs = blocks * (blocks + 1) // 2 if causal else blocks**2
-    scores = batch * columns * heads * pairs * BLOCK**2
+    scores = batch * (width // head_dim) * pairs * BLOCK**2
     return pl.CostEstimate(
-        flops=products * 2 * scores * lanes,
+        flops=products * 2 * scores * max(LANES, head_dim),
         transcendentals=scores,
-        bytes_accessed=arrays * math.prod(query.shape) * query.dtype.itemsize,
+        bytes_accessed=(queries * query.size + keys * key.size) * query.dtype.itemsize,
     )

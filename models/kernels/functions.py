@@ -30,7 +30,7 @@ def flash_attention(
 ) -> Tensor:
     """Computes `tftpu.models.layers.attention.attention` by the kernel `flash`.
 
-    Args: as for `attention`, with a scaled query and static shapes.
+    Args: as for `attention`, with static shapes.
 
     Raises:
         UserError: jax is missing, or the kernel does not support these shapes.
@@ -47,7 +47,7 @@ def flash_attention(
             f"model.attention='flash' takes up to {flash.LONGEST} tokens and heads of 64, 128 or "
             f"256, not {time} tokens and heads of {head_dim}: use model.attention='plain'."
         )
-    if key.shape[2] != heads:  # the gradient of the repetition sums over queries that share a key
+    if key.shape[2] != heads and head_dim % flash.LANES:  # a column would be that of several keys
         key, value = (ops.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
     segments = _segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
     column = max(flash.LANES // head_dim, 1)  # heads
@@ -62,12 +62,60 @@ def flash_attention(
     forward = _call(functools.partial(flash.forward, **run), given, (tokens, _SUMS))
     backward = _call(
         functools.partial(flash.backward, **run),
-        (*given, _SUMS, _SUMS, tokens),
+        (*given, _SUMS, tokens, tokens),
         (tokens, tokens, tokens),
     )
-    attend = _with_gradient(forward, backward, segments, head_dim)
+    attend = _with_gradient(forward, backward, segments)
     found = attend(columns(query), columns(key), columns(value))
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
+
+
+def takes_rotation(x: Any, heads: int) -> bool:
+    """Returns whether `rotated` can be used for heads side by side, (batch, time, width).
+
+    Raises:
+        UserError: on a TPU, jax is missing.
+    """
+    if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
+        return False
+    lanes, head_dim = _kernel().LANES, x.shape[2] // heads
+    return x.shape[2] % lanes == 0 and not (lanes % head_dim and head_dim % lanes)
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
+    """Rotates each pair (x[i], x[i + head_dim / 2]) of a head by its angle.
+
+    Args:
+        x: heads side by side, (batch, time, width).
+        cosine: (batch or 1, time, head_dim / 2), float32: of the angles.
+        sine: of cosine's shape.
+        heads: number of heads in the width.
+
+    Returns:
+        (batch, time, width), of x's dtype.
+    """
+    from tftpu.models.kernels import rotary
+
+    head_dim = x.shape[2] // heads
+    lanes = max(_kernel().LANES, head_dim)
+    cosine, sine = (
+        ops.tile(ops.concatenate([first, second], -1), (1, 1, lanes // head_dim))
+        for first, second in ((cosine, cosine), (-sine, sine))
+    )
+    tokens = (EXAMPLES, None, (HEADS, lanes))
+    waves = (EXAMPLES if cosine.shape[0] == x.shape[0] else None, None, None)
+    run = functools.partial(rotary.rotate, head_dim=head_dim)
+    rotate = _call(run, (tokens, waves, waves), tokens)
+
+    @ops.custom_gradient
+    def turn(x):
+        def gradient(*upstream):  # a rotation's inverse turns by the negative angle
+            (upstream,) = upstream
+            return rotate(upstream, cosine, -sine)
+
+        return rotate(x, cosine, sine), gradient
+
+    return turn(x)
 
 
 def takes_whole(x: Any, heads: int) -> bool:
@@ -145,9 +193,7 @@ def _segments(
     return [ops.pad(queries, paddings), ops.pad(keys, paddings, constant_values=-1)]
 
 
-def _with_gradient(
-    forward: Callable, backward: Callable, segments: list[Tensor], head_dim: int
-) -> Callable:
+def _with_gradient(forward: Callable, backward: Callable, segments: list[Tensor]) -> Callable:
     """Combines the kernels of the forward and the backward pass."""
 
     @ops.custom_gradient
@@ -156,13 +202,7 @@ def _with_gradient(
 
         def gradient(*upstream):
             (upstream,) = upstream
-            product = ops.cast(output, "float32") * ops.cast(upstream, "float32")
-            batch, columns, heads, time = log_sum.shape
-            shift = ops.reshape(product, (batch, time, columns, heads, head_dim))
-            shift = ops.transpose(ops.sum(shift, -1), (0, 2, 3, 1))  # as log_sum
-            given = (query, key, value, segments or None, log_sum, shift, upstream)
-            d_query, *others = backward(*given)
-            return ops.cast(d_query, query.dtype), *others
+            return backward(query, key, value, segments or None, log_sum, output, upstream)
 
         return output, gradient
 

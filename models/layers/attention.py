@@ -57,7 +57,6 @@ def attention(
     if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
         from tftpu.models.kernels import functions
 
-        query = query * head_dim**-0.5
         return functions.flash_attention(query, key, value, causal, segment_ids, mask)
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
     mixed = _plain(query, key, value, causal, segment_ids, mask)
@@ -132,6 +131,25 @@ def _plain_by_heads(
         return output, gradient
 
     return attend(query, key, value)
+
+
+def rotation(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:
+    """Returns the kernel for rotary positions, where it can be used.
+
+    Args:
+        implementation: as for `attention`; only "flash" has such a kernel, and only on a TPU.
+        x: heads side by side, (batch, time, width).
+        heads: number of heads in the width.
+
+    Returns:
+        `tftpu.models.kernels.functions.rotated`; None if the definition is to be used.
+    """
+    if _has_kernel(implementation):
+        from tftpu.models.kernels import functions
+
+        if functions.takes_rotation(x, heads):
+            return functions.rotated
+    return None
 
 
 def whole_sequences(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:

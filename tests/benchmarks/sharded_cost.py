@@ -24,8 +24,10 @@ import tensorflow as tf
 from tftpu import models
 from tftpu.config import TrainOptions
 from tftpu.engines.jax.lower import JaxLowering
+from tftpu.engines.lowered import LoweredStep
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import compiler
+from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.cost import price
 from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import parse_slice
@@ -84,15 +86,8 @@ def measured(row: Row, setting: str) -> str:
     """Compiles a row with a setting of XLA's options; returns what was found."""
     target = parse_slice(row.slice)
     began = time.monotonic()
-    lowering = JaxLowering(row.mesh, setting)
-    options = TrainOptions(global_clipnorm=1.0)
-    step = lowering.lower(
-        lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
-    )
-    lowered = time.monotonic() - began
-    chosen = lowering.compiler_options(target)
-    compiled = compiler.compile_program(step, target, chosen, TIME_LIMIT)
-    took = f"lowered in {lowered:.0f} s, compiled in {compiled.seconds:.0f} s"
+    step, compiled = compiled_row(row, setting)
+    took = f"took {time.monotonic() - began:.0f} s, of which the compiler {compiled.seconds:.0f} s"
     if compiled.error:
         return f"does not compile: {compiled.error[:300]}; {took}"
     cost = price(step, compiled, target)
@@ -103,6 +98,18 @@ def measured(row: Row, setting: str) -> str:
         f"{cost.seconds:.3f} s a step, of which exchange {cost.collective_seconds:.3f} s; "
         f"MFU {mfu:.1%}; {took}"
     )
+
+
+def compiled_row(row: Row, setting: str = AUTO) -> tuple[LoweredStep, Compiled]:
+    """Returns the train step of a row, and what the compiler made of it."""
+    target = parse_slice(row.slice)
+    lowering = JaxLowering(row.mesh, setting)
+    options = TrainOptions(global_clipnorm=1.0)
+    step = lowering.lower(
+        lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
+    )
+    chosen = lowering.compiler_options(target)
+    return step, compiler.compile_program(step, target, chosen, TIME_LIMIT)
 
 
 def model(row: Row) -> keras.Model:

@@ -14,8 +14,9 @@ from tests.support.kernels import interpreted
 from tftpu import models, preflight
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.errors import UserError
+from tftpu.models.families import llama
 from tftpu.models.kernels import flash, functions, internals
-from tftpu.models.layers.attention import attention
+from tftpu.models.layers.attention import attention, rotation
 from tftpu.preflight import compiler, cost
 from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
@@ -59,10 +60,15 @@ LENGTHS = np.array([[150], [200]])
         ((256, 2, 64), {"causal": True}),
         ((256, 1, 128), {"causal": True, "segment_ids": SEGMENTS}),
         ((256, 4, 64, 2), {"causal": True, "mask": np.arange(256)[None] < LENGTHS}),
+        ((256, 4, 128, 2), {"causal": True, "segment_ids": SEGMENTS}),
+        ((256, 3, 128, 1), {}),
         ((197, 3, 64), {}),
         ((200, 2, 64), {"mask": np.arange(200)[None] < LENGTHS}),
     ],
-    ids=["all", "causal", "packed", "grouped-padded", "odd-length-and-heads", "padded"],
+    ids=[
+        *("all", "causal", "packed", "grouped-padded", "grouped-packed", "one-key-head"),
+        *("odd-length-and-heads", "padded"),
+    ],
 )
 def test_flash_gives_the_output_and_gradients_of_plain_attention(interpreted, shape, options):
     given = arrays(*shape)
@@ -71,6 +77,34 @@ def test_flash_gives_the_output_and_gradients_of_plain_attention(interpreted, sh
     fast = with_gradients("flash", given, weight, **options)
     for a, b in zip(plain, fast):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("time", "heads", "head_dim", "examples"), [(200, 2, 64, 2), (300, 9, 128, 1), (256, 1, 256, 2)]
+)
+def test_the_kernel_for_rotary_positions_does_what_they_are_defined_to_do(
+    interpreted, time, heads, head_dim, examples
+):
+    rng = np.random.default_rng(0)
+    x, weight = (tf.cast(rng.normal(size=(2, time, heads * head_dim)), "float32") for _ in "xw")
+    angles = tf.cast(rng.normal(size=(examples, time, head_dim // 2)), "float32")
+    complexes = x.numpy().reshape(2, time, heads, 2, head_dim // 2)
+    complexes = complexes[..., 0, :] + 1j * complexes[..., 1, :]
+    turned = complexes * np.exp(1j * angles.numpy())[:, :, None]
+    expected = np.stack([turned.real, turned.imag], -2).reshape(x.shape)
+
+    assert rotation("flash", x, heads) is not None
+
+    def with_gradient(implementation):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = llama.rotate(x, angles, implementation)
+            loss = tf.reduce_sum(found * weight)
+        return found, tape.gradient(loss, x)
+
+    np.testing.assert_allclose(with_gradient("flash")[0], expected, atol=1e-5)
+    for fast, plain in zip(with_gradient("flash"), with_gradient("plain")):
+        np.testing.assert_allclose(fast, plain, atol=1e-5)
 
 
 def test_in_bfloat16_flash_is_as_close_to_the_exact_result_as_plain_attention(interpreted):

@@ -15,6 +15,7 @@ import numpy as np
 
 import tftpu
 from tftpu.engines.jax.tracing import tracing_for
+from tftpu.models.families import llama
 from tftpu.models.kernels import flash, functions
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.self_attention import SelfAttention
@@ -65,6 +66,11 @@ def whole(arrays: list[Any], implementation: str, layers: dict[str, SelfAttentio
     return layers[implementation](arrays[0])
 
 
+def rotated(arrays: list[Any], implementation: str, examples: int = 1) -> Any:
+    angles = np.random.default_rng(3).normal(size=(examples, 256, 64)).astype("float32")
+    return llama.rotate(arrays[0], angles, implementation)
+
+
 def main() -> None:
     """Prints the cases."""
     engine: Any = tftpu.connect("none", virtual_devices=8, mesh="data:2,fsdp:2,tensor:2")
@@ -72,8 +78,8 @@ def main() -> None:
     functions._call = interpreted
     rng = np.random.default_rng(0)
 
-    def heads(*counts: int, examples: int = 8) -> list[np.ndarray]:
-        return [rng.normal(size=(examples, 256, n, 64)).astype("float32") for n in counts]
+    def heads(*counts: int, examples: int = 8, dim: int = 64) -> list[np.ndarray]:
+        return [rng.normal(size=(examples, 256, n, dim)).astype("float32") for n in counts]
 
     layers = {name: SelfAttention(2, name) for name in ("flash", "plain")}
     for layer in layers.values():
@@ -83,11 +89,17 @@ def main() -> None:
     cases = {
         "causal": (functools.partial(general, causal=True), heads(4, 4, 4)),
         "packed": (functools.partial(general, causal=True, segment_ids=SEGMENTS), heads(4, 2, 2)),
+        "grouped": (functools.partial(general, causal=True), heads(4, 2, 2, dim=128)),
         "one column": (general, heads(2, 2, 2)),  # which two devices cannot share
         "three examples": (general, heads(4, 4, 4, examples=3)),
         "whole": (
             functools.partial(whole, layers=layers),
             [rng.normal(size=(8, 37, 128)).astype("float32")],
+        ),
+        "rotary": (rotated, [rng.normal(size=(8, 256, 512)).astype("float32")]),
+        "rotary by example": (
+            functools.partial(rotated, examples=8),
+            [rng.normal(size=(8, 256, 256)).astype("float32")],
         ),
     }
     for name, (compute, arrays) in cases.items():

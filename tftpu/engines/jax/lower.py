@@ -159,7 +159,11 @@ def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, lis
     module: Any = lowered.compiler_ir("stablehlo")
     text: str = module.operation.get_asm(enable_debug_info=True)
     data = ["batch"] * len(jax.tree.leaves(batch))
-    return text.encode(), [*_names(state), "(sums)", "(step)", *data]
+    names = [*_names(state), "(sums)", "(step)", *data]
+    # JAX computes what depends on no argument while it traces, and passes large results first.
+    functions = {str(f.sym_name.value): f for f in module.body.operations}
+    constants = len(functions["main"].type.inputs) - len(names)
+    return text.encode(), ["(constant)"] * constants + names
 
 
 def _names(state: JaxState) -> list[str]:
