@@ -13,10 +13,8 @@ from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
-from tftpu.tpu.target import EXAMPLES, HEADS
+from tftpu.tpu.target import EXAMPLES, HEADS, TIME
 
-_SEGMENTS = (EXAMPLES, None)
-_SUMS = (EXAMPLES, HEADS, None, None)  # (batch, columns, heads per column, time)
 _WHOLE = (EXAMPLES, None, None)  # queries, keys and values side by side
 
 
@@ -42,10 +40,19 @@ def flash_attention(
             f"model.attention='flash' needs as many keys as queries, not {key.shape[1]} and "
             f"{time}: use model.attention='plain'."
         )
-    if time > flash.LONGEST or (flash.LANES % head_dim and head_dim % flash.LANES):
+    ring = target.ring() if causal else None
+    chunks = 1 if ring is None else 2 * ring.size
+    longest = chunks * flash.LONGEST
+    if time > longest or (flash.LANES % head_dim and head_dim % flash.LANES):
         raise UserError(
-            f"model.attention='flash' takes up to {flash.LONGEST} tokens and heads of 64, 128 or "
-            f"256, not {time} tokens and heads of {head_dim}: use model.attention='plain'."
+            f"model.attention='flash' takes up to {longest} tokens and heads of 64, 128 or 256, "
+            f"not {time} tokens and heads of {head_dim}: {_longer(time)}use "
+            "model.attention='plain'."
+        )
+    if ring is not None and time % (chunks * flash.BLOCK):
+        raise UserError(
+            f"model.attention='flash' on a mesh with {ring.axis}:{ring.size} takes a multiple of "
+            f"{chunks * flash.BLOCK} tokens, not {time}: pad them, or use model.attention='plain'."
         )
     if key.shape[2] != heads and head_dim % flash.LANES:  # a column would be that of several keys
         key, value = (ops.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
@@ -56,18 +63,33 @@ def flash_attention(
         x = ops.pad(x, ((0, 0), (0, -time % flash.BLOCK), (0, -heads % column), (0, 0)))
         return ops.reshape(x, (*x.shape[:2], -1))
 
-    run = {"head_dim": head_dim, "causal": causal}
-    tokens = (EXAMPLES, None, (HEADS, column * head_dim))
-    given = (tokens, tokens, tokens, _SEGMENTS)
-    forward = _call(functools.partial(flash.forward, **run), given, (tokens, _SUMS))
+    if ring is None:
+        run, module, shared = {"head_dim": head_dim, "causal": causal}, flash, None
+    else:
+        from tftpu.models.kernels import ring as rings
+
+        run, module, shared = {"head_dim": head_dim, "ring": ring}, rings, TIME
+    tokens = (EXAMPLES, shared, (HEADS, column * head_dim))
+    sums = (EXAMPLES, HEADS, None, shared)  # (batch, columns, heads per column, time)
+    given = (tokens, tokens, tokens, (EXAMPLES, shared))
+    forward = _call(functools.partial(module.forward, **run), given, (tokens, sums))
     backward = _call(
-        functools.partial(flash.backward, **run),
-        (*given, _SUMS, tokens, tokens),
+        functools.partial(module.backward, **run),
+        (*given, sums, tokens, tokens),
         (tokens, tokens, tokens),
     )
     attend = _with_gradient(forward, backward, segments)
     found = attend(columns(query), columns(key), columns(value))
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
+
+
+def _longer(time: int) -> str:
+    """Returns advice for more tokens than a device takes, where the engine can follow it."""
+    from tftpu.models.kernels import flash
+
+    if keras.config.backend() != "jax" or time <= flash.LONGEST:
+        return ""
+    return "share them along a 'sequence' axis of the mesh, or "
 
 
 def takes_rotation(x: Any, heads: int) -> bool:
@@ -102,8 +124,8 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
         ops.tile(ops.concatenate([first, second], -1), (1, 1, lanes // head_dim))
         for first, second in ((cosine, cosine), (-sine, sine))
     )
-    tokens = (EXAMPLES, None, (HEADS, lanes))
-    waves = (EXAMPLES if cosine.shape[0] == x.shape[0] else None, None, None)
+    tokens = (EXAMPLES, TIME, (HEADS, lanes))
+    waves = (EXAMPLES if cosine.shape[0] == x.shape[0] else None, TIME, None)
     run = functools.partial(rotary.rotate, head_dim=head_dim)
     rotate = _call(run, (tokens, waves, waves), tokens)
 
@@ -154,12 +176,13 @@ def whole_attention(
     batch, time, width = product.shape
     segments = _segments(batch, time, segment_ids, None, 0) or None
     head_dim = width // 3 // heads
+    of_segments = (EXAMPLES, None)
     forward = _call(
-        functools.partial(whole.forward, head_dim=head_dim), (_WHOLE, _SEGMENTS), _WHOLE
+        functools.partial(whole.forward, head_dim=head_dim), (_WHOLE, of_segments), _WHOLE
     )
     backward = _call(
         functools.partial(whole.backward, head_dim=head_dim),
-        (_WHOLE, _SEGMENTS, _WHOLE),
+        (_WHOLE, of_segments, _WHOLE),
         (_WHOLE, _WHOLE),
     )
 

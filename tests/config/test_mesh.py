@@ -10,13 +10,14 @@ from tftpu.errors import UserError
 @pytest.mark.parametrize(
     "text, sizes",
     [
-        (None, (8, 1, 1)),
-        ("data:8", (8, 1, 1)),
-        ("fsdp:8", (1, 8, 1)),
-        ("fsdp:-1", (1, 8, 1)),
-        ("tensor:2, fsdp:2 ,data:2", (2, 2, 2)),
-        ("data:2,fsdp:-1", (2, 4, 1)),
-        ("data:8,fsdp:-1", (8, 1, 1)),
+        (None, (8, 1, 1, 1)),
+        ("data:8", (8, 1, 1, 1)),
+        ("fsdp:8", (1, 8, 1, 1)),
+        ("fsdp:-1", (1, 8, 1, 1)),
+        ("tensor:2, fsdp:2 ,data:2", (2, 2, 1, 2)),
+        ("data:2,fsdp:-1", (2, 4, 1, 1)),
+        ("data:8,fsdp:-1", (8, 1, 1, 1)),
+        ("fsdp:2,sequence:-1", (1, 2, 4, 1)),
     ],
 )
 def test_sizes(text, sizes):
@@ -26,7 +27,10 @@ def test_sizes(text, sizes):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("fdsp:8", r"an axis 'fdsp': the axes are data, fsdp, tensor.* Did you mean 'fsdp'\?"),
+        (
+            "fdsp:8",
+            r"an axis 'fdsp': the axes are data, fsdp, sequence, tensor.* Did you mean 'fsdp'\?",
+        ),
         ("fsdp", "the size '' for 'fsdp'"),
         ("fsdp:0", "the size '0' for 'fsdp': give a whole number, or -1"),
         ("fsdp:-2", "the size '-2'"),
@@ -59,4 +63,5 @@ def test_a_mesh_is_for_the_jax_engine():
 def test_the_shares_that_a_mesh_implies():
     assert Cluster(mesh="data:2,fsdp:4,tensor:2").known_shares == 8
     assert Cluster(mesh="data:2,fsdp:-1").known_shares == 2
+    assert Cluster(mesh="fsdp:2,sequence:4").known_shares == 2
     assert Cluster(virtual_devices=4).known_shares == 4

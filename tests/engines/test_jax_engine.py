@@ -33,6 +33,8 @@ FAMILIES = (
     Case("gpt", "fsdp:8", gradient_accumulation_steps=2, weighted=True),
     Case("gpt", "fsdp:4,tensor:2", ema_momentum=0.9, scan="block"),
     Case("llama", "data:2,fsdp:2,tensor:2", remat="block", global_clipnorm=0.1, scan="block"),
+    Case("gpt", "data:2,sequence:4", gradient_accumulation_steps=2, weighted=True),
+    Case("llama", "fsdp:2,sequence:2,tensor:2", scan="block"),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tftpu.config.data import Data
 from tftpu.config.mesh import AUTO as AUTO_MESH
-from tftpu.config.mesh import TENSOR, parse_mesh
+from tftpu.config.mesh import DATA, FSDP, parse_mesh
 from tftpu.config.model import Model
 from tftpu.config.options import Train
 from tftpu.config.parts import refuse_data, refuse_model
@@ -156,8 +156,8 @@ class Cluster:
         """The number of shares of a global batch, as far as it is known without the devices."""
         if self.mesh in (None, AUTO_MESH):
             return self.virtual_devices or 1
-        sizes = [size for axis, size in parse_mesh(self.mesh).items() if axis != TENSOR]
-        return math.prod(size for size in sizes if size > 0)
+        sizes = parse_mesh(self.mesh)
+        return math.prod(max(1, sizes.get(axis, 1)) for axis in (DATA, FSDP))
 
 
 @dataclasses.dataclass

@@ -4,8 +4,8 @@ import math
 
 from tftpu.errors import UserError, did_you_mean
 
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
-AXES = (DATA, FSDP, TENSOR)
+DATA, FSDP, SEQUENCE, TENSOR = "data", "fsdp", "sequence", "tensor"
+AXES = (DATA, FSDP, SEQUENCE, TENSOR)
 AUTO = "auto"
 
 

@@ -12,10 +12,10 @@ import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-# Dimensions of arrays that devices may share: examples; heads of attention; and the tokens of what
-# blocks add to, between two products that are cut (Korthikanti et al. 2022,
-# https://arxiv.org/abs/2205.05198).
-EXAMPLES, HEADS, TOKENS = "examples", "heads", "tokens"
+# Dimensions of arrays that devices may share: examples; heads of attention; the time of an example;
+# and the tokens of what blocks add to, which is time cut further, between two products that are cut
+# (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+EXAMPLES, HEADS, TIME, TOKENS = "examples", "heads", "time", "tokens"
 GATHERED = "gathered weight"  # a weight that devices share, made whole where a layer reads it
 
 # From a function of arrays, and the dimensions of its arguments and results, to the same function
@@ -23,16 +23,30 @@ GATHERED = "gathered weight"  # a weight that devices share, made whole where a 
 Divide = Callable[[Callable[..., Any], Sequence[Any], Any], Callable[..., Any]]
 
 
+class Ring(NamedTuple):
+    """Devices that share the time of examples, each consecutive tokens.
+
+    Attributes:
+        axis: the name by which JAX's collectives call them.
+        size: their number.
+    """
+
+    axis: str
+    size: int
+
+
 class Sharing(NamedTuple):
     """The way in which the devices of a program that the compiler divides share arrays.
 
     Attributes:
-        names: the dimensions inside of a layer that they share, of `HEADS` and `TOKENS`.
+        names: the dimensions inside of a layer that they share, of `HEADS`, `TIME` and `TOKENS`.
+        ring: those that share `TIME`, if any do.
         divide: runs a function such as a kernel, which the compiler cannot divide.
         cut: returns an array, whose dimensions with a name each device holds a part of.
     """
 
     names: frozenset[str]
+    ring: Ring | None
     divide: Divide
     cut: Callable[[Any, Sequence[str | None]], Any]
 
@@ -69,9 +83,9 @@ def divided(
 
     Args:
         function: of arrays, such as a kernel.
-        inputs: for each argument a tuple of `EXAMPLES`, `HEADS` or None for each dimension, or of
-            a pair of the name and a size that is not cut, such as that of a column of heads. An
-            argument may be None, or a list of arrays with these dimensions.
+        inputs: for each argument a tuple of `EXAMPLES`, `HEADS`, `TIME` or None for each dimension,
+            or of a pair of the name and a size that is not cut, such as that of a column of heads.
+            An argument may be None, or a list of arrays with these dimensions.
         outputs: the same for the result, or a tuple of these for several.
     """
     sharing = _SHARING.get()
@@ -79,9 +93,15 @@ def divided(
 
 
 def is_cut(name: str) -> bool:
-    """Returns whether devices share a dimension inside of a layer: `HEADS` or `TOKENS`."""
+    """Returns whether devices share a dimension inside of a layer: `HEADS`, `TIME`, `TOKENS`."""
     sharing = _SHARING.get()
     return sharing is not None and name in sharing.names
+
+
+def ring() -> Ring | None:
+    """Returns the devices that share the time of examples; None if each has all of it."""
+    sharing = _SHARING.get()
+    return None if sharing is None else sharing.ring
 
 
 def cut(array: Any, dims: Sequence[str | None]) -> Any:

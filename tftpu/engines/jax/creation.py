@@ -13,7 +13,8 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tftpu.config.mesh import FSDP, TENSOR
+from tftpu.config.mesh import TENSOR
+from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.sharding import SMALLEST
 
 
@@ -41,7 +42,7 @@ class CutAtCreation:
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
-        self._axes = tuple(axis for axis in (FSDP, TENSOR) if mesh.shape[axis] > 1)
+        self._axes = meshes.weight_axes(mesh) + ((TENSOR,) if mesh.shape[TENSOR] > 1 else ())
         self._parts = math.prod(mesh.shape[axis] for axis in self._axes)
 
     def get_variable_layout(self, variable: keras.Variable) -> NamedSharding:

@@ -1,4 +1,4 @@
-"""Weights that are cut along `fsdp` are whole on each device while a layer uses them.
+"""Weights that are cut along `fsdp` or `sequence` are whole on each device while a layer uses them.
 
 A device gathers a weight where a layer reads it, in the dtype of the computation, and keeps its
 part of the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks
@@ -16,7 +16,7 @@ import keras
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tftpu.config.mesh import FSDP
+from tftpu.config.mesh import TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.sharding import Layout
 from tftpu.tensors import Tensor
@@ -50,8 +50,8 @@ class Gathering:
 
 
 def _gathered(sharding: NamedSharding) -> NamedSharding:
-    """Returns a sharding without the axis `fsdp`."""
-    axes = [None if axis == FSDP else axis for axis in sharding.spec]
+    """Returns a sharding along `tensor` alone."""
+    axes = [axis if axis == TENSOR else None for axis in sharding.spec]
     return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from tftpu.config.mesh import DATA, FSDP
+from tftpu.config.mesh import DATA, FSDP, SEQUENCE
 
 Device = Any  # jax.Device, which type checkers see as a variable
 BATCH_AXES = (DATA, FSDP)  # along which a global batch is cut
+WEIGHT_AXES = (FSDP, SEQUENCE)  # along which a weight is cut, where no rule says how
 
 
 def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
@@ -26,6 +27,11 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
 def batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """Returns the axes of more than one device along which a batch is cut."""
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
+
+
+def weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Returns the axes of more than one device along which any weight may be cut."""
+    return tuple(axis for axis in WEIGHT_AXES if mesh.shape[axis] > 1)
 
 
 def batch_shares(mesh: Mesh | AbstractMesh) -> int:

@@ -2,9 +2,11 @@
 
 `tensor` follows the rules of the model, which know what its layers multiply. `fsdp` needs no rules:
 it cuts the largest dimension that it divides (ZeRO-3; Rajbhandari et al. 2020,
-https://arxiv.org/abs/1910.02054).
+https://arxiv.org/abs/1910.02054). So does `sequence`, whose devices share the tokens of an example
+and hence its weights: the two cut a dimension together.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +15,7 @@ import keras
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from tftpu.config.mesh import DATA, FSDP, TENSOR
+from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
 from tftpu.engines.jax import mesh as meshes
 from tftpu.errors import UserError
 
@@ -46,22 +48,24 @@ class Layout:
         whole: the sharding of what every device holds in full.
 
     Raises:
-        UserError: `tensor` is used and the model has no rules, or a rule matches no variable or
-            names a dimension that the axis does not divide.
+        UserError: `tensor` or `sequence` is used and the model has no rules, or a rule matches no
+            variable or names a dimension that the axis does not divide.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
         self.mesh = mesh
         self.whole = NamedSharding(mesh, PartitionSpec())
         self._rules: Sequence[Rule] = ()
-        if mesh.shape[TENSOR] > 1:
-            self._rules = model.sharding_rules if isinstance(model, Sharded) else ()
-            if not self._rules:
+        rules = model.sharding_rules if isinstance(model, Sharded) else ()
+        for axis in (SEQUENCE, TENSOR):
+            if mesh.shape[axis] > 1 and not rules:
                 raise UserError(
-                    f"The mesh has a {TENSOR!r} axis, and the {type(model).__name__} "
-                    f"{model.name!r} has no sharding_rules, which say how its weights are cut "
-                    f"along it: use {DATA!r} and {FSDP!r}, which any model can."
+                    f"The mesh has a {axis!r} axis, which is for transformers, and the "
+                    f"{type(model).__name__} {model.name!r} has no sharding_rules, which say how "
+                    f"its weights are cut: use {DATA!r} and {FSDP!r}, which any model can."
                 )
+        if mesh.shape[TENSOR] > 1:
+            self._rules = rules
             self._refuse_idle_rules([v.path for v in model.trainable_variables])
         self._specs = {
             v.path: self._spec_of(v.path, tuple(v.shape)) for v in model.trainable_variables
@@ -83,7 +87,7 @@ class Layout:
         for weight, (of_weight, spec) in self._slots.items():
             if name.startswith(f"{weight}_") and shape == of_weight:
                 return NamedSharding(self.mesh, spec)
-        return NamedSharding(self.mesh, self._cut_along_fsdp(shape, [None] * len(shape)))
+        return NamedSharding(self.mesh, self._cut_further(shape, [None] * len(shape)))
 
     def of_batch(self, dimensions: int, before: int = 0) -> NamedSharding:
         """Returns the sharding of a tensor whose examples are shared by the devices.
@@ -112,15 +116,17 @@ class Layout:
                     "another size of that axis."
                 )
             axes[place] = axis
-        return self._cut_along_fsdp(shape, axes)
+        return self._cut_further(shape, axes)
 
-    def _cut_along_fsdp(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
-        """Returns the axes of a variable, with `fsdp` at the largest dimension that it divides."""
-        parts = self.mesh.shape[FSDP]
+    def _cut_further(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
+        """Returns the axes of a variable, with `fsdp` and `sequence` at the largest dimension."""
+        names = meshes.weight_axes(self.mesh)
+        parts = math.prod(self.mesh.shape[name] for name in names)
         if parts > 1 and np.prod(shape) >= SMALLEST:
             free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % parts == 0]
             if free:
-                axes[max(free, key=lambda i: shape[i])] = FSDP
+                largest = max(free, key=lambda i: shape[i])
+                axes[largest] = names if len(names) > 1 else "".join(names)
         return PartitionSpec(*axes)
 
     def _refuse_idle_rules(self, paths: Sequence[str]) -> None:

@@ -10,11 +10,11 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from tftpu.config.mesh import TENSOR
+from tftpu.config.mesh import SEQUENCE, TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax import mesh as meshes
 from tftpu.tpu import target
-from tftpu.tpu.target import EXAMPLES, HEADS, TOKENS, Sharing
+from tftpu.tpu.target import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharing
 
 
 @contextlib.contextmanager
@@ -40,23 +40,43 @@ def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 
 def _sharing(mesh: Mesh | AbstractMesh) -> Sharing:
-    names = frozenset({HEADS, TOKENS} if mesh.shape[TENSOR] > 1 else ())
-    return Sharing(names, functools.partial(_divided, mesh), functools.partial(_cut, mesh))
+    names = frozenset(name for name, axes in _axes(mesh).items() if axes and name != EXAMPLES)
+    parts = mesh.shape[SEQUENCE]
+    return Sharing(
+        names,
+        Ring(SEQUENCE, parts) if parts > 1 else None,
+        functools.partial(_divided, mesh),
+        functools.partial(_cut, mesh),
+    )
+
+
+def _axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
+    """Returns the axes of more than one device that each dimension with a name is shared along."""
+    found = {HEADS: (TENSOR,), TIME: (SEQUENCE,), TOKENS: (SEQUENCE, TENSOR)}
+    several = {
+        name: tuple(axis for axis in axes if mesh.shape[axis] > 1) for name, axes in found.items()
+    }
+    return several | {EXAMPLES: meshes.batch_axes(mesh)}
+
+
+def _parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def _cut(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
     """Returns what `tftpu.tpu.target.cut` promises, in a program; other sizes stay whole.
 
-    Heads and tokens are along `tensor`; what else is shared is for XLA to decide.
+    What else is shared, the examples included, is for XLA to decide.
     """
-    free, parts = PartitionSpec.UNCONSTRAINED, mesh.shape[TENSOR]
-    axes = [
-        TENSOR if name in (HEADS, TOKENS) and array.shape[place] % parts == 0 else free
-        for place, name in enumerate(dims)
+    free = PartitionSpec.UNCONSTRAINED
+    named = {name: axes for name, axes in _axes(mesh).items() if axes and name != EXAMPLES}
+    spec = [
+        named[name] if name in named and size % _parts(mesh, named[name]) == 0 else free
+        for name, size in zip(dims, array.shape)
     ]
-    if TENSOR not in axes or not isinstance(array, Tracer):
+    if all(axes is free for axes in spec) or not isinstance(array, Tracer):
         return array
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*axes)))
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def _divided(
@@ -64,17 +84,17 @@ def _divided(
 ) -> Callable[..., Any]:
     """Returns what `tftpu.tpu.target.divided` promises.
 
-    Devices share the examples along the axes that share the batch, and the heads along `tensor`.
-    What does not divide is computed by each in full.
+    Devices share the examples along the axes that share the batch, the heads along `tensor`, and
+    the time along `sequence`. What does not divide is computed by each in full.
     """
-    axes = {EXAMPLES: meshes.batch_axes(mesh), HEADS: (TENSOR,) if mesh.shape[TENSOR] > 1 else ()}
+    axes = _axes(mesh)
     several = isinstance(outputs[0], tuple)
 
     def run(*given: Any) -> Any:
         used = {
             name: found
             for name, found in axes.items()
-            if _divides(math.prod(mesh.shape[axis] for axis in found), name, inputs, given)
+            if _divides(_parts(mesh, found), name, inputs, given)
         }
 
         def spec(dims: Sequence[Any]) -> PartitionSpec:

@@ -1,0 +1,254 @@
+"""Causal attention over sequences that devices share, each consecutive tokens.
+
+Keys and values travel round the ring of devices, and each combines what its queries see of them by
+the softmax's denominators (Liu et al. 2023, https://arxiv.org/abs/2310.01889). In the order of
+tokens the last device would have all keys to look at and the first next to none. So for the time of
+attention, device i of n holds chunks i and 2n - 1 - i of 2n, which makes the work of each round the
+same on all: two pairs of chunks (Llama 3; Dubey et al. 2024, https://arxiv.org/abs/2407.21783).
+
+Functions of this module are for `jax.shard_map`; `flash` computes a pair of chunks.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tftpu.models.kernels import flash
+from tftpu.tpu.target import Ring
+
+Chunks = tuple[Any, Any]  # the one of early tokens, and the one of late ones
+
+
+class Keys(NamedTuple):
+    """The keys and values that travel round the ring, with their segments if there are any."""
+
+    key: jax.Array
+    value: jax.Array
+    segments: jax.Array | None
+
+
+class Mixed(NamedTuple):
+    """Attention to some of the keys.
+
+    Attributes:
+        output: (batch, time, columns x 128), float32.
+        log_sum: (batch, columns, heads per column, time), float32: as `flash.forward` returns it.
+    """
+
+    output: jax.Array
+    log_sum: jax.Array
+
+
+def forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: flash.Segments | None,
+    *,
+    head_dim: int,
+    ring: Ring,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes what `flash.forward` does for the tokens of this device.
+
+    Args:
+        query: the device's part of the time, a multiple of twice `flash.BLOCK`; else as for
+            `flash.forward`, and so key, value, segments and head_dim.
+        ring: the devices.
+        interpret: as for `flash.forward`.
+
+    Returns:
+        output: as of `flash.forward`.
+        log_sum: the same, of this device's two chunks in place of its consecutive tokens.
+    """
+    queries, held, query_segments = _chunks(query, key, value, segments, ring)
+
+    def pair(query: Any, keys: Keys, of_queries: Any, causal: bool = False) -> Mixed:
+        run = functools.partial(flash.forward, head_dim=head_dim, interpret=interpret)
+        seen = _seen(of_queries, keys)
+        output, log_sum = run(query, keys.key, keys.value, seen, causal=causal)
+        return Mixed(output.astype(jnp.float32), log_sum)
+
+    def add(mixed: Mixed, more: Mixed) -> Mixed:
+        log_sum = jnp.logaddexp(mixed.log_sum, more.log_sum)
+        parts = [m.output * _by_channel(jnp.exp(m.log_sum - log_sum), m) for m in (mixed, more)]
+        return Mixed(parts[0] + parts[1], log_sum)
+
+    def round_(state: Any, number: Any) -> tuple[Any, None]:
+        (early, late), held = state
+        coming = _sent_on(held, ring)
+        of_earlier = _is_earlier(number, ring)
+        late = add(late, pair(queries[1], held[0], query_segments[1]))
+        query, of_query = (_either(of_earlier, x) for x in (queries, query_segments))
+        more = pair(query, _either(of_earlier, held), of_query)
+        early = _where(of_earlier, add(early, more), early)
+        late = _where(of_earlier, late, add(late, more))
+        return ((early, late), coming), None
+
+    early = pair(queries[0], held[0], query_segments[0], causal=True)
+    late = pair(queries[1], held[1], query_segments[1], causal=True)
+    late = add(late, pair(queries[1], held[0], query_segments[1]))
+    state = (early, late), _sent_on(held, ring)
+    ((early, late), _), _ = jax.lax.scan(round_, state, jnp.arange(1, ring.size))
+    output = _in_order((early.output, late.output), ring).astype(query.dtype)
+    return output, jnp.concatenate([early.log_sum, late.log_sum], -1)
+
+
+def backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: flash.Segments | None,
+    log_sum: jax.Array,
+    output: jax.Array,
+    upstream: jax.Array,
+    *,
+    head_dim: int,
+    ring: Ring,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes what `flash.backward` does for the tokens of this device.
+
+    Args:
+        query: as for `forward`, and so key, value, segments, head_dim, ring and interpret.
+        log_sum: the second result of `forward`.
+        output: the first.
+        upstream: the gradient of the output, of query's shape.
+
+    Returns:
+        As `flash.backward`. The gradients of keys travel with them, and add up in float32.
+    """
+    queries, held, query_segments = _chunks(query, key, value, segments, ring)
+    given = tuple(
+        zip(queries, query_segments, jnp.split(log_sum, 2, -1), *_both((output, upstream), ring))
+    )
+
+    def pair(of_query: Any, keys: Keys, causal: bool = False) -> tuple[jax.Array, Chunks]:
+        query, of_queries, log_sum, output, upstream = of_query
+        run = functools.partial(flash.backward, head_dim=head_dim, interpret=interpret)
+        seen = _seen(of_queries, keys)
+        found = run(query, keys.key, keys.value, seen, log_sum, output, upstream, causal=causal)
+        d_query, d_key, d_value = (x.astype(jnp.float32) for x in found)
+        return d_query, (d_key, d_value)
+
+    def round_(state: Any, number: Any) -> tuple[Any, None]:
+        (d_early, d_late), (d_first, d_second), held = state
+        coming = _sent_on(held, ring)
+        d_first, d_second = _sent_on((d_first, d_second), ring)  # of the keys that are here now
+        of_earlier = _is_earlier(number, ring)
+        d_query, d_keys = pair(given[1], held[0])
+        d_late, d_first = d_late + d_query, _sum(d_first, d_keys)
+        d_query, d_keys = pair(_either(of_earlier, given), _either(of_earlier, held))
+        d_early, d_late = (
+            jnp.where(of_earlier, d_early + d_query, d_early),
+            jnp.where(of_earlier, d_late, d_late + d_query),
+        )
+        d_first, d_second = (
+            _where(of_earlier, _sum(d_first, d_keys), d_first),
+            _where(of_earlier, d_second, _sum(d_second, d_keys)),
+        )
+        return ((d_early, d_late), (d_first, d_second), coming), None
+
+    d_early, d_first = pair(given[0], held[0], causal=True)
+    d_late, d_second = pair(given[1], held[1], causal=True)
+    more, d_keys = pair(given[1], held[0])
+    state = (d_early, d_late + more), (_sum(d_first, d_keys), d_second), _sent_on(held, ring)
+    (d_queries, d_keys, _), _ = jax.lax.scan(round_, state, jnp.arange(1, ring.size))
+    (d_key, d_value) = zip(*_sent_on(d_keys, ring))
+    found = zip((d_queries, d_key, d_value), (query, key, value))
+    d_query, d_key, d_value = (_in_order(chunks, ring).astype(x.dtype) for chunks, x in found)
+    return d_query, d_key, d_value
+
+
+def _chunks(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: flash.Segments | None,
+    ring: Ring,
+) -> tuple[Chunks, tuple[Keys, Keys], Chunks]:
+    """Returns the queries, keys and segments of queries of the chunks of this device."""
+    of_queries, of_keys = ((None, None),) * 2 if segments is None else _both(segments, ring)
+    queries, keys, values = _both((query, key, value), ring)
+    held = tuple(Keys(*one) for one in zip(keys, values, of_keys))
+    return queries, (held[0], held[1]), of_queries
+
+
+def _seen(of_queries: jax.Array | None, keys: Keys) -> flash.Segments | None:
+    """Returns the segments of queries and of keys, if there are any."""
+    if of_queries is None or keys.segments is None:
+        return None
+    return of_queries, keys.segments
+
+
+def _both(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
+    """Returns for each array the chunks that this device has for the time of attention.
+
+    Args:
+        arrays: (batch, time, ...), whose time devices share in order.
+        ring: the devices.
+    """
+    found = []
+    for array in arrays:
+        even, odd = (
+            jax.lax.ppermute(half, ring.axis, _holders(ring, number))
+            for number, half in enumerate(jnp.split(array, 2, 1))
+        )
+        found.append(_as_even(even, odd, ring))
+    return found
+
+
+def _in_order(chunks: Chunks, ring: Ring) -> jax.Array:
+    """Returns an array of which each device has the consecutive tokens that are its own."""
+    halves = [
+        jax.lax.ppermute(half, ring.axis, [(b, a) for a, b in _holders(ring, number)])
+        for number, half in enumerate(_as_even(*chunks, ring))
+    ]
+    return jnp.concatenate(halves, 1)
+
+
+def _holders(ring: Ring, number: int) -> list[tuple[int, int]]:
+    """Returns where each device sends its first half, 0, or its second half, 1."""
+    chunks = [(device, 2 * device + number) for device in range(ring.size)]
+    last = 2 * ring.size - 1
+    return [(device, min(chunk, last - chunk)) for device, chunk in chunks]
+
+
+def _as_even(first: jax.Array, second: jax.Array, ring: Ring) -> Chunks:
+    """Returns two arrays as they are on devices with an even number, and swapped on the others."""
+    even = jax.lax.axis_index(ring.axis) % 2 == 0
+    return jnp.where(even, first, second), jnp.where(even, second, first)
+
+
+def _is_earlier(number: Any, ring: Ring) -> Any:
+    """Returns whether the keys held in a round are those of a device earlier in the ring."""
+    return number <= jax.lax.axis_index(ring.axis)
+
+
+def _sent_on(tree: Any, ring: Ring) -> Any:
+    """Returns what the device before has, while the one after gets this one's."""
+    to = [(device, (device + 1) % ring.size) for device in range(ring.size)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, to), tree)
+
+
+def _either(first: Any, pair: Any) -> Any:
+    return _where(first, *pair)
+
+
+def _where(condition: Any, first: Any, second: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
+
+
+def _sum(first: Any, second: Any) -> Any:
+    return jax.tree.map(jnp.add, first, second)
+
+
+def _by_channel(weights: jax.Array, mixed: Mixed) -> jax.Array:
+    """Returns weights of queries and heads, (batch, columns, heads, time), for each channel."""
+    batch, columns, heads, time = weights.shape
+    by_head = jnp.transpose(weights, (0, 3, 1, 2)).reshape(batch, time, columns * heads, 1)
+    width = mixed.output.shape[2]
+    spread = jnp.broadcast_to(by_head, (*by_head.shape[:3], width // (columns * heads)))
+    return spread.reshape(batch, time, width)
