@@ -1,4 +1,4 @@
-"""Google Cloud for both launchers: its errors as clear messages, and files that grow."""
+"""Google Cloud for all launchers: its errors as clear messages, and files that grow."""
 
 import os
 from collections.abc import Callable
@@ -96,6 +96,37 @@ def _said(error: Exception) -> str:
     return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
 
 
+def contents(folder: str, name: str) -> dict[str, str]:
+    """Returns the content of the files of a given name below a folder of a bucket.
+
+    Args:
+        folder: "gs://bucket/folder".
+        name: of the files, which are small.
+
+    Returns:
+        Content by the folder that the file is in, "" for the given one; {} if it cannot be read.
+    """
+    from google.cloud import storage
+
+    bucket, _, prefix = folder.removeprefix("gs://").partition("/")
+    try:
+        found = storage.Client(project="unused").list_blobs(bucket, prefix=f"{prefix}/", timeout=30)
+        wanted = [blob for blob in found if blob.name.rpartition("/")[2] == name]
+        texts = [blob.download_as_bytes(timeout=30).decode(errors="replace") for blob in wanted]
+    except _unreadable():
+        return {}
+    places = [blob.name.removeprefix(f"{prefix}/").rpartition("/")[0] for blob in wanted]
+    return dict(zip(places, texts, strict=True))
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Returns the errors of reading a file that is missing, or in a bucket that cannot be read."""
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth_exceptions
+
+    return exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError
+
+
 class Follower:
     """A reader of the lines that are appended to a file in a bucket.
 
@@ -115,8 +146,6 @@ class Follower:
 
     def read_new(self) -> str:
         """Returns the complete lines appended since the last call; "" if it cannot read."""
-        from google.api_core import exceptions
-        from google.auth import exceptions as auth_exceptions
         from google.cloud import storage
 
         try:
@@ -125,7 +154,7 @@ class Follower:
             data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
         # The file does not exist yet, or has nothing new; or the bucket cannot be read. The run
         # continues, without its lines here.
-        except (exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError):
+        except _unreadable():
             return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)

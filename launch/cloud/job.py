@@ -37,6 +37,8 @@ def container_command(shipment: Shipment, workdir: str, arguments: list[str]) ->
     lines = [
         "set -eu",
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
+        # tftpu's image brings the TensorFlow for TPUs, which the JAX engine's would overwrite.
+        *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.script(workdir, arguments),
         "receive\ninstall\ntrain",
     ]
