@@ -167,9 +167,12 @@ def connect(namespace: str, context: str | None) -> Cluster:
     """
     from kubernetes import client, config
 
-    path = os.environ.get("KUBECONFIG")
+    settings = client.Configuration()
+    settings.retries = False  # `patiently` repeats what may be repeated, without a word
     try:
-        api = config.new_client_from_config(config_file=path, context=context)
+        api = config.new_client_from_config(
+            config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings
+        )
     except config.ConfigException as error:
         raise UserError(
             f"No cluster can be reached ({_first_line(str(error))}): run `{_CREDENTIALS}`, and "
