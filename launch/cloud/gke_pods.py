@@ -14,7 +14,7 @@ _CONSEQUENCES = (69, 75, 137, 143)  # it lost another host, or a signal stopped 
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """What matters of a pod.
+    """The state of a pod.
 
     Attributes:
         name: its name.
@@ -32,7 +32,7 @@ class Pod:
 
     @property
     def runs(self) -> bool:
-        """Whether it has started and not ended."""
+        """True from its start to its end."""
         return self.started and self.code is None
 
 
@@ -49,7 +49,7 @@ def cause(pods: list[Pod]) -> Pod | None:
 
 
 def _pod(found: Any) -> Pod:
-    """Returns what matters of the client's `V1Pod`."""
+    """Converts the client's `V1Pod`."""
     metadata, status = found.metadata, found.status
     index = int((metadata.labels or {}).get(_INDEX) or (metadata.annotations or {}).get(_INDEX, 0))
     containers = [c for c in status.container_statuses or () if c.name == CONTAINER]

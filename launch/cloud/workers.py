@@ -17,7 +17,7 @@ _SHOWN = 20  # lines of a worker that failed
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
         code: exit code of the run.
