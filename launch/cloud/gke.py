@@ -186,6 +186,15 @@ def check_name(flag: str, value: str) -> None:
         )
 
 
+def check_account(name: str) -> None:
+    """Raises `UserError` for an e-mail address, as other launchers take for a service account."""
+    if "@" in name:
+        raise UserError(
+            f"--service_account={name} is an account of Google Cloud: give the Kubernetes service "
+            "account that Workload Identity links to it, by its name in the namespace."
+        )
+
+
 def kubectl(verb: str, words: list[str], namespace: str, context: str | None) -> str:
     """Returns a command of `kubectl` for the shell.
 

@@ -44,6 +44,20 @@ class Cluster:
     namespace: str
     context: str | None
 
+    def check(self) -> None:
+        """Raises `UserError` if the cluster cannot be reached, or does not know JobSets."""
+        try:
+            self._call("looking for JobSets", "list_namespaced_custom_object", limit=1)
+        except NotFoundError as error:
+            raise UserError(
+                f"The cluster does not know JobSets ({error}) Install JobSet: {_INSTALL}."
+            ) from error
+        except ConnectionLost as lost:
+            raise UserError(
+                f"{lost} Is it the right one of `kubectl config get-contexts`, and reachable from "
+                "here?"
+            ) from lost
+
     def create(self, created: JobSet) -> None:
         """Creates a JobSet. An answer that is lost is not an error if the JobSet is there.
 
@@ -55,8 +69,8 @@ class Cluster:
             self._call("creating the JobSet", "create_namespaced_custom_object", body=created)
         except NotFoundError as error:
             raise UserError(
-                f"The cluster has no namespace {self.namespace}, or no JobSet ({error}) Create the "
-                f"namespace, or install JobSet: {_INSTALL}."
+                f"The cluster has no namespace {self.namespace} ({error}) Create it with `kubectl "
+                f"create namespace {self.namespace}`, or name another one with --namespace."
             ) from error
         except ConnectionLost as lost:
             name = created["metadata"]["name"]
@@ -124,12 +138,16 @@ class Cluster:
     def patiently(self, function: Callable[[], Any]) -> Any:
         """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
         since = time.monotonic()
+        told = False
         while True:
             try:
                 return function()
-            except ConnectionLost:
+            except ConnectionLost as lost:
                 if time.monotonic() - since > PATIENCE_S:
                     raise
+                if not told:
+                    print(f"{lost} Trying again for {PATIENCE_S / 60:.0f} minutes.", flush=True)
+                    told = True
                 time.sleep(POLL_S)
 
     def _call(self, what: str, method: str, **request: Any) -> Any:
@@ -156,14 +174,14 @@ def require() -> None:
 
 
 def connect(namespace: str, context: str | None) -> Cluster:
-    """Returns a namespace of the cluster that the kubeconfig names.
+    """Returns a namespace of the cluster that the kubeconfig names, once it has answered.
 
     Args:
         namespace: its name.
         context: of the kubeconfig; None means the current one.
 
     Raises:
-        UserError: there is no kubeconfig, or it has no such context.
+        UserError: there is no kubeconfig, it has no such context, or the cluster cannot be used.
     """
     from kubernetes import client, config
 
@@ -171,14 +189,18 @@ def connect(namespace: str, context: str | None) -> Cluster:
     settings.retries = False  # `patiently` repeats what may be repeated, without a word
     try:
         api = config.new_client_from_config(
-            config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings
+            config_file=os.environ.get("KUBECONFIG") or None,
+            context=context,
+            client_configuration=settings,
         )
     except config.ConfigException as error:
         raise UserError(
             f"No cluster can be reached ({_first_line(str(error))}): run `{_CREDENTIALS}`, and "
             "name one of `kubectl config get-contexts` with --context, if it is not the current."
         ) from error
-    return Cluster(client.CustomObjectsApi(api), client.CoreV1Api(api), namespace, context)
+    cluster = Cluster(client.CustomObjectsApi(api), client.CoreV1Api(api), namespace, context)
+    cluster.check()
+    return cluster
 
 
 def submit(cluster: Cluster, order: Order, created: JobSet) -> None:

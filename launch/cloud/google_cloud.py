@@ -96,29 +96,6 @@ def _said(error: Exception) -> str:
     return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
 
 
-def contents(folder: str, name: str) -> dict[str, str]:
-    """Returns the content of the files of a given name below a folder of a bucket.
-
-    Args:
-        folder: "gs://bucket/folder".
-        name: of the files, which are small.
-
-    Returns:
-        Content by the folder that the file is in, "" for the given one; {} if it cannot be read.
-    """
-    from google.cloud import storage
-
-    bucket, _, prefix = folder.removeprefix("gs://").partition("/")
-    try:
-        found = storage.Client(project="unused").list_blobs(bucket, prefix=f"{prefix}/", timeout=30)
-        wanted = [blob for blob in found if blob.name.rpartition("/")[2] == name]
-        texts = [blob.download_as_bytes(timeout=30).decode(errors="replace") for blob in wanted]
-    except _unreadable():
-        return {}
-    places = [blob.name.removeprefix(f"{prefix}/").rpartition("/")[0] for blob in wanted]
-    return dict(zip(places, texts, strict=True))
-
-
 def _unreadable() -> tuple[type[Exception], ...]:
     """Returns the errors of reading a file that is missing, or in a bucket that cannot be read."""
     from google.api_core import exceptions
@@ -159,3 +136,34 @@ class Follower:
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)
         return whole.decode(errors="replace")
+
+
+class Folder:
+    """A reader of small files below a folder of a bucket.
+
+    Args:
+        path: "gs://bucket/folder".
+    """
+
+    def __init__(self, path: str):
+        from google.cloud import storage
+
+        self._bucket, _, prefix = path.removeprefix("gs://").partition("/")
+        self._prefix = f"{prefix}/"
+        self._client = call("finding credentials", storage.Client, project="unused")
+
+    def read(self, name: str) -> dict[str, str]:
+        """Returns the content of all files of a name, by the folders below this one they are in.
+
+        The folder itself is "". Nothing is returned while the bucket cannot be read.
+        """
+        try:
+            found = self._client.list_blobs(self._bucket, prefix=self._prefix, timeout=30)
+            blobs = {blob.name.removeprefix(self._prefix): blob for blob in found}
+            return {
+                path.rpartition("/")[0]: blob.download_as_bytes(timeout=30).decode(errors="replace")
+                for path, blob in blobs.items()
+                if path.rpartition("/")[2] == name
+            }
+        except _unreadable():
+            return {}

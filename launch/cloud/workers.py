@@ -42,6 +42,7 @@ class Workers:
         self._order = order
         self._name = name
         self._log = google_cloud.Follower(order.log(name, 0))
+        self._reports = google_cloud.Folder(order.folder(name))
         self._deadline = math.inf
 
     def where_others_write(self) -> str:
@@ -59,10 +60,9 @@ class Workers:
         It has ended when all workers have, or some time after the first one has.
         """
         self._log.print_new()
-        found = google_cloud.contents(self._order.folder(self._name), "exit_code")
         codes = {
             int(place.removeprefix("worker-") or 0): int(text)
-            for place, text in found.items()
+            for place, text in self._reports.read("exit_code").items()
             if text.strip().isdecimal()
         }
         if not codes:

@@ -144,7 +144,7 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
         (["--config.cluster.mesh=fsdp:8"], "is for 8 device(s), and there are 16"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
         (["--namespace=Research"], "--namespace=Research is not a name of Kubernetes"),
-        (["--service_account=a@b"], "--service_account=a@b is not a name of Kubernetes"),
+        (["--service_account=a@b"], "give the Kubernetes service account"),
         (["--timeout=soon"], "as 90m, 24h or 7d"),
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),

@@ -210,7 +210,7 @@ def test_a_jobset_that_somebody_deletes_ends_the_wait(cluster, capsys):
 
 def test_the_network_is_lost_after_the_creation(cluster, capsys):
     cluster.loses_answer = True
-    cluster.faults["GET"] = [0] * 10_000
+    cluster.after_creation = {"GET": [0] * 10_000}
     assert launch() == 2
     error = capsys.readouterr().err
     assert f"The JobSet {name_of(cluster)} may run, and incur costs; this ends it: " in error
@@ -250,10 +250,12 @@ def test_the_network_is_lost_while_it_trains(cluster, capsys):
     assert cluster.alive
 
 
-def test_a_lost_network_that_recovers_is_tolerated(cluster, monkeypatch):
-    monkeypatch.setattr(gke_client, "PATIENCE_S", 5)
-    cluster.faults["GET"] = [0, 503, 429]
+def test_a_lost_network_that_recovers_is_tolerated(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(gke_client, "PATIENCE_S", 120)
+    cluster.after_creation = {"GET": [0, 503, 429]}
     assert launch() == 0
+    said = capsys.readouterr().out
+    assert said.count("Trying again for 2 minutes.") == 1
 
 
 def test_an_interrupt_leaves_the_run_and_says_so(cluster, capsys, monkeypatch):
@@ -269,16 +271,20 @@ def test_an_interrupt_leaves_the_run_and_says_so(cluster, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("method", "status", "says"),
     [
-        (401, "did not accept the credentials (creating the JobSet): run `gcloud auth"),
-        (403, "Permission denied (creating the JobSet): fault 403. Ask the owner"),
-        (404, "no namespace research, or no JobSet (fault 404.) Create the namespace, or install"),
-        (422, "The cluster refused the request (creating the JobSet): fault 422."),
+        ("GET", 0, "No answer from the cluster (looking for JobSets)"),
+        ("GET", 503, "fault 503. Is it the right one of `kubectl config get-contexts`"),
+        ("GET", 401, "did not accept the credentials (looking for JobSets): run `gcloud auth"),
+        ("GET", 404, "does not know JobSets (fault 404.) Install JobSet: https://jobset.sigs"),
+        ("POST", 401, "did not accept the credentials (creating the JobSet): run `gcloud auth"),
+        ("POST", 403, "Permission denied (creating the JobSet): fault 403. Ask the owner"),
+        ("POST", 404, "no namespace research (fault 404.) Create it with `kubectl create"),
+        ("POST", 422, "The cluster refused the request (creating the JobSet): fault 422."),
     ],
 )
-def test_a_rejected_request_fails_with_one_clear_line(cluster, capsys, status, says):
-    cluster.faults["POST"] = [status]
+def test_a_rejected_request_fails_with_one_clear_line(cluster, capsys, method, status, says):
+    cluster.faults[method] = [status]
     assert launch() == 2
     error = capsys.readouterr().err
     assert says in error

@@ -76,6 +76,7 @@ class Kubernetes:
         alive: names of the JobSets that are there.
         deleted: names of those that were deleted.
         faults: by method, statuses to answer with, in order; 0 breaks the connection.
+        after_creation: those that begin with the creation of the JobSet.
         loses_answer: whether the answer to the creation is lost, which succeeds nevertheless.
     """
 
@@ -88,6 +89,7 @@ class Kubernetes:
         self.asked: list[dict[str, list[str]]] = []  # queries for logs
         self.looks = 0
         self.faults: dict[str, list[int]] = {"POST": [], "GET": [], "DELETE": []}
+        self.after_creation: dict[str, list[int]] = {}
         self.loses_answer = False
 
     def create(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -148,6 +150,7 @@ def serving(cluster: Kubernetes, folder: Path) -> Iterator[Path]:
                 self._send(404, {"message": "the server could not find the requested resource"})
                 return
             answer = cluster.create(body)
+            cluster.faults |= cluster.after_creation
             if not cluster.loses_answer:
                 self._send(*answer)
 
@@ -157,6 +160,8 @@ def serving(cluster: Kubernetes, folder: Path) -> Iterator[Path]:
             url, query = urlparse(self.path), parse_qs(urlparse(self.path).query)
             if url.path.endswith("/log"):
                 self._send(*cluster.log(url.path.split("/")[-2], query))
+            elif url.path == JOBSETS:
+                self._send(200, {"items": []})
             elif url.path == PODS:
                 self._send(*cluster.list_pods(query["labelSelector"][0].partition("=")[2]))
             else:

@@ -82,7 +82,7 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
     job.check_bucket_folder("workdir", workdir)
     gke.check_name("namespace", options.namespace)
     if options.service_account:
-        gke.check_name("service_account", options.service_account)
+        gke.check_account(options.service_account)
     return gke.Order(
         config=options.config,
         overrides=options.overrides,
