@@ -215,21 +215,38 @@ def test_a_pod_without_gcloud_receives_what_was_sent(machine, tmp_path):
     assert (machine.home / "code" / "mine" / "photos.py").read_text() == own.read_text()
 
 
-def test_the_signal_of_a_preemption_reaches_the_training_process(machine):
+def test_the_packages_that_would_break_the_engines_tensorflow_are_never_installed():
+    for engine, brings, breaks in (
+        ("tensorflow", "tensorflow-tpu", "tensorflow-cpu"),
+        ("jax", "tensorflow-cpu", "tensorflow-tpu"),
+    ):
+        never = shipment.of("digits_resnet", None, engine).files["overrides.txt"].decode()
+        assert {line.partition(";")[0] for line in never.splitlines()} == {"tensorflow", breaks}
+        assert brings not in never
+
+
+@pytest.mark.parametrize(("where", "code"), [("training", 75), ("installing", 143)])
+def test_the_signal_of_a_preemption_ends_a_pod(machine, where, code):
     sent = shipment.of("digits_resnet", "tftpu==1.0")
     machine.put(sent.address("gs://b/run"), sent.files)
     ready = machine.folder / "ready"
-    machine.tftpu(f'trap "exit 75" TERM; touch {ready}; while true; do /bin/sleep 0.05; done')
+    machine.tftpu('printf "%s\\0" "$@" >>"$ARGUMENTS"; exit 75')
+    if where == "training":
+        machine.tftpu(f'trap "exit 75" TERM; touch {ready}; while true; do /bin/sleep 0.05; done')
+    else:
+        machine.tool("python3", f"touch {ready}; /bin/sleep 1")
     running = subprocess.Popen(
         job.container_command(sent, "gs://b/run", []),
         env={
             "PATH": f"{machine.bin}:/usr/bin:/bin",
             "TFTPU_HOME": str(machine.home),
             "TFTPU_GCS": str(machine.bucket),
+            "ARGUMENTS": str(machine.folder / "arguments"),
         },
     )
     until = time.monotonic() + 60
     while not ready.exists() and time.monotonic() < until:
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)  # as the cluster does, to the container's process 1 alone
-    assert running.wait(60) == 75
+    assert running.wait(60) == code
+    assert not (machine.folder / "arguments").exists()

@@ -106,6 +106,16 @@ def test_new_lines_are_printed_once_and_in_their_order(cluster, capsys):
     assert int(cluster.asked[-1]["sinceSeconds"][0]) >= 60
 
 
+def test_times_with_fewer_digits_are_in_order(cluster, capsys):
+    cluster.moments = [ALL_RUN, ALL_ENDED]
+    times = ("00Z", "00.1Z", "00.12Z", "00.123456789Z", "01Z")
+    lines = [f"2026-11-22T10:00:{at} line {at}\n" for at in times]
+    cluster.logs["0-00000"] = "".join(lines)
+    assert launch() == 0
+    said = capsys.readouterr().out
+    assert "".join(f"line {at}\n" for at in times) in said
+
+
 def test_with_detach_it_returns_at_once_and_says_what_runs(cluster, capsys):
     assert launch("--detach") == 0
     said = capsys.readouterr().out
@@ -133,17 +143,36 @@ def test_one_pod_never_starts_and_the_jobset_is_deleted_in_time(cluster, capsys,
     image = {"waiting": {"reason": "ImagePullBackOff", "message": 'pulling "i"\nfailed'}}
     stuck = [*(pod(i, RUNS) for i in (0, 1, 3)), pod(2, image)]
     cluster.moments = [QUEUED, Moment(stuck)]
-    minutes = itertools.count(step=60)
-    clock = SimpleNamespace(
-        monotonic=lambda: next(minutes), sleep=time.sleep, strftime=time.strftime
-    )
-    monkeypatch.setattr(gke_follow, "time", clock)
+    pass_quickly(monkeypatch)
     assert launch("--queue_timeout=10m") == 2
     said = capsys.readouterr()
     why = f'{name_of(cluster)}-slice-0-2-00000 waits: ImagePullBackOff: pulling "i" failed'
     assert states(said.out)[-1] == f"3 of 4 pods run; {why}"
     assert f"Only 3 of 4 pods started in the time that --queue_timeout allows. {why}." in said.err
     assert cluster.deleted == [name_of(cluster)]
+
+
+def pass_quickly(monkeypatch) -> None:
+    """Lets a minute pass at each look at the clock."""
+    minutes = itertools.count(step=60)
+    clock = SimpleNamespace(
+        monotonic=lambda: next(minutes), sleep=time.sleep, strftime=time.strftime
+    )
+    monkeypatch.setattr(gke_follow, "time", clock)
+
+
+def test_the_time_in_the_queue_counts_anew_after_a_restart_and_not_while_pods_run(
+    cluster, monkeypatch
+):
+    taken = Moment([pod(i, attempt=1) for i in range(4)], restarts=1)
+    cluster.moments = [*[QUEUED] * 6, *[ALL_RUN] * 30, *[taken] * 6, ALL_RUN, ALL_ENDED]
+    pass_quickly(monkeypatch)
+    assert launch("--queue_timeout=10m") == 0
+    cluster.moments = [*[QUEUED] * 6, *[taken] * 6, ALL_RUN, ALL_ENDED]
+    assert attach(name_of(cluster), "--namespace=research") == 0
+    cluster.moments = [*[QUEUED] * 6, *[taken] * 6, ALL_RUN, ALL_ENDED]
+    assert launch("--queue_timeout=10m") == 0
+    assert not cluster.deleted
 
 
 def test_machines_that_are_taken_away_again_are_waited_for_anew(cluster, capsys):

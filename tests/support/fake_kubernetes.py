@@ -112,7 +112,8 @@ class Kubernetes:
         moment = self.moments[0]
         found = {"type": moment.condition, "status": "True", "message": moment.message}
         status = {"conditions": [found] if found["type"] else [], "restarts": moment.restarts}
-        return 200, {**self.created[0], "status": status}
+        [body] = [b for b in self.created if b["metadata"]["name"] == name]
+        return 200, {**body, "status": status}
 
     def list_pods(self, name: str) -> tuple[int, dict[str, Any]]:
         pods = json.loads(json.dumps(self.moments[0].pods).replace(PREFIX, name))
