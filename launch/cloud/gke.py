@@ -28,6 +28,7 @@ _ACCELERATORS = {
 }
 _TPU = "google.com/tpu"
 _SPOT = "cloud.google.com/gke-spot"
+_DISK = {"ephemeral-storage": "10Gi"}  # for packages; Autopilot would allow 1 GiB
 _GRACE_S = 300  # to save in, after a signal
 _KEPT_S = 86400  # a JobSet that has ended runs nothing; its logs are kept for this long
 _MISTAKE = 2  # the exit code of what a restart does not fix
@@ -138,7 +139,7 @@ class Order:
                     "name": CONTAINER,
                     "image": self.image,
                     "command": job.container_command(self.shipment, self.workdir, arguments),
-                    "resources": {"limits": tpus, "requests": dict(tpus)},
+                    "resources": {"limits": tpus, "requests": {**tpus, **_DISK}},
                 }
             ],
         }

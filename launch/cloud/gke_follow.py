@@ -1,5 +1,6 @@
 """Follows a JobSet: what its first pod prints, the state of all, and how it ended."""
 
+import collections
 import math
 import time
 from typing import Any
@@ -92,9 +93,8 @@ class _Watch:
         restarts, limit = _restarts(jobset), jobset["spec"]["failurePolicy"]["maxRestarts"]
         if restarts:
             said += f" (restart {restarts} of {limit})"
-        for pod in pods:
-            if pod.code is not None:
-                said += f"; {pod.name} ended with code {pod.code}"
+        codes = collections.Counter(pod.code for pod in pods if pod.code is not None)
+        said += "".join(f"; {count} ended with code {code}" for code, count in codes.items())
         waiting = [pod for pod in pods if pod.waits_for]
         if waiting:
             said += f"; {waiting[0].name} waits: {waiting[0].waits_for}"

@@ -86,7 +86,8 @@ def test_the_printed_jobset_field_by_field(capsys):
     [container] = pod["containers"]
     assert container["image"] == "eu.gcr.io/p/i:1"
     tpus = {"google.com/tpu": "4"}
-    assert container["resources"] == {"limits": tpus, "requests": tpus}
+    assert container["resources"]["limits"] == tpus
+    assert container["resources"]["requests"] == {**tpus, "ephemeral-storage": "10Gi"}
     bash, _, script = container["command"]
     assert bash == "bash"
     assert f"{JAX} --workdir=gs://b/run --tpu=local)\n" in script

@@ -3,9 +3,11 @@
 import shlex
 from pathlib import Path
 
+import grpc
 import pytest
 
-from tests.support.fake_cloud_tpu import serving
+from tests.support.fake_cloud_tpu import QUEUED, serving
+from tests.support.fake_google_cloud import Fault
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud import shipment, tpu_vm, tpu_vm_client, workers
@@ -223,6 +225,24 @@ def test_a_pod_that_was_stopped_and_saved_is_rented_again(service):
     service._run = ended
     assert launch("--spot") == 0
     assert len(service.requests) == 2
+
+
+def test_a_pod_that_is_preempted_while_queued_is_requested_again(service, capsys):
+    service.others = {1: 0, 2: 0, 3: 0}
+    service.states = [["ACCEPTED", "PROVISIONING", "SUSPENDED"], [*QUEUED, "ACTIVE"]]
+    assert launch("--spot") == 0
+    assert len(service.requests) == len(service.deleted) == 2
+    assert "preempted: requesting another one" in capsys.readouterr().out
+
+
+def test_the_network_is_lost_after_the_creation_of_a_pod(service, capsys):
+    service.loses_answer = True
+    lost = Fault(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+    service.faults["get"] = service.faults["delete"] = [lost] * 10_000
+    assert launch() == 2
+    [name] = [request.queued_resource_id for request in service.requests]
+    assert f"The slice {name} could not be deleted" in capsys.readouterr().out
+    assert len(service.slices) == 1
 
 
 def test_workers_that_do_not_report_after_a_good_end_are_mentioned(service, capsys):
