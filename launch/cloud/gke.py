@@ -168,16 +168,6 @@ def check_slice(wanted: Slice) -> None:
         )
 
 
-def check_one_slice(name: str) -> None:
-    """Raises `UserError` for several slices, as in "2xv5e-256"."""
-    match = re.fullmatch(r"(\d+)x(v\d.*)", name.strip())
-    if match:
-        raise UserError(
-            f"--slice={name} asks for {match[1]} slices, and tftpu trains on one: write "
-            f"--slice={match[2]}, or a larger slice."
-        )
-
-
 def check_name(flag: str, value: str) -> None:
     """Raises `UserError` unless a value is a name that Kubernetes allows."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):

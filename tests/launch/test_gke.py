@@ -135,7 +135,7 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--slice=2xv5e-16"], "asks for 2 slices, and tftpu trains on one: write --slice=v5e-16"),
+        (["--slice=2xv5e-16"], "asks for 2 slices, and tftpu trains on one: write v5e-16"),
         (["--slice=v3-8"], "v3-8 is not a slice of GKE, which has v4, v5e, v5p, v6e"),
         (["--slice=v5e-17"], "There is no v5e-17"),
         (

@@ -1,6 +1,7 @@
 """`tftpu launch tpu-vm` on slices of several hosts: the script of each worker, and the outcome."""
 
 import shlex
+from concurrent import futures
 from pathlib import Path
 
 import grpc
@@ -149,6 +150,27 @@ def test_a_worker_that_waits_for_a_failed_one_is_stopped(machine):
     assert (reports / "exit_code").read_text() == "69\n"
     assert (reports / "log.txt").read_text().endswith("stopped\n")  # it had the time to save
     assert "60" in machine.lines("slept")
+
+
+def test_all_workers_of_a_slice_end_when_one_fails(tmp_path):
+    """Four machines boot at the same time, and share nothing but the bucket."""
+    machines = []
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        machines.append(RentedMachine(tmp_path / str(number)))
+        worker(machines[-1], number)
+        machines[-1].tftpu('trap "exit 75" TERM; while true; do /bin/sleep 0.05; done')
+        if number:
+            machines[-1].bucket.rmdir()
+            machines[-1].bucket.symlink_to(machines[0].bucket)
+            (machines[0].bucket / f"b/run/launch/n/worker-{number}").mkdir(parents=True)
+    machines[2].tftpu("/bin/sleep 0.5; echo out of memory; exit 1")
+    with futures.ThreadPoolExecutor(4) as pool:
+        reports, *_ = pool.map(boot, machines)
+    codes = [(reports / "exit_code").read_text()]
+    codes += [(reports / f"worker-{number}/exit_code").read_text() for number in (1, 2, 3)]
+    assert codes == ["69\n", "69\n", "1\n", "69\n"]
+    assert (reports / "worker-2/log.txt").read_text() == "out of memory\n"
 
 
 def test_all_workers_are_followed_to_one_end(service, capsys):

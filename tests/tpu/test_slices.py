@@ -59,6 +59,7 @@ def test_a_replica_has_its_share_of_the_chip():
         ("tpu", "Allowed: v2, v3"),
         ("v3-7", "v3 slices have 8, 32, 64"),
         ("v3-4", "2048 cores"),
+        ("2xv5e-256", "asks for 2 slices, and tftpu trains on one: write v5e-256"),
         ("v5e-2", "1, 4, 8, 16, 32, 64, 128, 256 chips"),
     ],
 )

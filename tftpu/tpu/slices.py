@@ -142,8 +142,14 @@ def parse_slice(name: str) -> Slice:
             and v5p, and chips for v5e and v6e.
 
     Raises:
-        UserError: there is no such generation, or no slice of this size.
+        UserError: there is no such generation, or no slice of this size, or several are asked for.
     """
+    several = re.fullmatch(r"(\d+)x(v\d.*)", name.strip())
+    if several:
+        raise UserError(
+            f"{name!r} asks for {several[1]} slices, and tftpu trains on one: write {several[2]}, "
+            "or a larger slice."
+        )
     match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
     known = [*GENERATIONS, "v5litepod"]
     if match is None or match[1] not in known:

@@ -58,7 +58,6 @@ def run(options: Options) -> None:
     """
     experiment = options.experiment()
     keras_objects.check_names(experiment)
-    gke.check_one_slice(options.slice)
     wanted = parse_slice(options.slice)
     gke.check_slice(wanted)
     order = _order(options, wanted, engine.for_slice(experiment, wanted))
