@@ -24,7 +24,11 @@ _CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=LOC
 _INSTALL = "https://jobset.sigs.k8s.io/docs/installation"
 
 
-class NotFoundError(UserError):
+class RefusedError(UserError):
+    """The cluster refused a request."""
+
+
+class NotFoundError(RefusedError):
     """The cluster does not have what a request names."""
 
 
@@ -235,7 +239,7 @@ def call(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
         **kwargs: its keyword arguments.
 
     Raises:
-        UserError: the request was rejected.
+        RefusedError: the request was rejected.
         NotFoundError: what it names is not there.
         ConnectionLost: no answer came, so it is not known whether the call succeeded.
     """
@@ -255,12 +259,12 @@ def _translated(what: str, error: Any) -> Exception:
     """Returns the error to raise for an answer with an error of the cluster."""
     said = _message(error)
     if error.status == 401:
-        return UserError(
+        return RefusedError(
             f"The cluster did not accept the credentials ({what}): run `{google_cloud.LOGIN}` and "
             f"`{_CREDENTIALS}`."
         )
     if error.status == 403:
-        return UserError(
+        return RefusedError(
             f"Permission denied ({what}): {said} Ask the owner of the cluster for a role that may "
             "create JobSets and read pods and their logs, such as roles/container.developer."
         )
@@ -268,7 +272,7 @@ def _translated(what: str, error: Any) -> Exception:
         return NotFoundError(said)
     if error.status == 429 or error.status >= 500:
         return ConnectionLost(f"No answer from the cluster ({what}): {said}")
-    return UserError(f"The cluster refused the request ({what}): {said}")
+    return RefusedError(f"The cluster refused the request ({what}): {said}")
 
 
 def _message(error: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.launch.cloud import gke_client, gke_pods
 from tftpu.launch.cloud.gke import JobSet
-from tftpu.launch.cloud.gke_client import Cluster
+from tftpu.launch.cloud.gke_client import Cluster, RefusedError
 from tftpu.launch.cloud.gke_pods import Log, Pod
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 
@@ -31,8 +31,8 @@ def watch(cluster: Cluster, name: str, queue_s: float = math.inf) -> None:
         _Watch(cluster, name, queue_s).follow()
     except KeyboardInterrupt:
         print(f"\nNo longer watching. {still_runs(cluster, name)}")
-    except ConnectionLost as lost:
-        raise UserError(f"{lost} {still_runs(cluster, name)}") from lost
+    except (ConnectionLost, RefusedError) as error:
+        raise UserError(f"{error} {still_runs(cluster, name)}") from error
 
 
 def still_runs(cluster: Cluster, name: str) -> str:

@@ -279,6 +279,26 @@ def test_the_network_is_lost_while_it_trains(cluster, capsys):
     assert cluster.alive
 
 
+def test_credentials_that_expire_while_it_trains_do_not_hide_the_run(cluster, capsys):
+    cluster.after_creation = {"GET": [401]}
+    assert launch() == 2
+    error = capsys.readouterr().err
+    assert "did not accept the credentials (watching the JobSet)" in error
+    assert f"The JobSet {name_of(cluster)} runs on, and incurs costs" in error
+    assert error.count("\n") == 1
+
+
+def test_a_deletion_that_is_refused_names_what_runs_on(cluster, capsys, monkeypatch):
+    cluster.moments = [QUEUED]
+    cluster.faults["DELETE"] = [403]
+    pass_quickly(monkeypatch)
+    assert launch("--queue_timeout=10m") == 2
+    error = capsys.readouterr().err
+    assert "Permission denied (deleting the JobSet)" in error
+    assert f"`{ends(cluster)}` ends it" in error
+    assert cluster.alive
+
+
 def test_a_lost_network_that_recovers_is_tolerated(cluster, capsys, monkeypatch):
     monkeypatch.setattr(gke_client, "PATIENCE_S", 120)
     cluster.after_creation = {"GET": [0, 503, 429]}
