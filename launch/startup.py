@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from tftpu import installation
-from tftpu.config import Cluster
-from tftpu.engines import backend, selection
+from tftpu.engines import backend
 from tftpu.errors import UserError
 
 # Packages that TensorFlow and Keras import where they are installed, for features that no command
@@ -32,21 +31,6 @@ def require_tensorflow() -> None:
 def quieten_tensorflow() -> None:
     """Hides the notes of TensorFlow's C++ side, which it reads this for when it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-
-def require_tensorflow_engine(cluster: Cluster, command: str) -> None:
-    """Raises `UserError` for a config that another engine trains, where a command has only one.
-
-    Args:
-        cluster: of the config.
-        command: its name.
-    """
-    if selection.engine_for(cluster) == "jax":
-        raise UserError(
-            f"tftpu {command} knows the TensorFlow engine only, and this config asks for the JAX "
-            f"engine (engine={cluster.engine!r}, mesh={cluster.mesh!r}): set "
-            "--config.cluster.engine=tensorflow, and no mesh, to use that one."
-        )
 
 
 def import_tensorflow() -> None:

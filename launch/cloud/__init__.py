@@ -1,1 +1,1 @@
-"""Launchers: TPU VMs and Vertex AI."""
+"""Launchers: TPU VMs, Vertex AI and Kubernetes Engine."""

@@ -1,4 +1,4 @@
-"""Google Cloud for both launchers: its errors as clear messages, and files that grow."""
+"""Google Cloud for all launchers: its errors as clear messages, and files that grow."""
 
 import os
 from collections.abc import Callable
@@ -96,6 +96,14 @@ def _said(error: Exception) -> str:
     return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
 
 
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Returns the errors of reading a file that is missing, or in a bucket that cannot be read."""
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth_exceptions
+
+    return exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError
+
+
 class Follower:
     """A reader of the lines that are appended to a file in a bucket.
 
@@ -115,8 +123,6 @@ class Follower:
 
     def read_new(self) -> str:
         """Returns the complete lines appended since the last call; "" if it cannot read."""
-        from google.api_core import exceptions
-        from google.auth import exceptions as auth_exceptions
         from google.cloud import storage
 
         try:
@@ -125,8 +131,39 @@ class Follower:
             data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
         # The file does not exist yet, or has nothing new; or the bucket cannot be read. The run
         # continues, without its lines here.
-        except (exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError):
+        except _unreadable():
             return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)
         return whole.decode(errors="replace")
+
+
+class Folder:
+    """A reader of small files below a folder of a bucket.
+
+    Args:
+        path: "gs://bucket/folder".
+    """
+
+    def __init__(self, path: str):
+        from google.cloud import storage
+
+        self._bucket, _, prefix = path.removeprefix("gs://").partition("/")
+        self._prefix = f"{prefix}/"
+        self._client = call("finding credentials", storage.Client, project="unused")
+
+    def read(self, name: str) -> dict[str, str]:
+        """Returns the content of all files of a name, by the folders below this one they are in.
+
+        The folder itself is "". Nothing is returned while the bucket cannot be read.
+        """
+        try:
+            found = self._client.list_blobs(self._bucket, prefix=self._prefix, timeout=30)
+            blobs = {blob.name.removeprefix(self._prefix): blob for blob in found}
+            return {
+                path.rpartition("/")[0]: blob.download_as_bytes(timeout=30).decode(errors="replace")
+                for path, blob in blobs.items()
+                if path.rpartition("/")[2] == name
+            }
+        except _unreadable():
+            return {}

@@ -36,7 +36,11 @@ def container_command(shipment: Shipment, workdir: str, arguments: list[str]) ->
     """
     lines = [
         "set -eu",
+        # As process 1 of a container, a shell ignores signals that it has no trap for.
+        "trap 'exit 143' TERM",
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
+        # tftpu's image brings the TensorFlow for TPUs, which the JAX engine's would overwrite.
+        *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.script(workdir, arguments),
         "receive\ninstall\ntrain",
     ]

@@ -1,12 +1,29 @@
 # Receives, installs and trains what `tftpu launch` sent. The lines above set its values, quoted:
 # shipped, sums, package, extras, python, code, arguments; `home` is the folder to work in.
 
-# Copies a file of a bucket: fetch ADDRESS FOLDER. A job of Vertex AI has the buckets under /gcs.
+# Copies a file of a bucket: fetch ADDRESS FOLDER. A job of Vertex AI has the buckets under /gcs; a
+# plain container has no gcloud, and asks as the service account that the metadata server knows.
 fetch() {
   if [ -d "${TFTPU_GCS:-/gcs}" ]; then
     cp "${TFTPU_GCS:-/gcs}/${1#gs://}" "$2"
-  else
+  elif command -v gcloud >/dev/null; then
     gcloud storage cp --quiet "$1" "$2"
+  else
+    python3 - "$1" "$2" <<'END'
+import json, os, shutil, sys, urllib.parse, urllib.request
+server = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+account = f"http://{server}/computeMetadata/v1/instance/service-accounts/default/token"
+request = urllib.request.Request(account, headers={"Metadata-Flavor": "Google"})
+with urllib.request.urlopen(request, timeout=60) as answer:
+    token = json.load(answer)["access_token"]
+bucket, _, name = sys.argv[1].removeprefix("gs://").partition("/")
+storage = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+url = f"{storage}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
+request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+target = os.path.join(sys.argv[2], os.path.basename(name))
+with urllib.request.urlopen(request, timeout=60) as answer, open(target, "wb") as file:
+    shutil.copyfileobj(answer, file)
+END
   fi
 }
 
@@ -45,8 +62,9 @@ install() {
     "${options[@]}" "$requirement"
 }
 
+# The signals of a preemption reach tftpu, which takes the place of this shell.
 train() {
   rm -f /tmp/libtpu_lockfile # left by a process that a restart of the machine ended
   cd "$home/code/$code" # paths in a config may be relative to its folder
-  "$venv/bin/tftpu" "${arguments[@]}"
+  exec "$venv/bin/tftpu" "${arguments[@]}"
 }

@@ -14,7 +14,9 @@ from importlib import metadata
 from tftpu.errors import UserError
 from tftpu.launch.cloud.code_imports import Import
 
-# The extra `tpu` decides about these, and TensorFlow about TensorBoard.
+# The extra of each engine on a TPU, and the package of it that drives the TPU.
+_TPU_EXTRAS = {"tensorflow": ("tpu", "tensorflow-tpu"), "jax": ("jax-tpu", "jax")}
+# That extra decides about these, and TensorFlow about TensorBoard.
 _OF_THE_TPU = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "jax", "jaxlib")
 _NOT_PINNED = (*_OF_THE_TPU, "tensorboard")
 _MODULES_THERE = ("tftpu", "tensorflow", "jax", "jaxlib", "libtpu")
@@ -33,23 +35,24 @@ def pins() -> list[str]:
     ]
 
 
-def extras() -> list[str]:
-    """Returns the extras of tftpu that the machine gets: `tpu`, and those complete here."""
+def extras(engine: str) -> list[str]:
+    """Returns the extras of tftpu that the machine gets: the engine's, and those complete here."""
     complete = [e for e in _EXTRAS if all(_version(name) for name in _requirements("tftpu", e))]
-    return ["tpu", *complete]
+    return [_TPU_EXTRAS[engine][0], *complete]
 
 
-def check(imports: list[Import], requirements: str, folder: str) -> None:
+def check(imports: list[Import], requirements: str, folder: str, engine: str) -> None:
     """Raises `UserError` if code imports a module that the machine will not have.
 
     Args:
         imports: of the code, from outside its folder.
         requirements: content of the folder's requirements.txt, "" if there is none.
         folder: its name, for the error.
+        engine: name of the engine that trains there.
     """
     names = [m.group() for line in requirements.splitlines() if (m := _NAME.match(line.strip()))]
     there = _closure([*_requirements("tftpu"), *_OF_THE_TPU, *map(_normal, names)])
-    for extra in extras():
+    for extra in extras(engine):
         there |= _closure(_requirements("tftpu", extra))
     lines, elsewhere = [], []
     for found in imports:
@@ -75,15 +78,26 @@ def check(imports: list[Import], requirements: str, folder: str) -> None:
         raise UserError(" ".join(elsewhere))
 
 
-def tensorflow() -> str:
-    """Returns the TensorFlow of the machine, and the one here if it is another version."""
-    there = next(
-        (r for r in metadata.requires("tftpu") or () if r.startswith("tensorflow-tpu")), ""
-    )
-    wanted = there.partition(";")[0].strip()
-    here = {name: _version(name) for name in _OF_THE_TPU[:3]}
-    others = [f"{n} {v}" for n, v in here.items() if v and v != wanted.partition("==")[2]]
-    return f"{wanted} (here: {', '.join(others)})" if others else wanted
+def driver(engine: str) -> str:
+    """Returns the package that drives the machine's TPU, and what is here if it is another version.
+
+    Args:
+        engine: name of the engine that trains there.
+    """
+    from packaging.requirements import Requirement
+
+    extra, name = _TPU_EXTRAS[engine]
+    for text in metadata.requires("tftpu") or ():
+        wanted = Requirement(text)
+        if wanted.name == name and wanted.marker and wanted.marker.evaluate({"extra": extra}):
+            break
+    else:  # of a tftpu that was installed before it had the extra
+        return name
+    packages = ("jax",) if engine == "jax" else _OF_THE_TPU[:3]
+    here = {package: _version(package) for package in packages}
+    others = [f"{n} {v}" for n, v in here.items() if v and not wanted.specifier.contains(v)]
+    wanted.marker = None
+    return f"{wanted} (here: {', '.join(others)})" if others else str(wanted)
 
 
 def _wanted(name: str) -> str:

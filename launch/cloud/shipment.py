@@ -20,8 +20,12 @@ _CODE = "code.tar.gz"
 _CONSTRAINTS = "constraints.txt"
 _OVERRIDES = "overrides.txt"
 _SHOWN = 30  # files of the config's folder
-# They own the same files as tensorflow-tpu; a package that asks for one of them would break it.
-_NEVER = "tensorflow; python_version < '3'\ntensorflow-cpu; python_version < '3'\n"
+# They own the same files as the TensorFlow of the engine's extra; a package that asks for one of
+# them would break it.
+_NEVER = {
+    "tensorflow": "tensorflow; python_version < '3'\ntensorflow-cpu; python_version < '3'\n",
+    "jax": "tensorflow; python_version < '3'\ntensorflow-tpu; python_version < '3'\n",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Shipment:
         config: name of a config of tftpu, or of the user's file in its folder.
         folder: absolute path of that folder; None for a config of tftpu.
         code: bytes of each file of that folder, by path.
+        engine: name of the engine that trains there.
     """
 
     files: dict[str, bytes]
@@ -42,6 +47,7 @@ class Shipment:
     config: str
     folder: Path | None
     code: dict[str, int]
+    engine: str
 
     @property
     def sums(self) -> str:
@@ -73,7 +79,7 @@ class Shipment:
             "shipped": self.address(workdir),
             "sums": self.sums,
             "package": self.package,
-            "extras": ",".join(packages.extras()),
+            "extras": ",".join(packages.extras(self.engine)),
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "code": code_folder.name_of(self.folder) if self.folder else "",
         }
@@ -98,17 +104,18 @@ class Shipment:
                 lines.append(f"  ... and {len(self.code) - _SHOWN} more")
         origin = "the tftpu that is running here" if self.package in self.files else "--package"
         lines.append(f"The machine installs {ascii(self.package)[1:-1]} ({origin}),")
-        lines.append(f"  {packages.tensorflow()}, and the versions of this environment:")
+        lines.append(f"  {packages.driver(self.engine)}, and the versions of this environment:")
         return "\n".join([*lines, f"  {', '.join(packages.pins())}"]) + "\n"
 
 
-def of(config: str, package: str | None) -> Shipment:
+def of(config: str, package: str | None, engine: str = "tensorflow") -> Shipment:
     """Returns what travels for a config.
 
     Args:
         config: name of a config of tftpu, or path of the user's file, whose folder travels.
         package: what the user wants installed instead of the tftpu that is running: path of a
             wheel, a wheel in a bucket, or a requirement; None takes the running one.
+        engine: name of the engine that trains there.
 
     Raises:
         UserError: the folder holds a secret or is too large, or a package would be missing.
@@ -126,17 +133,14 @@ def of(config: str, package: str | None) -> Shipment:
         contents = code_folder.contents(folder)
         if config not in contents:
             raise UserError(f"{path} is ignored by a .gitignore, so it would not travel.")
-        _check_packages(contents, config, code_folder.name_of(folder))
+        requirements = contents.get("requirements.txt", b"").decode(errors="replace")
+        imports = code_imports.outside(contents, config)
+        packages.check(imports, requirements, code_folder.name_of(folder), engine)
         code = {name: len(data) for name, data in contents.items()}
         files[_CODE] = code_folder.archive(code_folder.name_of(folder), contents)
     files[_CONSTRAINTS] = "".join(f"{pin}\n" for pin in packages.pins()).encode()
-    files[_OVERRIDES] = _NEVER.encode()
-    return Shipment(files, package, config, folder, code)
-
-
-def _check_packages(contents: dict[str, bytes], config: str, folder: str) -> None:
-    requirements = contents.get("requirements.txt", b"").decode(errors="replace")
-    packages.check(code_imports.outside(contents, config), requirements, folder)
+    files[_OVERRIDES] = _NEVER[engine].encode()
+    return Shipment(files, package, config, folder, code, engine)
 
 
 def _size(count: int) -> str:

@@ -1,7 +1,8 @@
-# Runs at every boot of a TPU VM, as root: trains, reports to the bucket, and deletes the slice if
-# nobody else does. The lines above set `folder`, where it reports to; `limit`, the seconds that a
-# run may take; `delete`, the command that deletes the slice, empty if it is to stay; and define
-# receive, install and train.
+# Runs at every boot of each worker of a TPU VM, as root: trains, reports to the bucket, and deletes
+# the slice if nobody else does. The lines above set `folder`, where worker 0 reports to, and the
+# others to `worker-N` in it; `workers`, their number; `limit`, the seconds that a run may take;
+# `delete`, the command that deletes the slice, empty if it is to stay; and define receive, install
+# and train.
 if [ "${1:-}" = work ]; then
   set -e
   receive
@@ -12,9 +13,22 @@ fi
 
 log="$home/log.txt"
 mkdir -p "$home"
+rm -f "$home/stopped"
 if [ ! -e "$home/ends" ]; then
   echo "$(($(date +%s) + limit))" >"$home/ends"
 fi
+
+attribute() {
+  curl --silent --fail --header "Metadata-Flavor: Google" \
+    "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
+}
+
+worker=0
+if [ "$workers" -gt 1 ]; then
+  until worker=$(attribute agent-worker-number); do sleep 5; done
+fi
+reports="$folder"
+if [ "$worker" -gt 0 ]; then reports="$folder/worker-$worker"; fi
 
 left() {
   local seconds=$(($(<"$home/ends") - $(date +%s)))
@@ -22,13 +36,23 @@ left() {
 }
 
 report() {
-  gcloud storage cp --quiet "$log" "$folder/log.txt" >/dev/null 2>&1
+  gcloud storage cp --quiet "$log" "$reports/log.txt" >/dev/null 2>&1
+}
+
+# A worker that failed says so in `failed`. The others notice by themselves that they lost it; one
+# that does not, because it still installs or waits for the others, is stopped a minute later.
+stop_after_others() {
+  if gcloud storage cp --quiet "$folder/failed" "$home/failed" >/dev/null 2>&1; then
+    sleep 60
+    touch "$home/stopped"
+    kill "$1"
+  fi
 }
 
 # The launcher, which deletes the slice, may have been switched off.
 delete_after() {
   if [ "${#delete[@]}" -gt 0 ]; then
-    sleep "$1"
+    sleep "$(($1 + (worker > 0 ? 300 : 0)))"
     "${delete[@]}" >>"$log" 2>&1
   fi
 }
@@ -38,20 +62,31 @@ if [ -e "$home/done" ]; then # the machine was restarted after the end of the ru
   exit 0
 fi
 
-while sleep 20; do report; done &
+timeout --kill-after=300 "$(left)" bash "$0" work >>"$log" 2>&1 &
+run=$!
+while sleep 20; do
+  report
+  if [ "$workers" -gt 1 ]; then stop_after_others "$run"; fi
+done &
 reporter=$!
-timeout --kill-after=300 "$(left)" bash "$0" work >>"$log" 2>&1
+wait "$run"
 code_of_exit=$?
 kill "$reporter"
+if [ -e "$home/stopped" ] && [ "$code_of_exit" -ne 0 ]; then
+  code_of_exit=69 # another host was lost
+fi
 report
 if [ "$code_of_exit" -ne 75 ]; then # 75: stopped and saved, as before a preemption; the next boot resumes
   touch "$home/done"
 fi
 printf '%s\n' "$code_of_exit" >"$home/exit_code"
 for _ in {1..60}; do
-  if gcloud storage cp --quiet "$home/exit_code" "$folder/exit_code"; then break; fi
+  if gcloud storage cp --quiet "$home/exit_code" "$reports/exit_code"; then break; fi
   sleep 20
 done
+if [ "$workers" -gt 1 ] && [ "$code_of_exit" -ne 0 ] && [ "$code_of_exit" -ne 75 ]; then
+  gcloud storage cp --quiet "$home/exit_code" "$folder/failed"
+fi
 if [ "$code_of_exit" -eq 75 ]; then
   delete_after "$(left)"
 else

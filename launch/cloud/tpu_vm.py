@@ -1,4 +1,4 @@
-"""The request of `tftpu launch tpu-vm`: a slice, and the script that its machine runs.
+"""The request of `tftpu launch tpu-vm`: a slice, and the script that each of its machines runs.
 
 The request is a dictionary with the names of the REST interface
 (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources).
@@ -26,7 +26,6 @@ RUNTIMES = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
-_CHIPS_PER_HOST = {"v5e": 8, "v6e": 8}  # 4 for all others
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -37,12 +36,12 @@ class Order:
     Attributes:
         config: name of a config, or path of a user's own.
         overrides: changes of the config, "--config.train.steps=500".
-        slice: the slice, of one host.
+        slice: the slice. On each of its hosts, one worker runs the same script.
         project: project of Google Cloud that pays.
         zone: zone of the slice.
         workdir: "gs://bucket/folder" of the run.
-        shipment: the files that travel to the machine.
-        service_account: e-mail address that the machine runs as; None means the default one.
+        shipment: the files that travel to the machines.
+        service_account: e-mail address that the machines run as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
         queue_timeout: how long to wait for capacity, "24h".
         timeout: longest time of a run on a slice, "7d". The machine then stops it.
@@ -81,8 +80,15 @@ class Order:
         return [*command, "--quiet", f"--project={self.project}", f"--zone={self.zone}"]
 
     def folder(self, name: str) -> str:
-        """Returns the folder where the machine writes its log and its exit code."""
+        """Returns the folder where worker 0 writes its log and its exit code.
+
+        The others write theirs to the folders `worker-1`, `worker-2`, … in it.
+        """
         return f"{self.workdir}/launch/{name}"
+
+    def log(self, name: str, worker: int) -> str:
+        """Returns the address of the file with the output of a worker."""
+        return f"{self.folder(name)}/{f'worker-{worker}/' if worker else ''}log.txt"
 
     def request(self, name: str) -> dict[str, Any]:
         """Returns the QueuedResource to create, with the names of the REST interface."""
@@ -107,7 +113,7 @@ class Order:
         return wanted
 
     def startup_script(self, name: str) -> str:
-        """Returns the script that the machine runs; every value in it is quoted."""
+        """Returns the script that each worker runs; every value in it is quoted."""
         arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
         lines = [
             "#!/bin/bash",
@@ -115,6 +121,7 @@ class Order:
             "export HOME=/root",
             'home="${TFTPU_HOME:-/opt/tftpu}"',
             f"folder={shlex.quote(self.folder(name))}",
+            f"workers={self.slice.hosts}",
             f"limit={self.limit}",
             f"delete=({shlex.join([] if self.keep else self.deletion(name))})",
             self.shipment.script(self.workdir, arguments),
@@ -184,21 +191,3 @@ def price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -
             "its length is given in epochs and the data do not tell their number of examples."
         )
     return f"{text} {steps:,} {estimate}"
-
-
-def one_host(wanted: Slice) -> Slice:
-    """Returns the slice.
-
-    Raises:
-        UserError: it has several hosts.
-    """
-    generation = wanted.generation.name
-    chips = _CHIPS_PER_HOST.get(generation, 4)
-    if wanted.chips <= chips:
-        return wanted
-    largest = chips * wanted.generation.counted
-    raise UserError(
-        f"{wanted.name} has several hosts, and tftpu uses one: TensorFlow reaches the TPUs of "
-        "other hosts through a server that only Google's older TensorFlow images run. The largest "
-        f"slice with one host is {generation}-{largest}."
-    )

@@ -13,6 +13,7 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 from tftpu.launch.cloud.tpu_vm import Order
+from tftpu.launch.cloud.workers import SAVED, Outcome, Workers
 from tftpu.launch.diagnosis import cloud
 from tftpu.launch.diagnosis.machine import Machine
 
@@ -87,8 +88,9 @@ def _train_once(client: "TpuClient", order: Order, name: str) -> None:
     except BaseException:
         _delete(client, order, name)  # nothing ran on it
         raise
+    workers = Workers(order, name)
     try:
-        code = _follow(client, order, name)
+        outcome = _follow(client, order, name, workers)
     except _Preempted:
         raise
     except KeyboardInterrupt:
@@ -103,16 +105,27 @@ def _train_once(client: "TpuClient", order: Order, name: str) -> None:
         print(f"The slice {name} is kept, and incurs costs; {_deletion(order, name)}")
     else:
         _delete(client, order, name)
-    log = f"{order.folder(name)}/log.txt has what it printed."
-    if code is None:
-        raise UserError(f"No exit code came from {name} within --timeout={order.timeout}; {log}")
-    if code == TIMED_OUT:
+    _report(order, name, workers, outcome)
+
+
+def _report(order: Order, name: str, workers: Workers, outcome: Outcome | None) -> None:
+    """Raises `UserError` if the run failed; prints what is known of workers that did not report."""
+    if outcome is None:
+        raise UserError(
+            f"No exit code came from {name} within --timeout={order.timeout}; "
+            f"{order.log(name, 0)} has what it printed."
+        )
+    log = workers.explain(outcome)
+    if outcome.code == TIMED_OUT:
         raise UserError(
             f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} The "
             "same command resumes from the last checkpoint."
         )
-    if code:
-        raise UserError(f"The run ended with code {code}; {log}")
+    if outcome.code:
+        where = f" on worker {outcome.worker}, and everywhere" if order.slice.hosts > 1 else ""
+        raise UserError(f"The run ended with code {outcome.code}{where}; {log}")
+    if outcome.missing:
+        print(f"The run ended well; {log}")
 
 
 class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
@@ -164,19 +177,18 @@ def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
         time.sleep(POLL_S)
 
 
-def _follow(client: "TpuClient", order: Order, name: str) -> int | None:
-    """Prints the output of the run until it ends; returns its exit code, None if none came."""
+def _follow(client: "TpuClient", order: Order, name: str, workers: Workers) -> Outcome | None:
+    """Prints the output of the run until it ends; returns how, None if no exit code came."""
     overdue = time.monotonic() + order.limit + OVERDUE_S
-    log = google_cloud.Follower(f"{order.folder(name)}/log.txt")
-    end = google_cloud.Follower(f"{order.folder(name)}/exit_code")
+    others = workers.where_others_write()
+    if others:
+        print(others, flush=True)
     while True:
-        log.print_new()
-        code = end.read_new().strip()
-        if code:
-            log.print_new()
-            if int(code) == 75:  # stopped by a signal, and saved
+        outcome = workers.poll()
+        if outcome is not None:
+            if outcome.code == SAVED:
                 raise _Preempted
-            return int(code)
+            return outcome
         state, _ = _state(client, order, name)
         if state in _GONE:
             raise _Preempted

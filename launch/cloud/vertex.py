@@ -15,16 +15,13 @@ import yaml
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.shipment import Shipment
+from tftpu.tpu.slices import Slice
 
-# The slices on which Vertex runs TensorFlow, each one machine:
-# https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm
-MACHINES: dict[str, dict[str, str | int]] = {
-    "v2-8": {"machineType": "cloud-tpu", "acceleratorType": "TPU_V2", "acceleratorCount": 8},
-    "v3-8": {"machineType": "cloud-tpu", "acceleratorType": "TPU_V3", "acceleratorCount": 8},
-    "v5e-1": {"machineType": "ct5lp-hightpu-1t", "tpuTopology": "1x1"},
-    "v5e-4": {"machineType": "ct5lp-hightpu-4t", "tpuTopology": "2x2"},
-}
-
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: one
+# worker pool of one replica is a slice, whose topology says how many machines it has.
+_FIXED = {"v2-8": "TPU_V2", "v3-8": "TPU_V3"}
+_FAMILIES = {"v5e": "ct5lp-hightpu", "v6e": "ct6e-standard"}
+_TENSORFLOW = ("v2-8", "v3-8", "v5e-1", "v5e-4")  # where Vertex AI runs it
 
 CustomJob = dict[str, Any]  # with the names of the REST interface
 
@@ -36,7 +33,7 @@ class Order:
     Attributes:
         config: name of a config, or path of a user's own.
         overrides: changes of the config, "--config.train.steps=500".
-        slice_name: one of `MACHINES`.
+        slice: one that `check_slice` and `check_engine` allow.
         project: project of Google Cloud that pays.
         region: region of the job.
         workdir: "gs://bucket/folder" of the run.
@@ -51,7 +48,7 @@ class Order:
 
     config: str
     overrides: tuple[str, ...] = ()
-    slice_name: str
+    slice: Slice
     project: str
     region: str
     workdir: str
@@ -84,7 +81,7 @@ class Order:
         Raises:
             UserError: a value that Vertex AI would reject.
         """
-        machine = _machine(self.slice_name)
+        machine = _machine(self.slice)
         job.check_bucket_folder("workdir", self.workdir)
         if self.tensorboard:
             _check_tensorboard(self.tensorboard, self.service_account)
@@ -111,7 +108,7 @@ class Order:
         return {
             "displayName": job.unique_name(self.config),
             "jobSpec": spec,
-            "labels": job.labels(self.config, self.slice_name, self.labels),
+            "labels": job.labels(self.config, self.slice.name, self.labels),
         }
 
     def as_yaml(self, created: CustomJob) -> str:
@@ -129,21 +126,35 @@ class Order:
         return head + yaml.dump(created["jobSpec"], Dumper=job.Dumper, sort_keys=False)
 
 
-def _machine(slice_name: str) -> dict[str, str | int]:
-    if slice_name in MACHINES:
-        return dict(MACHINES[slice_name])
-    there_are = f"There, TensorFlow runs on {', '.join(MACHINES)}."
-    generation = slice_name.partition("-")[0].replace("v5litepod", "v5e")
-    if generation in ("v2", "v3", "v5e"):
-        why = "is more than one machine on Vertex AI, and one TensorFlow process drives one"
-    elif generation in ("v4", "v5p", "v6e"):
-        why = "has no TensorFlow on Vertex AI"
-    else:
-        raise UserError(f"{slice_name!r} is not the name of a slice of Vertex AI. {there_are}")
-    raise UserError(
-        f"{slice_name} {why}. {there_are} `tftpu launch tpu-vm --slice={slice_name}` rents it as "
-        "a TPU VM."
-    )
+def check_slice(wanted: Slice) -> None:
+    """Raises `UserError` for a slice that custom jobs of Vertex AI cannot have."""
+    if wanted.name not in _FIXED and wanted.generation.name not in _FAMILIES:
+        raise UserError(
+            f"{wanted.name} is not a slice for custom jobs of Vertex AI: choose v2-8, v3-8, or one "
+            f"of v5e or v6e. `tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+        )
+
+
+def check_engine(wanted: Slice, engine: str) -> None:
+    """Raises `UserError` if Vertex AI does not run the engine on the slice."""
+    if engine == "tensorflow" and wanted.name not in _TENSORFLOW:
+        raise UserError(
+            f"Vertex AI runs TensorFlow on {', '.join(_TENSORFLOW)} only: for {wanted.name}, add "
+            "--config.cluster.engine=jax."
+        )
+    if engine == "jax" and wanted.name in _FIXED:
+        raise UserError(
+            f"On Vertex AI, the JAX engine trains on slices of v5e and v6e, not on {wanted.name}: "
+            "choose one of them, or --config.cluster.engine=tensorflow without a mesh."
+        )
+
+
+def _machine(wanted: Slice) -> dict[str, str | int]:
+    if wanted.name in _FIXED:
+        accelerator = {"acceleratorType": _FIXED[wanted.name], "acceleratorCount": 8}
+        return {"machineType": "cloud-tpu", **accelerator}
+    family = _FAMILIES[wanted.generation.name]
+    return {"machineType": f"{family}-{wanted.chips_per_host}t", "tpuTopology": wanted.shape}
 
 
 def _check_tensorboard(name: str, service_account: str | None) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tftpu.config import Cluster
 from tftpu.errors import UserError
-from tftpu.launch import mesh_choice
+from tftpu.launch import main, mesh_choice
 
 
 def said(*command: str) -> str:
@@ -21,12 +21,19 @@ def said(*command: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("command", ["launch vertex --dry_run", "launch tpu-vm --dry_run"])
-def test_a_command_that_knows_tensorflow_only_says_so(command):
-    words = command.split()
-    found = said(*words, "--config=digits_resnet", "--config.cluster.mesh=fsdp:2")
-    name = command.removesuffix(" --dry_run")
-    assert f"tftpu {name} knows the TensorFlow engine only" in found
+@pytest.mark.parametrize("where", ["vertex", "tpu-vm", "gke"])
+@pytest.mark.parametrize(
+    ("flags", "extra"),
+    [
+        ([], "tpu"),
+        (["--config.cluster.engine=jax"], "jax-tpu"),
+        (["--config.cluster.mesh=fsdp:4"], "jax-tpu"),
+    ],
+)
+def test_a_rented_machine_installs_the_engine_that_the_config_takes(where, flags, extra, capsys):
+    launch = ["launch", where, "--config=digits_resnet", "--slice=v5e-4", "--dry_run"]
+    assert main.main([*launch, *flags]) == 0
+    assert re.search(r"extras=([\w-]+)", capsys.readouterr().out)[1] == extra
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def imports(**files: str) -> list[str]:
 
 def check(code: str, requirements: str = "") -> None:
     found = code_imports.outside({"config.py": code.encode()}, "config.py")
-    packages.check(found, requirements, "mine")
+    packages.check(found, requirements, "mine", "tensorflow")
 
 
 def test_imports_are_followed_through_the_folder_and_no_further():
@@ -87,7 +87,8 @@ def test_pins_are_the_installed_versions_of_what_tftpu_requires():
         assert pins[name] == metadata.version(name)
     # The extra `tpu` decides: another TensorFlow, its libtpu and its jax.
     assert not {"tensorflow", "tensorflow-cpu", "tensorboard", "jax", "libtpu"} & set(pins)
-    assert packages.tensorflow() == "tensorflow-tpu==2.20.0" or "here:" in packages.tensorflow()
+    assert packages.driver("tensorflow").startswith("tensorflow-tpu==2.20.0")
+    assert packages.driver("jax").startswith("jax[tpu]<0.11,>=0.10")
 
 
 def test_extras_that_are_complete_here_are_installed_there(monkeypatch):
@@ -100,6 +101,7 @@ def test_extras_that_are_complete_here_are_installed_there(monkeypatch):
         return "1.0" if name.startswith("google-cloud-bigquery") else found(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    assert packages.extras() == ["tpu", "bigquery"]
+    assert packages.extras("tensorflow") == ["tpu", "bigquery"]
+    assert packages.extras("jax") == ["jax-tpu", "bigquery"]
     without.add("google-cloud-bigquery-storage")
-    assert packages.extras() == ["tpu"]
+    assert packages.extras("tensorflow") == ["tpu"]

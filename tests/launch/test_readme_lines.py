@@ -22,6 +22,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip wheel --no-deps --wheel-dir=dist .",
     "gcloud auth application-default login",
     "gcloud compute firewall-rules create ",
+    "gcloud container clusters get-credentials ",
     "docker push ",
     "tensorboard --logdir=",
     "kill -USR1 ",
@@ -36,7 +37,7 @@ def test_the_command(command, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         check_tftpu(arguments)
         if "launch" in arguments:
-            assert "PROJECT" in capsys.readouterr().out
+            assert {"PROJECT", "JobSet"} & set(re.findall(r"\w+", capsys.readouterr().out))
     elif command.startswith("pip install "):
         check_extras(arguments[-1])
     elif command.startswith("docker build "):

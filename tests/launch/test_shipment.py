@@ -21,6 +21,7 @@ from google.longrunning import operations_pb2
 
 from tests.support.fake_cloud_tpu import CloudTpu
 from tests.support.fake_google_cloud import grpc_service, storage
+from tests.support.fake_kubernetes import Kubernetes, serving
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud import shipment, tpu_vm_client, vertex_client
@@ -175,12 +176,34 @@ def test_a_vertex_job_receives_wheel_and_code_and_trains_to_the_end(own, machine
     check_run(machine.folder / "run", said, machine)
 
 
-@pytest.mark.parametrize("where", ["tpu-vm", "vertex"])
-def test_a_dry_run_shows_what_would_travel(own, where, capsys):
-    flags = [f"--config={own}", "--slice=v3-8", "--workdir=gs://b/run", "--dry_run"]
+@pytest.mark.slow
+def test_a_pod_receives_wheel_and_code_and_trains_to_the_end(own, machine, monkeypatch, tmp_path):
+    objects: dict[str, bytes] = {}
+    cluster = Kubernetes()
+    with serving(cluster, tmp_path) as kubeconfig, storage(objects) as host:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+        flags = ("--slice=v5e-8", "--namespace=research", "--workdir=gs://b/run", "--detach")
+        jax = "--config.cluster.engine=jax"
+        assert main.main(["launch", "gke", f"--config={own}", jax, *flags]) == 0
+        template = cluster.created[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+        *bash, script = template["spec"]["containers"][0]["command"]
+        check_files(objects, re.search(r"sums='(.*?)'", script, re.S)[1])
+        command = [*bash, without_a_tpu(script, machine.folder / "run")]
+        said = machine.run(command, timeout=240, STORAGE_EMULATOR_HOST=host)
+    assert machine.code == 0, said
+    check_run(machine.folder / "run", said, machine)
+
+
+PLACES = [("tpu-vm", "v3-8"), ("vertex", "v3-8"), ("gke", "v5e-8")]
+
+
+@pytest.mark.parametrize(("where", "slice_name"), PLACES)
+def test_a_dry_run_shows_what_would_travel(own, where, slice_name, capsys):
+    flags = [f"--config={own}", f"--slice={slice_name}", "--workdir=gs://b/run", "--dry_run"]
     assert main.main(["launch", where, *flags]) == 0
     text = capsys.readouterr().out
-    assert isinstance(yaml.safe_load(text), dict)  # still what gcloud takes
+    assert isinstance(yaml.safe_load(text), dict)  # still what gcloud or kubectl takes
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     sent = shipment.of(str(own), None)
     assert f"# tftpu uploads to {sent.address('gs://b/run')}:\n" in head
@@ -198,10 +221,12 @@ def test_equal_code_has_one_address_and_changed_code_another(own):
     assert first == again != shipment.of(str(own), None).address("gs://b/run")
 
 
-@pytest.mark.parametrize("where", ["tpu-vm", "vertex"])
-def test_a_secret_in_the_folder_ends_the_launch_before_anything_is_sent(own, where, capsys):
+@pytest.mark.parametrize(("where", "slice_name"), PLACES)
+def test_a_secret_in_the_folder_ends_the_launch_before_anything_is_sent(
+    own, where, slice_name, capsys
+):
     (own.parent / ".env").write_text("TOKEN=1\n")
-    flags = [f"--config={own}", "--slice=v3-8", "--workdir=gs://b/run", "--dry_run"]
+    flags = [f"--config={own}", f"--slice={slice_name}", "--workdir=gs://b/run", "--dry_run"]
     assert main.main(["launch", where, *flags]) == 2
     said = capsys.readouterr()
     assert ".env (its name)" in said.err

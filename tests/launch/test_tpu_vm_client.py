@@ -5,13 +5,11 @@ import threading
 
 import grpc
 import pytest
-from google.cloud import tpu_v2
-from google.cloud.tpu_v2.services.tpu import transports
 from google.longrunning import operations_pb2
 from google.rpc import status_pb2
 
-from tests.support.fake_cloud_tpu import QUEUED, CloudTpu
-from tests.support.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
+from tests.support.fake_cloud_tpu import QUEUED, serving
+from tests.support.fake_google_cloud import SECRET, SECRETS, Fault, storage
 from tftpu.launch import main
 from tftpu.launch.cloud import tpu_vm_client
 
@@ -27,34 +25,7 @@ UNREACHABLE = Fault(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addre
 
 @pytest.fixture
 def service(monkeypatch):
-    objects = {}
-    fake = CloudTpu(objects)
-    operation = operations_pb2.Operation
-    # Looked up at each request, so that a test may change one.
-    methods = {
-        "CreateQueuedResource": (
-            lambda r: fake.create(r),
-            tpu_v2.CreateQueuedResourceRequest,
-            operation,
-        ),
-        "GetQueuedResource": (
-            lambda r: fake.get(r),
-            tpu_v2.GetQueuedResourceRequest,
-            tpu_v2.QueuedResource,
-        ),
-        "DeleteQueuedResource": (
-            lambda r: fake.delete(r),
-            tpu_v2.DeleteQueuedResourceRequest,
-            operation,
-        ),
-    }
-    monkeypatch.setattr(tpu_vm_client, "POLL_S", 0.01)
-    monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 0.3)
-    with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(objects) as host:
-        client = tpu_v2.TpuClient(transport=transports.TpuGrpcTransport(channel=channel))
-        monkeypatch.setattr(tpu_vm_client, "tpu_client", lambda: client)
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
-        monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with serving(monkeypatch) as fake:
         yield fake
 
 

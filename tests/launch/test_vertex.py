@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from tests.support.rented_machine import RentedMachine
 from tftpu.errors import UserError
 from tftpu.launch import main
-from tftpu.launch.cloud import job, shipment, vertex
+from tftpu.launch.cloud import job, shipment
 
 
 def launch(capsys, *flags: str) -> str:
@@ -75,22 +75,48 @@ def test_the_first_line_is_the_command_that_takes_the_yaml(capsys):
     assert "config=digits-resnet,slice=v5e-4,team=vision" in first
 
 
-@pytest.mark.parametrize("slice_name", vertex.MACHINES)
-def test_every_slice_names_a_machine_that_the_service_knows(slice_name):
-    created = vertex.Order(
-        config="digits_resnet",
-        slice_name=slice_name,
-        project="p",
-        region="r",
-        workdir="gs://b/run",
-        image="image",
-        shipment=shipment.of("digits_resnet", None),
-    ).custom_job()
-    machine = json_format.ParseDict(
-        created, aiplatform_v1.CustomJob.pb(aiplatform_v1.CustomJob())
-    ).job_spec.worker_pool_specs[0]
-    # A slice's machine is named by accelerators up to v3, and by a topology from v5e on.
-    assert bool(machine.machine_spec.accelerator_count) != bool(machine.machine_spec.tpu_topology)
+JAX = "--config.cluster.engine=jax"
+# The service's documentation has a table of them: one pool with one replica is a whole slice.
+MACHINES = [
+    ("v2-8", "cloud-tpu", ""),
+    ("v3-8", "cloud-tpu", ""),
+    ("v5e-1", "ct5lp-hightpu-1t", "1x1"),
+    ("v5e-4", "ct5lp-hightpu-4t", "2x2"),
+    ("v5e-8", "ct5lp-hightpu-8t", "2x4"),
+    ("v5e-16", "ct5lp-hightpu-4t", "4x4"),
+    ("v5e-32", "ct5lp-hightpu-4t", "4x8"),
+    ("v5e-256", "ct5lp-hightpu-4t", "16x16"),
+    ("v6e-1", "ct6e-standard-1t", "1x1"),
+    ("v6e-8", "ct6e-standard-8t", "2x4"),
+    ("v6e-16", "ct6e-standard-4t", "4x4"),
+    ("v6e-256", "ct6e-standard-4t", "16x16"),
+]
+
+
+@pytest.mark.parametrize(("name", "machine", "topology"), MACHINES)
+def test_the_machines_of_every_slice(capsys, name, machine, topology):
+    engine = "tensorflow" if machine == "cloud-tpu" else "jax"
+    flags = [f"--config.cluster.engine={engine}", "--config.data.global_batch_size=4096"]
+    text = launch(capsys, *FLAGS, f"--slice={name}", *flags)
+    spec = json_format.ParseDict(
+        yaml.safe_load(text), aiplatform_v1.CustomJobSpec.pb(aiplatform_v1.CustomJobSpec())
+    )
+    (pool,) = spec.worker_pool_specs
+    assert pool.machine_spec.machine_type == machine
+    assert pool.machine_spec.tpu_topology == topology
+    assert pool.machine_spec.accelerator_count == (0 if topology else 8)
+    assert pool.replica_count == 1
+    assert spec.scheduling.restart_job_on_worker_restart  # all machines, when one is lost
+
+
+def test_a_job_of_the_jax_engine_installs_it_beside_the_tensorflow_of_the_image(capsys):
+    text = launch(capsys, *FLAGS, "--slice=v6e-8", JAX)
+    script = yaml.safe_load(text)["workerPoolSpecs"][0]["containerSpec"]["command"][2]
+    assert "\nunset TFTPU_VENV\n" in script
+    assert "\nextras=jax-tpu" in script
+    assert "jax[tpu]<0.11,>=0.10" in text
+    assert "tensorflow-tpu" not in text.partition("workerPoolSpecs")[0]
+    assert "unset TFTPU_VENV" not in launch(capsys, *FLAGS)
 
 
 def test_it_needs_no_network_credentials_or_sdk():
@@ -117,10 +143,13 @@ sys.exit(code)
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--slice=v6e-4", "v6e-4 has no TensorFlow on Vertex AI"),
-        ("--slice=v4-8", "v4-8 has no TensorFlow on Vertex AI"),
-        ("--slice=v5e-16", "v5e-16 is more than one machine"),
-        ("--slice=tpu", "'tpu' is not the name of a slice"),
+        ("--slice=v6e-4", "for v6e-4, add --config.cluster.engine=jax"),
+        ("--slice=v5e-8", "for v5e-8, add --config.cluster.engine=jax"),
+        ("--slice=v4-8", "v4-8 is not a slice for custom jobs of Vertex AI"),
+        ("--slice=v3-32", "`tftpu launch tpu-vm --slice=v3-32` rents it"),
+        ("--slice=v5e-16", "v5e-16 has 4 hosts, and the TensorFlow engine uses one"),
+        ("--slice=tpu", "'tpu' is not a TPU slice"),
+        ("--config.cluster.mesh=fsdp:8", "The mesh 'fsdp:8' is for 8 device(s), and there are 4"),
         ("--workdir=runs/mine", "write gs://BUCKET/FOLDER"),
         ("--workdir=gs:///mine", "or gs://BUCKET/FOLDER"),
         ("--timeout=2 hours", "as 90m, 24h or 7d"),

@@ -19,7 +19,7 @@ CHECKED = {
     "docs/installation.md": 3,
     "docs/guides/input-data.md": 3,
     "docs/guides/larger-than-a-device.md": 1,
-    "docs/guides/launching.md": 5,
+    "docs/guides/launching.md": 7,
     "docs/guides/watching-a-run.md": 2,
 }
 

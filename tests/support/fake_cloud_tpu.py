@@ -1,11 +1,17 @@
 """A service in place of Cloud TPU, which the real client talks to over loopback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import grpc
+import pytest
 from google.cloud import tpu_v2
+from google.cloud.tpu_v2.services.tpu import transports
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
-from tests.support.fake_google_cloud import Fault
+from tests.support.fake_google_cloud import Fault, grpc_service, storage
+from tftpu.launch.cloud import tpu_vm_client
 
 QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # states before capacity is found
 
@@ -26,6 +32,7 @@ class CloudTpu:
         self.failure = ""
         self.exit_codes = [0]  # of each run in order; the last one repeats
         self.ends = {}  # by name of the slice
+        self.others = {}  # exit codes of the workers but the first; None: it never starts
         self.faults = {"create": [], "get": [], "delete": []}  # raised in order, once each
         self.loses_answer = False  # to the creation, which succeeds nevertheless
         self.hangs = False  # a run that does not end
@@ -67,6 +74,11 @@ class CloudTpu:
     def _run(self, name: str) -> None:
         self.objects[f"b/run/launch/{name}/log.txt"] = f"trained on {name}\n".encode()
         self.objects[f"b/run/launch/{name}/exit_code"] = f"{self.ends[name]}\n".encode()
+        for worker, code in self.others.items():
+            if code is not None:
+                folder = f"b/run/launch/{name}/worker-{worker}"
+                self.objects[f"{folder}/log.txt"] = f"worker {worker} of {name}\n".encode()
+                self.objects[f"{folder}/exit_code"] = f"{code}\n".encode()
 
     def _fail(self, method: str) -> None:
         if self.faults[method]:
@@ -77,3 +89,36 @@ class CloudTpu:
         answer = any_pb2.Any()
         answer.Pack(message)
         return operations_pb2.Operation(name="operations/1", done=True, response=answer)
+
+
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudTpu]:
+    """Serves Cloud TPU and a bucket, which the launcher's clients reach."""
+    fake = CloudTpu({})
+    operation = operations_pb2.Operation
+    # Looked up at each request, so that a test may change one.
+    methods = {
+        "CreateQueuedResource": (
+            lambda r: fake.create(r),
+            tpu_v2.CreateQueuedResourceRequest,
+            operation,
+        ),
+        "GetQueuedResource": (
+            lambda r: fake.get(r),
+            tpu_v2.GetQueuedResourceRequest,
+            tpu_v2.QueuedResource,
+        ),
+        "DeleteQueuedResource": (
+            lambda r: fake.delete(r),
+            tpu_v2.DeleteQueuedResourceRequest,
+            operation,
+        ),
+    }
+    monkeypatch.setattr(tpu_vm_client, "POLL_S", 0.01)
+    monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 0.3)
+    with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(fake.objects) as host:
+        client = tpu_v2.TpuClient(transport=transports.TpuGrpcTransport(channel=channel))
+        monkeypatch.setattr(tpu_vm_client, "tpu_client", lambda: client)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        yield fake

@@ -146,3 +146,29 @@ def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> 
 def _resource(name: str, data: bytes) -> dict[str, str]:
     crc32c = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
     return {"name": name, "size": str(len(data)), "crc32c": crc32c, "generation": "1"}
+
+
+@contextmanager
+def metadata_server() -> Iterator[str]:
+    """Serves the token of a machine's service account; yields the GCE_METADATA_HOST to set."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            known = self.path == "/computeMetadata/v1/instance/service-accounts/default/token"
+            allowed = known and self.headers["Metadata-Flavor"] == "Google"
+            body = json.dumps({"access_token": "t", "expires_in": 3600}).encode()
+            self.send_response(200 if allowed else 403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -25,6 +25,25 @@ def test_a_name_gives_the_number_of_chips_and_replicas(name, chips, replicas, to
     assert (found.chips, found.replicas, found.topology) == (chips, replicas, topology)
 
 
+@pytest.mark.parametrize(
+    ("name", "hosts", "chips"),
+    [
+        ("v2-8", 1, 4),
+        ("v3-32", 4, 4),
+        ("v4-16", 2, 4),
+        ("v5e-1", 1, 1),
+        ("v5e-4", 1, 4),
+        ("v5e-8", 1, 8),
+        ("v5e-16", 4, 4),  # not two hosts of eight chips
+        ("v5p-8", 1, 4),
+        ("v5p-64", 8, 4),
+        ("v6e-256", 64, 4),
+    ],
+)
+def test_a_slice_has_the_hosts_that_its_documentation_counts(name, hosts, chips):
+    assert (parse_slice(name).hosts, parse_slice(name).chips_per_host) == (hosts, chips)
+
+
 def test_a_replica_has_its_share_of_the_chip():
     v3, v5e = parse_slice("v3-8"), parse_slice("v5e-8")
     assert v3.flops_per_s == 123e12 / 2
@@ -40,6 +59,7 @@ def test_a_replica_has_its_share_of_the_chip():
         ("tpu", "Allowed: v2, v3"),
         ("v3-7", "v3 slices have 8, 32, 64"),
         ("v3-4", "2048 cores"),
+        ("2xv5e-256", "asks for 2 slices, and tftpu trains on one: write v5e-256"),
         ("v5e-2", "1, 4, 8, 16, 32, 64, 128, 256 chips"),
     ],
 )

@@ -33,6 +33,7 @@ class Generation:
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
         watts: mean power (`POWER_SOURCE`); None if not published.
         shapes: chips along each axis of every slice on sale, smallest slice first.
+        largest_host: chips of the largest slice that one host has; hosts of larger slices have 4.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Generation:
     usd_hour: float
     watts: float | None
     shapes: tuple[str, ...]
+    largest_host: int = 4
 
 
 def _gib(value: float) -> int:
@@ -70,9 +72,9 @@ GENERATIONS = {
             (*_FLAT, "16x32", "32x32"),
         ),
         Generation("v4", 2, 2, 1.05, 275, 1200, _gib(15.25), 50, 3.22, 170, _CUBES),
-        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 1.20, None, _LITE),
+        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 1.20, None, _LITE, 8),
         Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4.20, None, _CUBES),
-        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 2.70, None, _LITE),
+        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 2.70, None, _LITE, 8),
     )
 }
 
@@ -100,6 +102,16 @@ class Slice:
     def axes(self) -> tuple[int, ...]:
         """Number of chips along each axis of the torus."""
         return _axes(self.shape)
+
+    @property
+    def hosts(self) -> int:
+        """Number of virtual machines, as Cloud TPU, GKE and Vertex AI rent the slice."""
+        return self.chips // self.chips_per_host
+
+    @property
+    def chips_per_host(self) -> int:
+        """Number of chips that are attached to one host."""
+        return self.chips if self.chips <= self.generation.largest_host else 4
 
     @property
     def replicas(self) -> int:
@@ -130,8 +142,14 @@ def parse_slice(name: str) -> Slice:
             and v5p, and chips for v5e and v6e.
 
     Raises:
-        UserError: there is no such generation, or no slice of this size.
+        UserError: there is no such generation, or no slice of this size, or several are asked for.
     """
+    several = re.fullmatch(r"(\d+)x(v\d.*)", name.strip())
+    if several:
+        raise UserError(
+            f"{name!r} asks for {several[1]} slices, and tftpu trains on one: write {several[2]}, "
+            "or a larger slice."
+        )
     match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
     known = [*GENERATIONS, "v5litepod"]
     if match is None or match[1] not in known:

@@ -1,7 +1,8 @@
 """Rents a TPU slice, trains a config on it, and deletes the slice.
 
-The tftpu that is running here and the folder of your own config travel to the machine.
-A spot slice that is preempted is replaced by another one, on which the run resumes.
+The tftpu that is running here and the folder of your own config travel to the machine. A slice of
+several hosts needs the JAX engine, and all of its hosts run the same command. A spot slice that is
+preempted is replaced by another one, on which the run resumes.
 
     tftpu launch tpu-vm --config=python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
 """
@@ -12,7 +13,7 @@ import sys
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import keras_objects, startup
-from tftpu.launch.cloud import google_cloud, job, shipment, tpu_vm
+from tftpu.launch.cloud import engine, google_cloud, job, shipment, tpu_vm
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
@@ -56,11 +57,10 @@ def run(options: Options) -> None:
             capacity or quota, or the run failed.
     """
     experiment = options.experiment()
-    startup.require_tensorflow_engine(experiment.cluster, "launch tpu-vm")
     keras_objects.check_names(experiment)
-    wanted = tpu_vm.one_host(parse_slice(options.slice))
-    experiment.validate(wanted.replicas)
-    order = _order(options, wanted)
+    wanted = parse_slice(options.slice)
+    trained_by = engine.for_slice(experiment, wanted)
+    order = _order(options, wanted, trained_by)
     if options.dry_run:
         print(tpu_vm.as_yaml(order), end="")
         return
@@ -75,7 +75,7 @@ def run(options: Options) -> None:
     tpu_vm_client.train(tpu_vm_client.tpu_client(), order)
 
 
-def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
+def _order(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.Order:
     """Returns the order; a dry run has placeholders for what was not given."""
     project, zone, workdir = options.project, options.zone, options.workdir
     if options.dry_run:
@@ -95,7 +95,7 @@ def _order(options: Options, wanted: Slice) -> tpu_vm.Order:
         project=project,
         zone=zone,
         workdir=workdir.rstrip("/"),
-        shipment=shipment.of(options.config, options.package),
+        shipment=shipment.of(options.config, options.package, trained_by),
         service_account=options.service_account,
         labels=options.labels,
         queue_timeout=options.queue_timeout,

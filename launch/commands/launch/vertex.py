@@ -1,6 +1,7 @@
 """Trains a config on Vertex AI, as a custom job.
 
-The tftpu that is running here and the folder of your own config travel to the job.
+The tftpu that is running here and the folder of your own config travel to the job. Slices of v6e,
+and of more than 4 chips, need the JAX engine.
 
     tftpu launch vertex --config=resnet50_imagenet --slice=v5e-4 --workdir=gs://BUCKET/resnet50
 """
@@ -8,9 +9,10 @@ The tftpu that is running here and the folder of your own config travel to the j
 import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch import keras_objects, startup
-from tftpu.launch.cloud import google_cloud, job, shipment, vertex
+from tftpu.launch import keras_objects
+from tftpu.launch.cloud import engine, google_cloud, job, shipment, vertex
 from tftpu.launch.options import ConfigOptions, flag
+from tftpu.tpu.slices import Slice, parse_slice
 from tftpu.version import __version__
 
 
@@ -55,19 +57,20 @@ def run(options: Options) -> None:
             the job failed.
     """
     experiment = options.experiment()
-    startup.require_tensorflow_engine(experiment.cluster, "launch vertex")
     keras_objects.check_names(experiment)
-    order = _order(options)
+    wanted = parse_slice(options.slice)
+    vertex.check_slice(wanted)
+    trained_by = engine.for_slice(experiment, wanted)
+    vertex.check_engine(wanted, trained_by)
+    order = _order(options, wanted, trained_by)
     created = order.custom_job()
-    # The number in the name of each of these slices is its number of replicas.
-    experiment.validate(int(options.slice.partition("-")[2]))
     if options.dry_run:
         print(order.as_yaml(created), end="")
         return
     _launch(order, created, options.detach)
 
 
-def _order(options: Options) -> vertex.Order:
+def _order(options: Options, wanted: Slice, trained_by: str) -> vertex.Order:
     """Returns the order; a dry run has placeholders for what was not given."""
     project, workdir = options.project, options.workdir
     if options.dry_run:
@@ -85,12 +88,12 @@ def _order(options: Options) -> vertex.Order:
     return vertex.Order(
         config=options.config,
         overrides=options.overrides,
-        slice_name=options.slice,
+        slice=wanted,
         project=project,
         region=options.region,
         workdir=workdir,
         image=image,
-        shipment=shipment.of(options.config, options.package),
+        shipment=shipment.of(options.config, options.package, trained_by),
         service_account=options.service_account,
         tensorboard=options.tensorboard,
         timeout=options.timeout,

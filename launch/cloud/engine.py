@@ -1,0 +1,38 @@
+"""The engine that trains a config on a slice, which decides what its machines install."""
+
+from tftpu.config import Cluster, Experiment
+from tftpu.config.mesh import AUTO, TENSOR, mesh_sizes
+from tftpu.engines import selection
+from tftpu.errors import UserError
+from tftpu.tpu.slices import Slice
+
+
+def for_slice(experiment: Experiment, wanted: Slice) -> str:
+    """Checks that a config can be trained on a slice, and returns the name of the engine.
+
+    Args:
+        experiment: the config.
+        wanted: the slice to rent.
+
+    Raises:
+        UserError: the global batch or the mesh does not fit the slice, or the slice has several
+            hosts and the config does not ask for the JAX engine.
+    """
+    name = selection.engine_for(experiment.cluster)
+    if name == "tensorflow" and wanted.hosts > 1:
+        generation = wanted.generation
+        largest = f"{generation.name}-{generation.largest_host * generation.counted}"
+        raise UserError(
+            f"{wanted.name} has {wanted.hosts} hosts, and the TensorFlow engine uses one: add "
+            "--config.cluster.engine=jax, or choose a slice of one host. The largest slice with "
+            f"one host is {largest}."
+        )
+    experiment.validate(_data_shares(experiment.cluster, wanted))
+    return name
+
+
+def _data_shares(cluster: Cluster, wanted: Slice) -> int | None:
+    """Returns how many shares a global batch is cut into; None if only the machines choose."""
+    if cluster.mesh == AUTO:
+        return None
+    return wanted.replicas // mesh_sizes(cluster.mesh, wanted.replicas)[TENSOR]

@@ -1,0 +1,116 @@
+"""Trains a config on a cluster of Google Kubernetes Engine, as a JobSet.
+
+The tftpu that is running here and the folder of your own config travel to the pods, one for each
+host of the slice. A slice of several hosts needs the JAX engine. All pods start again after a
+preemption or a crash, and the run resumes. Prepare the cluster as the guide on launching says.
+
+    tftpu launch gke --config=python_gpt --slice=v5e-8 --workdir=gs://BUCKET/gpt
+"""
+
+import dataclasses
+
+from tftpu.errors import UserError
+from tftpu.launch import keras_objects
+from tftpu.launch.cloud import engine, gke, job, shipment
+from tftpu.launch.options import ConfigOptions, flag
+from tftpu.tpu.slices import Slice, parse_slice
+
+IMAGE = "python:3.12-slim-bookworm"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """The config to run, and the JobSet for it."""
+
+    slice: str = flag("v5e-8", "TPU slice, such as v5e-16", metavar="SLICE")
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
+    image: str = flag(IMAGE, "container image with bash and Python", metavar="IMAGE")
+    package: str | None = flag(
+        None,
+        "wheel, here or in a bucket, or requirement to install there",
+        metavar="PACKAGE",
+        shown="the tftpu that is running",
+    )
+    context: str | None = flag(
+        None, "cluster, by its name in the kubeconfig", metavar="CONTEXT", shown="the current one"
+    )
+    namespace: str = flag("default", "namespace of the cluster", metavar="NAME")
+    service_account: str | None = flag(
+        None,
+        "Kubernetes service account that may use the bucket",
+        metavar="NAME",
+        shown="the namespace's own",
+    )
+    labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
+    queue_timeout: str = flag("24h", "how long to wait for machines", metavar="TIME")
+    timeout: str = flag("7d", "when an attempt is ended: 90m, 24h, 7d", metavar="TIME")
+    restarts: int = flag(10, "how often the run starts again by itself", minimum=0, metavar="N")
+    spot: bool = flag(False, "use cheaper machines, which may be preempted")
+    detach: bool = flag(False, "do not wait for the end of the run")
+    dry_run: bool = flag(False, "print the JobSet, and send nothing")
+
+
+def run(options: Options) -> None:
+    """Prints the JobSet, or creates it and waits for its end.
+
+    Raises:
+        UserError: a value that GKE would reject, a missing value, or the run failed.
+    """
+    experiment = options.experiment()
+    keras_objects.check_names(experiment)
+    wanted = parse_slice(options.slice)
+    gke.check_slice(wanted)
+    order = _order(options, wanted, engine.for_slice(experiment, wanted))
+    created = order.jobset(job.unique_name(order.config))
+    if options.dry_run:
+        print(order.as_yaml(created), end="")
+        return
+    _launch(options, order, created)
+
+
+def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
+    """Returns the order; a dry run has placeholders for what was not given."""
+    workdir = options.workdir
+    if options.dry_run:
+        workdir = workdir or f"gs://BUCKET/{job.name_of(options.config)}"
+    if not workdir:
+        raise UserError(
+            "tftpu launch gke needs --workdir=gs://BUCKET/FOLDER: files in a pod are deleted with "
+            "it."
+        )
+    job.check_bucket_folder("workdir", workdir)
+    gke.check_name("namespace", options.namespace)
+    if options.service_account:
+        gke.check_account(options.service_account)
+    return gke.Order(
+        config=options.config,
+        overrides=options.overrides,
+        slice=wanted,
+        namespace=options.namespace,
+        workdir=workdir.rstrip("/"),
+        image=options.image,
+        shipment=shipment.of(options.config, options.package, trained_by),
+        service_account=options.service_account,
+        labels=options.labels,
+        timeout=options.timeout,
+        restarts=options.restarts,
+        spot=options.spot,
+    )
+
+
+def _launch(options: Options, order: gke.Order, created: gke.JobSet) -> None:
+    from tftpu.launch.cloud import gke_client, gke_follow
+
+    queue_s = job.seconds("queue_timeout", options.queue_timeout)
+    gke_client.require()
+    cluster = gke_client.connect(options.namespace, options.context)
+    print(order.shipment.description(order.workdir))
+    name = created["metadata"]["name"]
+    gke_client.submit(cluster, order, created)
+    print(f"Created {order.slice.name} as the JobSet {name}.")
+    print(f"This ends it:   {cluster.command('delete', 'jobset', name)}")
+    print(f"The run is in   {order.workdir}", flush=True)
+    if options.detach:
+        print(gke_follow.still_runs(cluster, name))
+    else:
+        gke_follow.watch(cluster, name, queue_s)
