@@ -1,9 +1,11 @@
 """Several processes of the JAX engine train like one, on loopback in place of a pod's hosts."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.support.strategies import relative
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.models.weights import files
 
+MESHES = ("data:4", "fsdp:4")
 GROUPS = ("model", "optimizer", "ema")
 STEPS = 60
 LOST = 8  # seconds after which a host is lost
@@ -47,32 +50,45 @@ def parts_of(checkpoint: Path) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Returns the folders of the same runs on two hosts and on one, by the number of hosts."""
-    folders = {count: tmp_path_factory.mktemp(f"hosts-{count}") for count in (2, 1)}
+def run(root: Path, *meshes: str, counts: tuple[int, ...] = (2, 1)) -> dict[int, Path]:
+    """Returns the folders of the same runs on several hosts and on one, by the number of hosts."""
+    folders, started = {count: root / str(count) for count in counts}, {}
     for count, folder in folders.items():
-        words = ("tests.support.jax_hosts", str(folder), str(count))
-        started = host_processes.start(folder, count, *words)
-        assert codes(started) == [0] * count, "\n\n".join(said(folder))
+        words = ("tests.support.jax_hosts", str(folder), str(count), *meshes)
+        started[count] = host_processes.start(folder, count, *words)
+    for count, processes in started.items():
+        assert codes(processes) == [0] * count, "\n\n".join(said(folders[count]))
     return folders
 
 
-def test_two_hosts_have_the_losses_evaluations_and_predictions_of_one(runs):
-    two, one = (dict(np.load(runs[count] / "results.npz")) for count in (2, 1))
-    assert two.keys() == one.keys()
-    for name, expected in one.items():
-        np.testing.assert_allclose(two[name], expected, rtol=2e-6, atol=2e-6, err_msg=name)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("hosts"), *MESHES)
 
 
-def test_two_hosts_have_the_weights_of_one(runs):
-    for mesh in jax_hosts.MESHES:
-        two, one = (
-            parts_of(runs[count] / mesh / "checkpoints" / str(jax_hosts.STEPS)) for count in (2, 1)
-        )
-        assert two.keys() == one.keys()
-        for name, expected in one.items():
-            assert relative(two[name], expected) < 1e-6, (mesh, name)
+def assert_equal(several: Path, one: Path, meshes: tuple[str, ...]) -> None:
+    """Asserts that runs have the same losses, evaluations, predictions and variables."""
+    found, expected = (dict(np.load(folder / "results.npz")) for folder in (several, one))
+    for mesh in meshes:
+        for folder, values in ((several, found), (one, expected)):
+            saved = folder / mesh / "checkpoints" / str(jax_hosts.STEPS)
+            values |= {f"{mesh} {name}": value for name, value in parts_of(saved).items()}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert relative(found[name], value) < 5e-7, name
+
+
+def test_two_hosts_train_like_one(runs):
+    assert_equal(runs[2], runs[1], MESHES)
+
+
+@pytest.mark.slow
+def test_hosts_that_share_a_model_train_like_one(tmp_path):
+    """Along `tensor`, two or four hosts feed the same examples."""
+    meshes = ("fsdp:2,tensor:2", "tensor:4")
+    folders = run(tmp_path, *meshes, counts=(4, 2, 1))
+    for count in (2, 4):
+        assert_equal(folders[count], folders[1], meshes)
 
 
 def test_each_host_writes_the_parts_that_it_holds(runs):
@@ -164,11 +180,13 @@ def test_four_hosts_whose_chief_is_killed_resume_as_two_as_one_and_on_tensorflow
     wait_for(workdir, 20, processes)
     processes[0].kill()
     assert codes(processes) == [-signal.SIGKILL, 69, 69, 69], said(tmp_path)
-    for count, steps in ((2, 40), (1, 50)):
-        flags = [f"--config.train.steps={steps}", "--config.optimizer.total_steps=60"][:1]
-        assert codes(start(workdir, count, *flags)) == [0] * count, said(tmp_path)
-    assert Checkpoints(str(workdir)).steps()[-1] == 50
-
-
-def test_a_host_that_does_not_arrive_is_reported(tmp_path):
-    pass
+    for count, step in ((2, 40), (1, 50)):
+        processes = start(workdir, count)
+        wait_for(workdir, step, processes)
+        processes[-1].send_signal(signal.SIGTERM)
+        assert codes(processes) == [75] * count, said(tmp_path)
+    on_tensorflow = ("--config.cluster.engine=tensorflow", "--config.cluster.mesh=None")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    words = (*COMMAND, *on_tensorflow, f"--workdir={workdir}")
+    subprocess.run([sys.executable, "-m", *words], env=environment, check=True)
+    assert losses(workdir) == pytest.approx(losses(alone), rel=1e-3)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from tftpu.config.mesh import mesh_sizes
-from tftpu.engines.jax import coordination
+from tftpu.engines.jax import coordination, internals, placing
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.engine import JaxEngine
 from tftpu.engines.jax.hosts import JaxHosts
@@ -42,10 +42,10 @@ def connect(
         HostLost: another host did not arrive.
     """
     place = task(tpu, virtual_devices)
+    together = None
     if place.count > 1:
         together = JaxHosts(coordination.start(place, host_timeout))
-    else:
-        together = None
+        internals.place_values_by(placing.put)
     found = _devices(tpu, virtual_devices)
     if jax.process_count() != place.count:
         raise UserError(

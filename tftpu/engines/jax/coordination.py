@@ -3,14 +3,16 @@
 The processes find each other, and pass short texts, through a service in the first of them. Its
 address comes from TF_CONFIG, or on a TPU slice of several hosts from JAX's own detection.
 
-JAX ends a process whose service is gone by an abort. Here it ends with the exit code of a lost
-host. JAX's heartbeats never end one: `tftpu.engines.jax.watch` notices a lost host first.
+JAX ends a process whose service is gone by an abort, and gloo one whose peer breaks off. Here they
+end with the exit code of a lost host. JAX's heartbeats never end one: `tftpu.engines.jax.watch`
+notices a lost host first.
 """
 
 import atexit
 import ctypes
 import signal
 import socket
+import time
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ _ARRIVE = 300  # seconds until all processes have to be there
 _NEVER = 10**6  # seconds of JAX's own heartbeats, which end processes in ways of their own
 _LEAVING = 300.0  # seconds that a process waits at its end for the others
 _REACHED = 2.0  # seconds for an answer of the service's machine
+_LATER = 3.0  # seconds until `Watch` has ended a process for certain
 
 # JAX coordinates a process once.
 _started: list[Watch] = []
@@ -57,7 +60,7 @@ def start(task: Task, seconds: float) -> Watch:
     """
     if not _started:
         address = task.coordinator
-        _exit_as_lost_on_abort(address)
+        _exit_as_lost_on_abort(address, seconds)
         try:
             client = _connected(task)
         except jax.errors.JaxRuntimeError as error:
@@ -96,7 +99,7 @@ def _connected(task: Task) -> Any:
         shutdown_on_destruction=False,
         use_compression=True,
         # jaxlib 0.10.2 aborts before it calls a function of Python: see `_exit_as_lost_on_abort`.
-        missed_heartbeat_callback=lambda status: _exit_as_lost(str(status)),
+        missed_heartbeat_callback=lambda status: hosts.exit_as_lost(f"Host 0 was lost: {status}."),
     )
     state.client.connect()
     return state.client
@@ -109,25 +112,29 @@ def _leave() -> None:
         state.client = state.service = None  # JAX would wait for the others
 
 
-def _exit_as_lost_on_abort(address: str) -> None:
-    """Makes an abort end the process with the exit code of a lost host if the service is gone.
+def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
+    """Makes an abort that follows the loss of a host end the process with that exit code.
 
-    Other aborts stay what they are.
+    JAX aborts when its service is gone, and gloo when another host breaks off. `Watch` soon knows
+    of the loss, and ends the process; other aborts stay what they are.
+
+    Args:
+        address: of the service.
+        seconds: after which a host is lost.
     """
     host, _, port = address.rpartition(":")
 
     def aborted(_: int) -> None:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
-        except OSError:
-            _exit_as_lost(f"{address} does not answer")
+        end = time.monotonic() + seconds + _LATER
+        while time.monotonic() < end:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
+            except OSError as error:
+                hosts.exit_as_lost(f"Host 0 was lost: {error}.")
+            time.sleep(0.2)
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     _handlers.append(handler)
     library = ctypes.CDLL(None)
     library.signal.restype = ctypes.c_void_p
     library.signal(signal.SIGABRT, handler)
-
-
-def _exit_as_lost(why: str) -> None:
-    hosts.exit_as_lost(f"Host 0 was lost ({why}).")

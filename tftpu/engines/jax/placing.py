@@ -10,14 +10,16 @@ def put(value: Any, sharding: Any) -> jax.Array:
     """Returns an array that lies as a sharding says.
 
     On several hosts each of them gives the same value, and puts onto its own devices their parts of
-    it; nothing is sent.
+    it. Nothing is sent, unless the value lies on the devices of all hosts already.
 
     Args:
         value: a NumPy array, or an array of JAX.
         sharding: None: the first device.
     """
-    if sharding is None or sharding.is_fully_addressable or not _on_host(value):
+    if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
+    if not _on_host(value):  # jax.device_put fails where each host has one device (JAX 0.10.2)
+        return jax.jit(lambda array: array, out_shardings=sharding)(value)
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
-from tftpu.engines.jax import leaves
+from tftpu.engines.jax import internals, leaves, placing
 from tftpu.engines.jax.gathering import Gathering
 from tftpu.engines.jax.sharding import Layout
 from tftpu.engines.leaf import Leaf
@@ -157,11 +157,11 @@ class JaxState:
         """Puts every variable where its sharding says."""
         shardings = self.shardings
         for variable, sharding in zip(self._variables(), self._in_order(shardings)):
-            keras_internals.set_layout(variable, sharding)
-            variable.assign(variable.value)
+            value = placing.put(variable.value, sharding)
+            internals.set_layout(variable, sharding)
+            variable.assign(value)
         self.averages = [
-            jax.device_put(average, place)
-            for average, place in zip(self.averages, shardings.averages)
+            placing.put(average, place) for average, place in zip(self.averages, shardings.averages)
         ]
 
     def seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
