@@ -28,6 +28,7 @@ _ARRIVE = 300  # seconds until all processes have to be there
 _NEVER = 10**6  # seconds of JAX's own heartbeats, which end processes in ways of their own
 _LEAVING = 300.0  # seconds that a process waits at its end for the others
 _REACHED = 2.0  # seconds for an answer of the service's machine
+_ANSWERS = 2.0  # seconds that the service outlives the coordination
 _LATER = 3.0  # seconds until `Watch` has ended a process for certain
 
 # JAX coordinates a process once.
@@ -107,9 +108,13 @@ def _connected(task: Task) -> Any:
 
 def _leave() -> None:
     """Ends the coordination: all leave together, unless a host is lost or stays for long."""
-    if not _started[0].leave(_LEAVING):
-        state: Any = distributed.global_state
-        state.client = state.service = None  # JAX would wait for the others
+    state: Any = distributed.global_state
+    if _started[0].leave(_LEAVING):
+        state.client.shutdown()  # returns when all do the same
+        if state.service is not None:  # the others may not have read its answer yet
+            time.sleep(_ANSWERS)
+            state.service.shutdown()
+    state.client = state.service = None  # JAX would wait for the others once more
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:

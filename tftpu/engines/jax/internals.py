@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import keras
+from jax.core import Tracer
 from keras.src import backend
 
 _Put = Callable[[Any, jax.sharding.Sharding], jax.Array]
@@ -30,7 +31,7 @@ def place_values_by(put: _Put) -> None:
         return
 
     def distribute_tensor(tensor: Any, layout: Any) -> Any:
-        if isinstance(tensor, keras.KerasTensor) or not isinstance(layout, jax.sharding.Sharding):
+        if isinstance(tensor, Tracer) or not isinstance(layout, jax.sharding.Sharding):
             return own(tensor, layout)
         if isinstance(tensor, jax.Array) and tensor.sharding.is_equivalent_to(layout, tensor.ndim):
             return tensor
