@@ -174,6 +174,30 @@ def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path, alo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_host_that_does_not_arrive_is_lost(index):
+    program = (
+        "import tftpu; from tftpu.engines.jax import coordination; coordination._ARRIVE = 3\n"
+        "try: tftpu.connect('none', engine='jax')\n"
+        "except tftpu.HostLost as lost: print(lost); raise SystemExit(69)"
+    )
+    [port] = host_processes.free_ports(1)
+    config = {
+        "cluster": {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]},
+        "task": {"type": "worker", "index": index},
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "jax", "TF_CONFIG": json.dumps(config)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 69, done.stderr
+    assert f"Host {index} of 2 waited 3 s for the others" in done.stdout
+
+
+@pytest.mark.slow
 def test_four_hosts_whose_chief_is_killed_resume_as_two_as_one_and_on_tensorflow(tmp_path, alone):
     workdir = tmp_path / "run"
     processes = start(workdir, 4)

@@ -64,11 +64,12 @@ def start(task: Task, seconds: float) -> Watch:
         _exit_as_lost_on_abort(address, seconds)
         try:
             client = _connected(task)
-        except jax.errors.JaxRuntimeError as error:
+        except RuntimeError as error:
+            _forget()
             raise HostLost(
                 f"Host {task.index} of {task.count} waited {_ARRIVE} s for the others, which meet "
-                f"at {address} of host 0: was the same command started on all hosts? "
-                f"({str(error).splitlines()[0][:200]})"
+                f"at {address} of host 0: start the same command on all hosts, each with its own "
+                "index, and let them reach that address."
             ) from error
         _started.append(Watch(Store(client), task.index, task.count, seconds))
         atexit.register(_leave)  # before JAX's own: the last that is registered runs first
@@ -114,7 +115,13 @@ def _leave() -> None:
         if state.service is not None:  # the others may not have read its answer yet
             time.sleep(_ANSWERS)
             state.service.shutdown()
-    state.client = state.service = None  # JAX would wait for the others once more
+    _forget()
+
+
+def _forget() -> None:
+    """Takes its client and service from JAX, which would wait for the others when Python ends."""
+    state: Any = distributed.global_state
+    state.client = state.service = None
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
