@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.support.host_texts import Texts
+from tftpu.engines.jax import coordination, watch
 from tftpu.engines.jax import hosts as jax_hosts
 from tftpu.engines.jax import mesh as meshes
-from tftpu.engines.jax import watch
 from tftpu.errors import UserError
+from tftpu.runtime.hosts import Task
 
 SECONDS = 1.2
 
@@ -98,6 +99,27 @@ def test_texts_pass_from_all_hosts_to_the_chief_and_back():
         thread.join(20)
     assert found[0] == [["a0", "a1", "a2"], "done a", ["b0", "b1", "b2"], "done b"]
     assert found[1] == found[2] == [[], "done a", [], "done b"]
+
+
+def test_a_slice_of_several_hosts_is_found_by_jax(monkeypatch):
+    kinds = coordination.clusters.ClusterEnv._cluster_types
+    assert {"gcetpu", "gketpu"} <= {kind.name for kind in kinds}
+
+    def kind(name: str, count: int):
+        return types.SimpleNamespace(
+            name=name,
+            is_env_present=lambda: True,
+            get_process_count=lambda: count,
+            get_process_id=lambda: 2,
+            get_coordinator_address=lambda timeout, port: "10.0.0.1:8482",
+        )
+
+    for count, expected in ((4, Task(2, 4)), (1, Task())):
+        kinds = [kind("slurm", 9), kind("gcetpu", count)]
+        monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", kinds)
+        assert coordination.task_of_slice() == expected
+        if count > 1:
+            assert coordination.task_of_slice().coordinator == "10.0.0.1:8482"
 
 
 Device = namedtuple("Device", "id process_index")
