@@ -37,6 +37,7 @@ def connect(experiment: Experiment) -> Engine:
         cluster.engine,
         cluster.mesh,
         cluster.compiler_options,
+        cluster.host_timeout,
     )
 
 

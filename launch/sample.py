@@ -14,12 +14,14 @@ _TEMPERATURE = 0.8  # less babble than 1, less repetition than 0
 def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """Draws a sample from a model of bytes, one byte at a time; returns "" for any other model.
 
+    Several hosts would have to draw together, so that they draw none.
+
     Args:
         experiment: of the trainer; its seed is the seed of the sample.
         trainer: trained or restored.
         length: bytes to draw after the prompt.
     """
-    if not isinstance(experiment.data, sources.Text):
+    if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
         return ""
     context = experiment.data.context
     rng = np.random.default_rng(experiment.train.seed)

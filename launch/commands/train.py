@@ -15,6 +15,7 @@ from typing import Any
 
 from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, Train, to_plain
+from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
 from tftpu.launch import mesh_choice, startup
@@ -60,9 +61,17 @@ def run(options: Options) -> None:
     workdir = options.workdir or options.default_workdir
     if options.restarts:
         _supervise(options, workdir)
-    from tftpu.runtime import hosts, preemption
+    from tftpu.runtime import preemption
 
-    chief = hosts.task().chief
+    engine = selection.choose_backend(experiment.cluster)
+    task = selection.task(experiment.cluster)
+    if task.count > 1 and engine == "jax" and experiment.cluster.mesh == AUTO:
+        raise UserError(
+            f"cluster.mesh=auto knows the devices of one host, and {task.count} train together: "
+            "set the mesh that `tftpu preflight` chooses for the slice, such as "
+            "--config.cluster.mesh=fsdp:-1."
+        )
+    chief = task.chief
     if chief:
         print(
             f"tftpu train {options.name}: {_length(experiment.train)} steps of "
@@ -74,7 +83,6 @@ def run(options: Options) -> None:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         words = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.chosen(experiment.cluster, words)
-        selection.choose_backend(experiment.cluster)
         startup.import_tensorflow()
         from tftpu.launch import training
 

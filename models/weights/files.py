@@ -22,7 +22,7 @@ from tftpu.storage import files, paths, regions, safetensors
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 _MANIFEST = "manifest.json"  # of a checkpoint of tftpu
-_OF_PROCESSES = r"model(-\d+)?\.safetensors"
+_OF_PROCESSES = r"model(-\d+){0,2}\.safetensors"
 
 
 class StoredArray(NamedTuple):
@@ -113,7 +113,8 @@ def _read_safetensors(path: str) -> dict[str, StoredArray]:
     folder, file = os.path.split(path)
     names = [file]
     if file == WHOLE and _MANIFEST in files.names_in(folder):  # the files of all processes
-        names = [name for name in files.names_in(folder) if re.fullmatch(_OF_PROCESSES, name)]
+        listed = json.loads(files.read(files.join(folder, _MANIFEST)))["files"]
+        names = [name for name in listed if re.fullmatch(_OF_PROCESSES, name)]
     arrays = {}
     for name in names:
         arrays |= _arrays_of(files.join(folder, name))

@@ -67,7 +67,8 @@ def saved_by(folder, *processes: Cut) -> str:
     path = str(folder / "checkpoints" / "3")
     marker = OwnFile(str(folder), "checkpoints", "3", manifest.FILE)
     marker.see()
-    manifest.write(path, 3, contents, marker)
+    manifest.clear(path, marker)
+    manifest.commit(3, manifest.write_files(path, contents), marker)
     return path
 
 

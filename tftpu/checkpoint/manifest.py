@@ -35,6 +35,9 @@ class Block(NamedTuple):
     crc32c: int
 
 
+Listing = dict[str, list[Block]]  # the blocks of files, by name
+
+
 class StoredFile:
     """A file that a manifest lists.
 
@@ -86,26 +89,51 @@ class StoredFile:
             yield run
 
 
-def write(folder: str, step: int, contents: Mapping[str, Blocks], marker: OwnFile) -> None:
-    """Writes the files of a checkpoint, and then their manifest.
+def clear(folder: str, marker: OwnFile) -> None:
+    """Removes what an interrupted save left of a checkpoint, or a damaged one.
 
     Args:
         folder: the checkpoint's own.
-        step: its step.
-        contents: the blocks of each file, by name.
         marker: the manifest's file.
 
     Raises:
         ChangedError: another process wrote the manifest meanwhile; that one is valid.
-        OSError: it could not be written. Without a manifest, it is not valid.
+        OSError: it could not be removed.
     """
-    marker.remove()  # left over from an interrupted save, or damaged
+    marker.remove()
     files.remove_tree(folder)
-    listed: dict[str, list[Block]] = {}
+
+
+def write_files(folder: str, contents: Mapping[str, Blocks]) -> Listing:
+    """Writes files of a checkpoint; returns their blocks by name.
+
+    Args:
+        folder: the checkpoint's own.
+        contents: the blocks of each file, by name.
+
+    Raises:
+        OSError: they could not be written.
+    """
+    listed: Listing = {}
     for name, blocks in contents.items():
         summed = _Summed(blocks)
         files.write_whole(files.join(folder, name), summed)
         listed[name] = summed.found
+    return listed
+
+
+def commit(step: int, listed: Listing, marker: OwnFile) -> None:
+    """Writes the manifest of a checkpoint whose files are written, which makes it valid.
+
+    Args:
+        step: its step.
+        listed: the blocks of all its files, by name.
+        marker: the manifest's file.
+
+    Raises:
+        ChangedError: another process wrote the manifest meanwhile; that one is valid.
+        OSError: it could not be written. Without a manifest, the checkpoint is not valid.
+    """
     marker.write(json.dumps({"step": step, "files": listed}).encode())
 
 

@@ -1,7 +1,9 @@
 """Names of leaves in a checkpoint, and the comparison of saved leaves with a model's.
 
-A group of leaves is the file `GROUP.safetensors`, or that and `GROUP-1.safetensors` and so on if
-several processes wrote it; `tftpu.storage.regions` names its arrays.
+A group of leaves is the file `GROUP.safetensors`, and where several processes wrote it, also
+`GROUP-INDEX-SAVE.safetensors` of each but the chief. SAVE is a number that the chief draws for each
+save: a process of an earlier run that writes late replaces no file of another. The arrays are named
+by `tftpu.storage.regions`.
 """
 
 import difflib
@@ -99,7 +101,7 @@ def listed(items: Sequence[object]) -> str:
 
 
 def _group_of(file: str) -> str | None:
-    found = re.fullmatch(r"(.+?)(?:-\d+)?\.safetensors", file)
+    found = re.fullmatch(r"(.+?)(?:-\d+){0,2}\.safetensors", file)
     return found[1] if found else None
 
 

@@ -10,7 +10,8 @@
                        manifest.json           sizes and checksums; written last
     checkpoints/best                           the step of the best one, and its metric
 
-Training waits for a copy to host memory; a thread writes the copy, one save at a time.
+Training waits for a copy to host memory; a thread writes the copy, one save at a time. Where each
+of several hosts holds a part of the state, each writes its part (`writing`).
 """
 
 import contextlib
@@ -24,9 +25,12 @@ import numpy as np
 
 from tftpu.checkpoint import manifest, matching
 from tftpu.checkpoint.host_copy import HostCopy
+from tftpu.checkpoint.matching import Found
+from tftpu.checkpoint.writing import Writing
+from tftpu.engines.engine import Hosts
 from tftpu.engines.leaf import Leaf
 from tftpu.errors import UserError
-from tftpu.storage import claims, files, safetensors, side_files
+from tftpu.storage import claims, files, side_files
 from tftpu.storage.own_files import OwnFile
 
 _log = logging.getLogger(__name__)
@@ -39,6 +43,13 @@ class Restored(NamedTuple):
 
     step: int
     state: State
+
+
+class Loaded(NamedTuple):
+    """A checkpoint in host memory, which is not assigned yet."""
+
+    restored: Restored
+    found: list[Found]
 
 
 class Best(NamedTuple):
@@ -62,13 +73,18 @@ class Checkpoints:
         workdir: local or `gs://`.
         keep: number of newest checkpoints to keep, in addition to the best.
         keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
+        hosts: that train together; None: this process alone.
 
     Attributes:
         newest: the step of the newest checkpoint that this object saved or restored, or None.
     """
 
-    def __init__(self, workdir: str, keep: int = 3, keep_every: int = 0):
+    def __init__(
+        self, workdir: str, keep: int = 3, keep_every: int = 0, hosts: Hosts | None = None
+    ):
         self._workdir = workdir
+        self._exchange = hosts.exchange if hosts is not None else None
+        self._index = hosts.index if hosts is not None else 0
         self.folder = files.join(workdir, "checkpoints")
         self.keep = keep
         self.keep_every = keep_every
@@ -109,18 +125,30 @@ class Checkpoints:
             first: called by the thread that writes, before the checkpoint becomes valid.
         """
         self.wait()
-        copies = self._copy.take(leaves)
-        contents: dict[str, manifest.Blocks] = {
-            f"{group}.safetensors": safetensors.TensorFile(matching.keyed(copied)).blocks
-            for group, copied in copies.items()
-        }
-        host = json.dumps(state, default=_plain).encode()
-        contents["state.json"] = lambda: [host]
-        self._pending = step, self._writer.submit(self._write, step, contents, best, first)
+        marker = OwnFile(self._workdir, "checkpoints", str(step), manifest.FILE)
+        writing = Writing(
+            files.join(self.folder, str(step)),
+            step,
+            self._copy.take(leaves),
+            json.dumps(state, default=_plain).encode(),
+            marker,
+        )
+
+        def prepare() -> None:
+            for file in (marker, self._best):  # nobody else's are replaced, however long this takes
+                file.see()
+            claims.check(self._workdir)
+            first()
+
+        task = (step, writing, prepare, best)
+        write = self._write_part if self._index else self._write
+        self._pending = step, self._writer.submit(write, *task)
 
     def mark_best(self, step: int, best: Best) -> None:
         """Marks a checkpoint that was saved earlier as the best one so far."""
         self.wait()
+        if self._index:  # the chief does
+            return
         self._pending = step, self._writer.submit(self._mark_best, step, best)
 
     def reserve(self, leaves: Mapping[str, Sequence[Leaf]]) -> None:
@@ -140,8 +168,11 @@ class Checkpoints:
             self._pending = None
 
     def take_failure(self) -> Failure | None:
-        """Returns the last failed save and forgets it; None if there is none."""
-        if self._pending is not None and self._pending[1].done():
+        """Returns the last failed save and forgets it; None if there is none.
+
+        On several hosts all know of a failure at the next save, and not before: they act alike.
+        """
+        if self._exchange is None and self._pending is not None and self._pending[1].done():
             self.wait()
         failure, self._failure = self._failure, None
         return failure
@@ -165,29 +196,59 @@ class Checkpoints:
             UserError: the checkpoint belongs to another model or optimizer (the message lists the
                 differences), or none of the checkpoints is complete.
         """
+        candidates = self.candidates(step)
+        for candidate in candidates:
+            loaded = self.load(leaves, candidate)
+            if loaded is not None:
+                return self.adopt(loaded)
+        if candidates:
+            raise self.none_complete(candidates, step)
+        return None
+
+    def candidates(self, step: int | None = None) -> list[int]:
+        """Returns the steps of the checkpoints to restore, in the order to try them.
+
+        Args:
+            step: which checkpoint; None: the newest.
+
+        Raises:
+            UserError: there is none of that step.
+        """
         self.wait()
         complete = manifest.steps(self.folder)[::-1]
         if step is not None and step not in complete:
-            raise self._none_complete([step], step)
-        candidates = [step] if step is not None else complete
-        for candidate in candidates:
-            folder = files.join(self.folder, str(candidate))
-            try:
-                stored = manifest.read(folder)
-                [(_, state)] = stored["state.json"].read([0])
-                host = json.loads(state)
-                found = matching.read(stored, leaves, candidate)
-            except (OSError, ValueError, RecursionError) as error:
-                _log.warning("The checkpoint %s is damaged (%s) and was skipped.", folder, error)
-                continue
-            matching.assign(found)
-            self.newest = candidate
-            return Restored(candidate, host)
-        if candidates:
-            raise self._none_complete(candidates, step)
-        return None
+            raise self.none_complete([step], step)
+        return [step] if step is not None else complete
 
-    def _none_complete(self, candidates: list[int], step: int | None) -> UserError:
+    def load(self, leaves: Mapping[str, Sequence[Leaf]], step: int) -> Loaded | None:
+        """Reads a checkpoint; returns None, after a warning, if it is damaged.
+
+        Args:
+            leaves: as for `save`; nothing is assigned.
+            step: of the checkpoint.
+
+        Raises:
+            UserError: the checkpoint belongs to another model or optimizer.
+        """
+        folder = files.join(self.folder, str(step))
+        try:
+            stored = manifest.read(folder)
+            [(_, state)] = stored["state.json"].read([0])
+            host = json.loads(state)
+            found = matching.read(stored, leaves, step)
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("The checkpoint %s is damaged (%s) and was skipped.", folder, error)
+            return None
+        return Loaded(Restored(step, host), found)
+
+    def adopt(self, loaded: Loaded) -> Restored:
+        """Assigns a checkpoint that was read."""
+        matching.assign(loaded.found)
+        self.newest = loaded.restored.step
+        return loaded.restored
+
+    def none_complete(self, candidates: list[int], step: int | None) -> UserError:
+        """Returns the error of checkpoints of which none could be read."""
         if step is None:
             return UserError(
                 f"No checkpoint in {self.folder} is complete (found {matching.listed(candidates)})."
@@ -207,23 +268,23 @@ class Checkpoints:
     def _write(
         self,
         step: int,
-        contents: Mapping[str, manifest.Blocks],
+        writing: Writing,
+        prepare: Callable[[], None],
         best: Best | None,
-        first: Callable[[], None],
     ) -> None:
-        folder = files.join(self.folder, str(step))
-        marker = OwnFile(self._workdir, "checkpoints", str(step), manifest.FILE)
-        for file in (marker, self._best):  # nobody else's are replaced, however long this takes
-            file.see()
-        claims.check(self._workdir)
-        first()
+        """Writes a checkpoint, or the chief's part of it, and marks and removes what is due."""
+        if self._exchange is None:
+            prepare()
         try:
-            manifest.write(folder, step, contents, marker)
+            if self._exchange is None:
+                writing.alone()
+            else:
+                writing.as_chief(self._exchange, prepare)
             self.newest = step
         except OSError:
             with contextlib.suppress(OSError):  # an incomplete checkpoint only takes up space
                 claims.check(self._workdir)
-                manifest.discard(folder)
+                manifest.discard(files.join(self.folder, str(step)))
             raise
         if best is not None:
             self._mark_best(step, best)
@@ -231,6 +292,14 @@ class Checkpoints:
             self._prune(step)
         except OSError as error:
             _log.warning("Old checkpoints could not be removed: %s", error)
+
+    def _write_part(
+        self, step: int, writing: Writing, prepare: Callable[[], None], best: Best | None
+    ) -> None:
+        """Writes what a host that is not the chief has of a checkpoint."""
+        if self._exchange is not None:
+            writing.as_other(self._exchange, self._index)
+            self.newest = step
 
     def _mark_best(self, step: int, best: Best) -> None:
         self._best.take(step=int)  # a damaged one is kept

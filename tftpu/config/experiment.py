@@ -114,7 +114,8 @@ class Cluster:
 
     Attributes:
         tpu: auto, local, none, or the name of a TPU.
-        virtual_devices: number of devices that the CPU is split into; None uses the real ones.
+        virtual_devices: number of devices that the CPU is split into, on the JAX engine that of
+            each host; None uses the real ones.
         engine: tensorflow, jax, or auto: jax where a mesh or Keras's backend asks for it, or where
             only JAX can use the TPU.
         mesh: axes and sizes of the JAX engine's mesh, such as "fsdp:8" or "data:2,fsdp:-1"; None:
@@ -122,6 +123,8 @@ class Cluster:
             the TPU allows.
         compiler_options: XLA's options for the JAX engine's train step on TPUs, such as
             "xla_tpu_scoped_vmem_limit_kib=65536"; auto: those of the TPU's generation.
+        host_timeout: of the JAX engine on several hosts: seconds without a sign of life after which
+            a host is lost, and the others end.
     """
 
     tpu: str = "auto"
@@ -129,6 +132,7 @@ class Cluster:
     engine: str = "auto"
     mesh: str | None = None
     compiler_options: str = AUTO
+    host_timeout: float = 30.0
 
     def validate(self) -> None:
         """Raises `UserError` for a value that is not allowed, or for conflicting values."""
@@ -140,6 +144,7 @@ class Cluster:
                     "asks for a TPU: set only one of them."
                 )
         one_of("engine", self.engine, ENGINES)
+        at_least("host_timeout", self.host_timeout, 1.0)
         if self.mesh is not None:
             if self.mesh != AUTO_MESH:
                 parse_mesh(self.mesh)

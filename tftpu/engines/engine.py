@@ -56,6 +56,18 @@ class Epoch:
     last: int | None = None
 
 
+class Exchange(Protocol):
+    """Texts that pass between hosts, in any thread, which all use the names in the same order."""
+
+    def collect(self, name: str, text: str) -> list[str]:
+        """Returns on the chief what all hosts gave under a name, by host; [] on the others."""
+        ...
+
+    def announce(self, name: str, text: str) -> str:
+        """Returns the chief's text on all hosts."""
+        ...
+
+
 class Hosts(Protocol):
     """The processes that train together, which all call these methods in the same order."""
 
@@ -74,12 +86,21 @@ class Hosts(Protocol):
         """True for the process that writes files shared by all."""
         ...
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """Passes texts between hosts that each write a part of a checkpoint; None: one writes."""
+        ...
+
     def any(self, *flags: bool) -> list[bool]:
         """Returns, for each flag, whether it is set on any host."""
         ...
 
     def from_chief(self, step: int | None) -> int | None:
         """Broadcasts the chief's value to all hosts (a barrier)."""
+        ...
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that all hosts are in at the same time: one that ends is lost."""
         ...
 
 
@@ -271,9 +292,8 @@ class Engine(Protocol):
         """The profiler."""
         ...
 
-    @property
-    def lost_host_errors(self) -> tuple[type[Exception], ...]:
-        """The exceptions that collectives raise when another host is lost."""
+    def lost_host(self, error: BaseException) -> bool:
+        """Returns whether an exception means that another host is lost."""
         ...
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

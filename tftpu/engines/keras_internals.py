@@ -311,12 +311,6 @@ def flat_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
-def set_layout(variable: keras.Variable, layout: Any) -> None:
-    """Makes a variable of the JAX backend keep its values in a layout, whoever assigns them."""
-    private: Any = variable
-    private._layout = layout
-
-
 @contextlib.contextmanager
 def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
     """Lets a function replace the values of variables that are read, within the block.

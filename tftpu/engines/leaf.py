@@ -40,11 +40,19 @@ class Leaf:
         dtype: str,
         read: Callable[[], np.ndarray],
         assign: Callable[[np.ndarray], None],
+        writes: bool = True,
     ) -> "Leaf":
-        """Returns the leaf of a variable that every device holds in full."""
+        """Returns the leaf of a variable that every device holds in full.
+
+        Args:
+            name, shape, dtype, assign: as for the class.
+            read: returns the value.
+            writes: whether this process writes it.
+        """
         region = regions.whole(shape)
 
         def assign_whole(values: Mapping[Region, np.ndarray]) -> None:
             assign(values[region])
 
-        return cls(name, shape, dtype, (region,), (region,), lambda _: read(), assign_whole)
+        written = (region,) if writes else ()
+        return cls(name, shape, dtype, (region,), written, lambda _: read(), assign_whole)

@@ -8,6 +8,8 @@ from tftpu.config.mesh import AUTO as AUTO_MESH
 from tftpu.config.validation import check_types
 from tftpu.engines import backend
 from tftpu.errors import UserError
+from tftpu.runtime import hosts
+from tftpu.runtime.hosts import Task
 from tftpu.tpu import environment
 from tftpu.tpu.compiler_options import AUTO
 
@@ -24,16 +26,19 @@ def connect(
     engine: str = "auto",
     mesh: str | None = None,
     compiler_options: str = AUTO,
+    host_timeout: float = 30.0,
 ) -> "Engine":
     """Returns the engine for the available hardware.
 
-    Call it before anything imports Keras: an engine runs on the Keras backend of its name.
+    Call it before anything imports Keras: an engine runs on the Keras backend of its name. Where
+    TF_CONFIG names several workers, they train together; on the JAX engine, so do the hosts of a
+    TPU slice.
 
     Args:
         tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
             machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
         virtual_devices: number of devices that the CPU is split into, so that a machine without
-            accelerators runs what several devices run.
+            accelerators runs what several devices run. On the JAX engine, of each host.
         engine: "tensorflow": every device holds the whole model, and they share the batch. "jax":
             one program over a mesh, which can cut the model, too. "auto": jax if there is a mesh,
             if Keras's backend is JAX, or if only JAX can use the TPU; else tensorflow.
@@ -43,12 +48,15 @@ def connect(
         compiler_options: for the JAX engine, options of XLA for the train step, such as
             "xla_tpu_scoped_vmem_limit_kib=65536". "auto": those that preflight counts on for the
             TPU's generation; none on other hardware.
+        host_timeout: for the JAX engine on several hosts, seconds without a sign of life after
+            which a host is lost, and the others end.
 
     Raises:
         UserError: a requested TPU is not available (the CPU never replaces it silently), the mesh
             does not fit the devices, or Keras is loaded with another backend.
+        HostLost: another host did not arrive.
     """
-    wanted = Cluster(tpu, virtual_devices, engine, mesh, compiler_options)
+    wanted = Cluster(tpu, virtual_devices, engine, mesh, compiler_options, host_timeout)
     check_types("cluster", wanted)
     wanted.validate()
     if choose_backend(wanted) == "jax":
@@ -59,10 +67,26 @@ def connect(
                 "mesh='auto' depends on the model: `tftpu train` and `tftpu preflight` choose it "
                 "for a config, and tftpu.preflight.check says which mesh fits your own model."
             )
-        return jax_cluster.connect(tpu, virtual_devices, mesh, compiler_options)
+        return jax_cluster.connect(tpu, virtual_devices, mesh, compiler_options, host_timeout)
     from tftpu.engines.tensorflow import cluster
 
     return cluster.connect(tpu, virtual_devices)
+
+
+def task(wanted: Cluster) -> Task:
+    """Returns the place of this process among those that train together, without connecting.
+
+    Args:
+        wanted: the cluster, for which `choose_backend` was called.
+
+    Raises:
+        UserError: TF_CONFIG cannot be used.
+    """
+    if backend.name() == "jax" and hosts.task().count == 1 and environment.has_tpu():
+        from tftpu.engines.jax import cluster as jax_cluster
+
+        return jax_cluster.task(wanted.tpu, wanted.virtual_devices)
+    return hosts.task()
 
 
 def engine_for(wanted: Cluster) -> str:

@@ -1,15 +1,20 @@
 """The place of this process among those that train together, one on each host.
 
-TF_CONFIG describes them, as for TensorFlow's own multi-worker strategy:
-https://www.tensorflow.org/guide/distributed_training. On a TPU slice one process drives all hosts.
+TF_CONFIG describes them on both engines, as for TensorFlow's own multi-worker strategy:
+https://www.tensorflow.org/guide/distributed_training. The TensorFlow engine drives all hosts of a
+TPU slice by one process.
 """
 
+import contextlib
 import json
 import os
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from tftpu.errors import UserError
 
+HOST_LOST = 69  # the exit code EX_UNAVAILABLE
 _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -20,10 +25,12 @@ class Task:
     Attributes:
         index: 0 is the chief, which writes the files shared by all.
         count: the number of processes.
+        coordinator: "HOST:PORT" of the chief, where the processes meet; "" for a single process.
     """
 
     index: int = 0
     count: int = 1
+    coordinator: str = field(default="", compare=False)
 
     @property
     def chief(self) -> bool:
@@ -56,4 +63,20 @@ def task() -> Task:
             f"TF_CONFIG has {other}, but every process must train, as the chief or as a worker of "
             f"the cluster. It must be {_SHAPE}."
         )
-    return Task(index + (len(chiefs) if kind == "worker" else 0), count)
+    return Task(index + (len(chiefs) if kind == "worker" else 0), count, [*chiefs, *workers][0])
+
+
+def exit_as_lost(what: str) -> NoReturn:
+    """Ends this process, from any thread, because another host is lost.
+
+    Args:
+        what: a sentence about that host.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(
+            f"tftpu: {what} Started again on all hosts, the same command resumes from the last "
+            "checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
+    os._exit(HOST_LOST)

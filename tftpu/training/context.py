@@ -26,7 +26,7 @@ class RunContext:
         executor: the model on the engine's devices.
         options: of training.
         workdir: of the run; None: it has none.
-        writes: whether this process writes to the workdir.
+        saves: whether this process writes checkpoints, or its part of them.
         checkpoints: of the workdir; None: it has none.
         account: of the run's time.
         profiler: takes traces.
@@ -42,7 +42,7 @@ class RunContext:
     executor: Executor
     options: TrainOptions
     workdir: str | None
-    writes: bool
+    saves: bool
     checkpoints: Checkpoints | None
     account: Account
     profiler: Profiler

@@ -1,7 +1,11 @@
 """Loading of a checkpoint that all hosts agree on."""
 
+import itertools
+from collections.abc import Mapping, Sequence
+
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.engines.engine import Executor, Hosts
+from tftpu.engines.leaf import Leaf
 from tftpu.errors import UserError
 from tftpu.storage import files
 
@@ -16,7 +20,7 @@ def restore(
 ) -> Restored | None:
     """Loads a checkpoint; returns None if there is none.
 
-    Several hosts load the checkpoint that the chief found to be complete.
+    Several hosts load the newest one that all of them can read what they need of.
 
     Args:
         checkpoints: of the run.
@@ -29,18 +33,40 @@ def restore(
         UserError: the checkpoint belongs to another model or is damaged, or this host does not see
             it.
     """
-    leaves, found = executor.state(), None
+    leaves = executor.state()
     if not optimizer:
         training_only = ("optimizer", "loss_scale")
         leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}
-    if hosts.chief:
-        found = checkpoints.restore(leaves, step)
-    step = hosts.from_chief(found.step if found else None)
-    if step is None or found is not None:
-        return found
+    if hosts.count == 1:
+        return checkpoints.restore(leaves, step)
+    with hosts.together():
+        return _agreed(checkpoints, leaves, hosts, step)
+
+
+def _agreed(
+    checkpoints: Checkpoints, leaves: Mapping[str, Sequence[Leaf]], hosts: Hosts, step: int | None
+) -> Restored | None:
+    """Loads the first checkpoint that every host can read, as the chief lists them."""
+    candidates = checkpoints.candidates(step) if hosts.chief else []
+    tried: list[int] = []
+    for number in itertools.count():
+        chosen = hosts.from_chief(candidates[number] if number < len(candidates) else None)
+        if chosen is None:
+            break
+        loaded = _visible(checkpoints, chosen).load(leaves, chosen)
+        if not hosts.any(loaded is None)[0] and loaded is not None:
+            return checkpoints.adopt(loaded)
+        tried.append(chosen)
+    if tried:
+        raise checkpoints.none_complete(tried, step)
+    return None
+
+
+def _visible(checkpoints: Checkpoints, step: int) -> Checkpoints:
+    """Returns the checkpoints; raises `UserError` if this host does not see their folder."""
     if not files.exists(checkpoints.folder):
         raise UserError(
             f"The chief resumes from step {step}, and this host has no {checkpoints.folder!r}: all "
             "hosts have to see the same workdir, such as gs://BUCKET/RUN."
         )
-    return checkpoints.restore(leaves, step)
+    return checkpoints

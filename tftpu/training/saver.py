@@ -6,20 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.engines.engine import Executor
+from tftpu.engines.engine import Executor, Hosts
 from tftpu.training.timetable import Timetable
 
 logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """The writer of a run's checkpoints; it does nothing on hosts that do not write.
+    """The writer of a run's checkpoints, or of this host's part of them.
+
+    It does nothing on hosts that do not write.
 
     Args:
         checkpoints: of the workdir; None: this process writes none.
         executor: whose state is saved.
         timetable: says when a checkpoint is due.
         state: returns the host's part of the state, as JSON.
+        hosts: that train together.
 
     Attributes:
         saved_step: step of the last save that did not fail, or that was restored; None: none.
@@ -31,7 +34,9 @@ class Saver:
         executor: Executor,
         timetable: Timetable,
         state: Callable[[], dict[str, Any]],
+        hosts: Hosts,
     ):
+        self._says = hosts.chief
         self._checkpoints = checkpoints
         self._executor = executor
         self._timetable = timetable
@@ -95,6 +100,8 @@ class Saver:
         failure = self._checkpoints.take_failure() if self._checkpoints is not None else None
         if failure is not None:
             self.saved_step = None if self.saved_step == failure.step else self.saved_step
+            if not self._says:
+                return
             logger.warning(
                 "The checkpoint of step %s could not be saved (%s). Training continues, and saves "
                 "again when the next one is due.",

@@ -72,11 +72,13 @@ class Session:
         self._validation_data = validation_data
         self._callbacks = callbacks
         self._last_finite: np.ndarray | None = None
+        self._save_due = False  # after the last device loop
         self._repeats_until = context.account.reached  # steps before were done once already
         self._refuse_best_metric()
         refuse_late_profile(self._options.profile, timetable.steps)
-        checkpoints = context.checkpoints if context.writes else None
-        self._saver = Saver(checkpoints, self._executor, timetable, self._state)
+        checkpoints = context.checkpoints if context.saves else None
+        hosts = context.engine.hosts
+        self._saver = Saver(checkpoints, self._executor, timetable, self._state, hosts)
         self.progress = self._restored() or context.before.continued(self._executor.step)
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
@@ -107,6 +109,7 @@ class Session:
             self._begin()
             batches = self._batches(self.progress.position)
             with (
+                context.engine.hosts.together(),
                 PreemptionNotice(self._options.grace_seconds, self._saver.newest) as notice,
                 context.watchdog,
                 context.profiler.listening(),
@@ -133,9 +136,7 @@ class Session:
             ended = goodput.FINISHED
         except BaseException as error:
             ended = _final_state(error)
-            if context.engine.hosts.count > 1 and isinstance(
-                error, context.engine.lost_host_errors
-            ):
+            if context.engine.lost_host(error):
                 raise self._host_lost(error) from error
             raise
         finally:
@@ -185,11 +186,12 @@ class Session:
         self._callbacks.batch_end(self._step, logs)
 
     def _any_asks(self, notice: PreemptionNotice) -> bool:
-        """Returns whether any host was asked to stop; `stop_training` on one ends it on all."""
-        asked = notice.requested is not None
-        asked, self._callbacks.stopped = self._context.engine.hosts.any(
-            asked, self._callbacks.stopped
-        )
+        """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
+
+        They also agree whether a checkpoint is due, which each host's own clock may say.
+        """
+        flags = notice.requested is not None, self._callbacks.stopped, self._saver.due(self._step)
+        asked, self._callbacks.stopped, self._save_due = self._context.engine.hosts.any(*flags)
         return asked
 
     # Tasks between loops
@@ -258,7 +260,7 @@ class Session:
         if not self._saver.writes:
             return
         self._saver.warn_of_failure()
-        if not (now or self.over or self._saver.due(self._step)):
+        if not (now or self.over or self._save_due):
             return
         if self.over and not self._evaluation_due:
             self._callbacks.finish()

@@ -96,8 +96,8 @@ class Trainer:
         self._sample = sample
         self.account = goodput.Account(self._writes_to, goodput.Clock())
         self._watchdog = Watchdog(self.options.watchdog_seconds)
-        keep, keep_every = self.options.keep, self.options.keep_every
-        self.checkpoints = Checkpoints(self.workdir, keep, keep_every) if self.workdir else None
+        kept = self.options.keep, self.options.keep_every, self.hosts
+        self.checkpoints = Checkpoints(self.workdir, *kept) if self.workdir else None
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._programs = Programs(self.engine, self.model, self.options, objectives)
         # A loss function's batch and the model's outputs may be anything.
@@ -219,7 +219,8 @@ class Trainer:
         self._programs.executor_for_evaluation(dataset)
         listed = arguments.callback_list(callbacks)
         prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
-        return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
+        with self.hosts.together():
+            return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
 
     @keras_arguments
     def predict(
@@ -243,14 +244,13 @@ class Trainer:
             NumPy arrays of shape (examples, ...), nested as the model's output.
 
         Raises:
-            UserError: the data cannot be used, or several hosts train together.
+            UserError: the data cannot be used, or the engine predicts on one host only.
         """
-        if self.hosts.count > 1:
-            raise UserError("predict works on one host: restore the checkpoint there.")
         dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
         executor = self._programs.executor_for_prediction(dataset)
         listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
-        return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
+        with self.hosts.together():
+            return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
 
     def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
@@ -270,8 +270,6 @@ class Trainer:
 
     def restore(self, step: int | None = None, *, optimizer: bool = True) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
-
-        Several hosts load the checkpoint that the chief found to be complete.
 
         Args:
             step: of the checkpoint; None is the newest.
@@ -311,7 +309,8 @@ class Trainer:
                 the paths of the variables).
 
         Raises:
-            UserError: another ending, or nothing was trained or restored yet.
+            UserError: another ending, or nothing was trained or restored yet, or several hosts
+                each hold a part of the weights.
         """
         export.write_weights(self.model, self.executor.averaged_weights(), path)
 
@@ -331,9 +330,10 @@ class Trainer:
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)
-            loop, spec = self._programs.training(dataset, class_weight, epoch)
-            if validation_data is not None:  # mistakes are found before training
-                self._programs.executor_for_evaluation(validation_data)
+            with self.hosts.together():
+                loop, spec = self._programs.training(dataset, class_weight, epoch)
+                if validation_data is not None:  # mistakes are found before training
+                    self._programs.executor_for_evaluation(validation_data)
             output = self._output(loop, spec, verbose)
             session = Session(
                 self._context(),
@@ -364,7 +364,7 @@ class Trainer:
             executor=self.executor,
             options=self.options,
             workdir=self.workdir,
-            writes=self._writes_to is not None,
+            saves=self.hosts.chief or self.hosts.exchange is not None,
             checkpoints=self.checkpoints,
             account=self.account,
             profiler=self._profiler,

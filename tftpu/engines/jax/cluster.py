@@ -8,9 +8,13 @@ from typing import Any
 import jax
 
 from tftpu.config.mesh import mesh_sizes
+from tftpu.engines.jax import coordination, internals, placing
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.engine import JaxEngine
+from tftpu.engines.jax.hosts import JaxHosts
 from tftpu.errors import UserError
+from tftpu.runtime import hosts
+from tftpu.runtime.hosts import Task
 from tftpu.tpu import environment
 from tftpu.tpu.compiler_options import AUTO
 
@@ -19,24 +23,55 @@ _connected: list[JaxEngine] = []
 
 
 def connect(
-    tpu: str, virtual_devices: int | None, mesh: str | None, compiler_options: str = AUTO
+    tpu: str,
+    virtual_devices: int | None,
+    mesh: str | None,
+    compiler_options: str = AUTO,
+    host_timeout: float = 30.0,
 ) -> JaxEngine:
-    """Returns the engine for all devices that JAX finds.
+    """Returns the engine for all devices that JAX finds, on all hosts that train together.
 
     Args:
         tpu: "auto": the TPU if there is one, else GPUs, else the CPU; "local": the TPU of this
             machine; "none": no TPU.
-        virtual_devices: number of devices that the CPU is split into.
-        mesh: as for `tftpu.connect`.
-        compiler_options: as for `tftpu.connect`.
+        virtual_devices: number of devices that the CPU of each host is split into.
+        mesh, compiler_options, host_timeout: as for `tftpu.connect`.
 
     Raises:
         UserError: a requested TPU is not available, or the mesh does not fit the devices.
+        HostLost: another host did not arrive.
     """
+    place = task(tpu, virtual_devices)
+    together = None
+    if place.count > 1:
+        together = JaxHosts(coordination.start(place, host_timeout))
+        internals.place_values_by(placing.put)
     found = _devices(tpu, virtual_devices)
+    if jax.process_count() != place.count:
+        raise UserError(
+            f"JAX finds the devices of {jax.process_count()} hosts, and {place.count} would train: "
+            "on a slice of several hosts, run the same command on each of them, where the metadata "
+            "server or TF_CONFIG names them all."
+        )
     sizes = mesh_sizes(mesh, len(found))
-    _connected[:] = [JaxEngine(meshes.make(sizes, found), compiler_options)]
+    _connected[:] = [JaxEngine(meshes.make(sizes, found), compiler_options, together)]
     return _connected[0]
+
+
+def task(tpu: str, virtual_devices: int | None) -> Task:
+    """Returns the place of this process among those that train together.
+
+    TF_CONFIG says it; on a TPU slice of several hosts, so does the metadata server.
+
+    Args:
+        tpu, virtual_devices: as for `connect`.
+
+    Raises:
+        UserError: TF_CONFIG cannot be used.
+    """
+    found = hosts.task()
+    on_tpu = tpu in ("auto", "local") and virtual_devices is None and environment.has_tpu()
+    return coordination.task_of_slice() if found.count == 1 and on_tpu else found
 
 
 def current() -> JaxEngine:
@@ -104,10 +139,10 @@ def _virtual_cpus(count: int) -> Sequence[meshes.Device]:
     with contextlib.suppress(RuntimeError):  # a JAX that is running already keeps its devices
         jax.config.update("jax_num_cpu_devices", count)
     use_cpu()
-    found = jax.devices("cpu")
+    found = jax.local_devices(backend="cpu")
     if len(found) < count:
         raise UserError(
             f"virtual_devices={count} cannot be set up, JAX already runs with {len(found)} CPU "
             "device(s): call tftpu.connect() before anything else uses JAX."
         )
-    return found[:count]
+    return jax.devices("cpu") if jax.process_count() > 1 else found[:count]

@@ -10,17 +10,20 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
-from tftpu.engines.engine import Epoch
+from tftpu.engines.engine import Epoch, Hosts
 from tftpu.engines.jax import creation, feed, initial
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.executor import JaxExecutor
-from tftpu.engines.jax.hosts import OneHost
+from tftpu.engines.jax.hosts import JaxHosts, OneHost
 from tftpu.engines.jax.tracer import JaxTracer
 from tftpu.engines.jax.tracing import building_for
 from tftpu.engines.objective import Objective
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, compiler_options
+
+# Errors of JAX that are of this process, whatever happens to others.
+_OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
 class JaxEngine:
@@ -29,25 +32,34 @@ class JaxEngine:
     Args:
         mesh: the devices, with the axes of `tftpu.engines.jax.mesh`.
         setting: XLA's options for the train step, as for `tftpu.connect`.
+        hosts: the processes whose devices these are; None: this one.
 
     Attributes:
-        mesh: the devices.
+        mesh, hosts: the arguments.
         compiler_options: XLA's options for the train step, by name.
     """
 
-    lost_host_errors: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
-
-    def __init__(self, mesh: Mesh, setting: str = AUTO):
+    def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
         self.mesh = mesh
         self.data_shares: int = meshes.batch_shares(mesh)
-        self.hosts = OneHost()
+        self.hosts: Hosts = hosts or OneHost()
+        self._part = meshes.part_of(mesh, self.hosts.index)
         self.tracer = JaxTracer()
         devices = mesh.devices.flatten()
         self._platform: str = devices[0].platform
         axes = ",".join(f"{axis}:{size}" for axis, size in mesh.shape.items() if size > 1)
-        self.description = f"{len(devices)} device(s), JAX engine" + (f", {axes}" if axes else "")
+        of_hosts = f" of {self.hosts.count} hosts" if self.hosts.count > 1 else ""
+        self.description = ", ".join(
+            filter(None, [f"{len(devices)} device(s){of_hosts}", "JAX engine", axes])
+        )
         self.hardware = hardware.of_devices(len(devices), self._platform == "tpu")
         self.compiler_options = compiler_options(setting, self.hardware.generation)
+
+    def lost_host(self, error: BaseException) -> bool:
+        """Returns whether an exception means that another host is lost."""
+        if self.hosts.count == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
+            return False
+        return not str(error).startswith(_OWN_FAULTS)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -89,7 +101,9 @@ class JaxEngine:
         epoch: Epoch | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches."""
-        return feed.training_batches(dataset, position, self.data_shares, class_weight, epoch)
+        return feed.training_batches(
+            dataset, position, self.data_shares, self._part, class_weight, epoch
+        )
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
@@ -108,6 +122,7 @@ class JaxEngine:
         with self.scope():  # what is not built yet belongs on the devices, too
             return JaxExecutor(
                 self.mesh,
+                self._part,
                 self._platform,
                 model,
                 options,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.sharding import Mesh
@@ -16,15 +15,17 @@ from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.batches import finite_dataset, narrow
 from tftpu.engines.engine import LoopResult
-from tftpu.engines.jax import feed
+from tftpu.engines.jax import feed, placing
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.eval_step import EvalStep
+from tftpu.engines.jax.mesh import Part
 from tftpu.engines.jax.state import JaxState
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 
 
@@ -33,7 +34,8 @@ class JaxExecutor:
 
     Args:
         mesh: the devices.
-        platform: their platform, as `tftpu.tpu.target` names it.
+        part: of each global batch that this process feeds.
+        platform: the platform of the devices, as `tftpu.tpu.target` names it.
         model: compiled.
         options: those of its step.
         batch_spec: spec of a batch; a model that is not built yet is built for it.
@@ -45,6 +47,7 @@ class JaxExecutor:
     def __init__(
         self,
         mesh: Mesh,
+        part: Part,
         platform: str,
         model: keras.Model,
         options: TrainOptions,
@@ -53,6 +56,7 @@ class JaxExecutor:
         labelled: bool = True,
         compiler_options: dict[str, str] | None = None,
     ):
+        self._part = part
         self._platform = platform
         self._compiler_options = compiler_options or {}
         with tracing_for(platform, mesh):
@@ -64,9 +68,14 @@ class JaxExecutor:
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         self._separable: dict[str, bool] = {}
-        self._evaluate = self._compiled(self._eval_step.evaluate, donate_argnums=1)
-        self._predict = self._compiled(self._eval_step.predict)
-        self._weight_norm = jax.jit(self._eval_step.weight_norm)
+        whole = self.variables.layout.whole
+        self._evaluate = self._compiled(
+            self._eval_step.evaluate, donate_argnums=1, out_shardings=whole
+        )
+        # Every host gets all outputs.
+        gathered = {"out_shardings": whole} if mesh.is_multi_process else {}
+        self._predict = self._compiled(self._eval_step.predict, **gathered)
+        self._weight_norm = jax.jit(self._eval_step.weight_norm, out_shardings=whole)
 
     @property
     def step(self) -> int:
@@ -107,7 +116,9 @@ class JaxExecutor:
         """Returns the train loop for batches whose shares have this spec."""
         with tracing_for(self._platform, self.variables.layout.mesh):
             step = TrainStep(self.variables, share_spec)
-        return JaxTrainLoop(self.variables, self._platform, step, self._compiler_options)
+        return JaxTrainLoop(
+            self.variables, self._part, self._platform, step, self._compiler_options
+        )
 
     def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
@@ -164,7 +175,16 @@ class JaxExecutor:
         return self.variables.leaves()
 
     def averaged_weights(self) -> dict[str, np.ndarray]:
-        """Returns the averages of the trainable weights by path; empty if none are kept."""
+        """Returns the averages of the trainable weights by path; empty if none are kept.
+
+        Raises:
+            UserError: several hosts each hold a part of the weights.
+        """
+        if self.variables.layout.mesh.is_multi_process:
+            raise UserError(
+                "Several hosts hold the weights in parts: export them from a checkpoint, on one "
+                "machine, with `tftpu export-weights` or with a Trainer that restores it."
+            )
         variables = self.variables.model.trainable_variables
         return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
 
@@ -177,10 +197,10 @@ class JaxExecutor:
         return self._separable[key]
 
     def _placed(self, batch: Nest) -> Nest:
-        return feed.placed(batch, self.variables.layout)
+        return feed.placed(batch, self.variables.layout, self._part)
 
     def _zeros(self, size: int) -> Any:
-        return jax.device_put(jnp.zeros(size), self.variables.layout.whole)
+        return placing.put(np.zeros(size, np.float32), self.variables.layout.whole)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def traced(*args):
@@ -195,6 +215,7 @@ class JaxTrainLoop:
 
     Args:
         state: the variables.
+        part: of each global batch that this process feeds.
         platform: the platform of the devices, as `tftpu.tpu.target` names it.
         step: the train step.
         compiler_options: XLA's options for it, by name.
@@ -204,9 +225,15 @@ class JaxTrainLoop:
     """
 
     def __init__(
-        self, state: JaxState, platform: str, step: TrainStep, compiler_options: dict[str, str]
+        self,
+        state: JaxState,
+        part: Part,
+        platform: str,
+        step: TrainStep,
+        compiler_options: dict[str, str],
     ):
         self._state = state
+        self._part = part
         self.step = step
         self._compiled = False
 
@@ -242,7 +269,7 @@ class JaxTrainLoop:
                 asked = time.monotonic()
                 found = next(batches)
                 waited += time.monotonic() - asked
-                batch = feed.placed(found, state.layout)
+                batch = feed.placed_part(found, state.layout, self._part)
                 number = np.int32(state.step)
                 values, sums = self._train(values, sums, number, batch, self.step.due(state.step))
                 state.step += 1
@@ -253,7 +280,8 @@ class JaxTrainLoop:
 
     def bare(self, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of steps on one batch, and waits for them."""
-        state, placed = self._state, feed.placed(batch, self._state.layout)
+        state = self._state
+        placed = feed.placed_part(batch, state.layout, self._part)
 
         def run(steps: int) -> None:
             values = state.values()
@@ -270,7 +298,7 @@ class JaxTrainLoop:
         return run
 
     def _no_sums(self) -> Any:
-        return jax.device_put(jnp.zeros(self.step.sums.size), self._state.layout.whole)
+        return placing.put(np.zeros(self.step.sums.size, np.float32), self._state.layout.whole)
 
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""

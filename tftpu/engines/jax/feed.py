@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import data
@@ -13,6 +12,8 @@ from tftpu.engines.batches import data_errors
 from tftpu.engines.data import Epochs, Pipeline
 from tftpu.engines.engine import Epoch
 from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax import placing
+from tftpu.engines.jax.mesh import Part
 from tftpu.engines.jax.sharding import Layout
 from tftpu.engines.losses import examples_of
 from tftpu.tensors import Nest
@@ -28,35 +29,66 @@ def training_batches(
     dataset: Any,
     start: int,
     shares: int,
+    part: Part,
     class_weight: dict[int, float] | None = None,
     epoch: Epoch | None = None,
 ) -> Iterator[Nest]:
-    """Returns an endless iterator over global batches from step `start`.
+    """Returns an endless iterator over a part of the global batches from step `start`.
+
+    Of a pipeline, nothing but the part is read; of other data sets, all is.
 
     Args:
         dataset, start, class_weight: as for `tftpu.engines.data.for_training`.
         shares: number of shares that a batch is cut into.
+        part: of each batch that this process feeds.
         epoch: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        return arrays_of(data.for_epochs(dataset, start, epoch, shares, class_weight))
-    return arrays_of(data.for_training(dataset, start, class_weight))
+        batches = arrays_of(data.for_epochs(dataset, start, epoch, shares, class_weight))
+    elif isinstance(dataset, Pipeline):
+        return arrays_of(data.for_training(dataset, start, class_weight, part.index, part.count))
+    else:
+        batches = arrays_of(data.for_training(dataset, start, class_weight))
+    return (_cut(batch, part) for batch in batches)
 
 
-def placed(batch: Nest, layout: Layout) -> Nest:
+def placed_part(batch: Nest, layout: Layout, part: Part) -> Nest:
+    """Returns a global batch on the devices, of which this process has a part.
+
+    Args:
+        batch: the part, nested NumPy arrays.
+        layout: where batches lie.
+        part: which one it is.
+    """
+
+    def place(array):
+        sharding = layout.of_batch(array.ndim)
+        if part.count == 1:
+            return placing.put(array, sharding)
+        shape = (part.count * len(array), *array.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
+    return keras.tree.map_structure(place, batch)
+
+
+def placed(batch: Nest, layout: Layout, part: Part) -> Nest:
     """Returns a batch on the devices, cut along its examples; whole on each if it cannot be cut.
 
     Args:
-        batch: nested NumPy arrays.
+        batch: nested NumPy arrays, the same on all hosts.
         layout: where batches lie.
+        part: that this process feeds.
     """
-    cut = examples_of(batch) % meshes.batch_shares(layout.mesh) == 0
+    if examples_of(batch) % meshes.batch_shares(layout.mesh) == 0:
+        return placed_part(_cut(batch, part), layout, part)
+    return keras.tree.map_structure(lambda array: placing.put(array, layout.whole), batch)
 
-    def place(array):
-        array = np.asarray(array)
-        return jax.device_put(array, layout.of_batch(array.ndim) if cut else layout.whole)
 
-    return keras.tree.map_structure(place, batch)
+def _cut(batch: Nest, part: Part) -> Nest:
+    """Returns a part of a global batch."""
+    size = examples_of(batch) // part.count
+    first = part.index * size
+    return keras.tree.map_structure(lambda array: array[first : first + size], batch)
 
 
 def shapes_of(spec: Nest) -> Nest:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
+from tftpu.engines.jax import placing
 
 # Keras brings its seeds into TensorFlow's range in this way.
 _SEEDS = tf.int32.max - 1
@@ -33,7 +34,7 @@ def _value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> A
         # What an initializer computes from numbers of another shape, such as an orthogonal matrix,
         # is computed whole.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
-        return jax.device_put(drawn.numpy(), place)
+        return placing.put(drawn.numpy(), place)
 
     def drawing(function: Callable[..., tf.Tensor]) -> Callable[..., jax.Array]:
         def draw(

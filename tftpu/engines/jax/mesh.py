@@ -1,5 +1,6 @@
 """The mesh: the devices with names for the axes that batches and weights are cut along."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +8,25 @@ from typing import Any
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from tftpu.config.mesh import DATA, FSDP, SEQUENCE
+from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
+from tftpu.errors import UserError
 
 Device = Any  # jax.Device, which type checkers see as a variable
 BATCH_AXES = (DATA, FSDP)  # along which a global batch is cut
 WEIGHT_AXES = (FSDP, SEQUENCE)  # along which a weight is cut, where no rule says how
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The part of each global batch that a process feeds to its devices.
+
+    Attributes:
+        index: of the part; processes whose devices share the model may feed the same one.
+        count: the number of parts, which are equal and consecutive.
+    """
+
+    index: int
+    count: int
 
 
 def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
@@ -19,9 +34,34 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
 
     Args:
         sizes: of every axis, as `tftpu.config.mesh.mesh_sizes` returns them.
-        devices: in JAX's order.
+        devices: in JAX's order; those of a process are put next to each other.
     """
-    return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), tuple(sizes))
+    grouped = sorted(devices, key=lambda device: device.process_index)
+    return Mesh(np.asarray(grouped).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def part_of(mesh: Mesh, process: int) -> Part:
+    """Returns the part of each global batch that a process feeds.
+
+    Args:
+        mesh: of the devices of all processes, made by `make`.
+        process: its number.
+
+    Raises:
+        UserError: the devices that share the model are of one process and a part of another.
+    """
+    shares = mesh.devices.reshape(batch_shares(mesh), -1)
+    feeders = [{device.process_index for device in row} for row in shares]
+    mine = [share for share, processes in enumerate(feeders) if process in processes]
+    everywhere = [set(feeders[share]) == set(feeders[mine[0]]) for share in mine]
+    if not all(everywhere) or mine[0] % len(mine) or len(feeders) % len(mine):
+        each = mesh.devices.size // len({device.process_index for device in mesh.devices.flat})
+        raise UserError(
+            f"The mesh has {len(shares[0])} devices for each share of the batch, along {SEQUENCE!r} "
+            f"and {TENSOR!r}, and each host has {each} device(s): one of the two numbers must "
+            "divide the other."
+        )
+    return Part(mine[0] // len(mine), len(feeders) // len(mine))
 
 
 def batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:

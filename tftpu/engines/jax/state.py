@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
-from tftpu.engines.jax import leaves
+from tftpu.engines.jax import internals, leaves, placing
 from tftpu.engines.jax.gathering import Gathering
 from tftpu.engines.jax.sharding import Layout
 from tftpu.engines.leaf import Leaf
@@ -157,9 +157,12 @@ class JaxState:
         """Puts every variable where its sharding says."""
         shardings = self.shardings
         for variable, sharding in zip(self._variables(), self._in_order(shardings)):
-            keras_internals.set_layout(variable, sharding)
-            variable.assign(variable.value)
-        self.averages = jax.device_put(self.averages, shardings.averages)
+            value = placing.put(variable.value, sharding)
+            internals.set_layout(variable, sharding)
+            variable.assign(value)
+        self.averages = [
+            placing.put(average, place) for average, place in zip(self.averages, shardings.averages)
+        ]
 
     def seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
         """Returns the state of each seed generator, in the order of `seed_states`.
@@ -190,9 +193,12 @@ class JaxState:
     def leaves(self) -> dict[str, list[Leaf]]:
         """Returns everything that a checkpoint holds, by group."""
         seeds = {id(v) for v in self.seed_states}
+        chief = jax.process_index() == 0
         groups = {
             "model": [leaves.of_variable(v) for v in self.model.variables if id(v) not in seeds],
-            "step": [Leaf.undivided("step", (), "int64", self._steps_done, self._begin)],
+            "step": [
+                Leaf.undivided("step", (), "int64", self._steps_done, self._begin, writes=chief)
+            ],
             "ema": [self._average(i) for i in range(len(self.averages))],
         }
         for part in self.parts:

@@ -19,6 +19,15 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware, target
 
+# Raised by the collectives of the remaining hosts.
+_LOST = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
+
 
 class TensorFlowEngine:
     """See `tftpu.engines.engine.Engine`.
@@ -33,15 +42,6 @@ class TensorFlowEngine:
         compiler_options: none: TensorFlow's runtime compiles with options of its own.
     """
 
-    # Raised by the collectives of the remaining hosts.
-    lost_host_errors = (
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.InternalError,
-        tf.errors.UnavailableError,
-    )
-
     def __init__(self, strategy: tf.distribute.Strategy):
         self.strategy = strategy
         self.data_shares: int = strategy.num_replicas_in_sync
@@ -53,6 +53,10 @@ class TensorFlowEngine:
         self.distributes: bool = on_tpu or self.data_shares > 1
         self._platform = "tpu" if on_tpu else None
         self.hardware = hardware.of_devices(self.data_shares, on_tpu)
+
+    def lost_host(self, error: BaseException) -> bool:
+        """Returns whether an exception means that another host is lost."""
+        return self.hosts.count > 1 and isinstance(error, _LOST)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from tftpu.engines.tensorflow.loops import device_loop, repeated, traced_for
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
 from tftpu.engines.tensorflow.whole_batches import WholeBatches
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 from tftpu.tpu import target
 
@@ -153,7 +154,13 @@ class TensorFlowExecutor:
         return accumulator.drain()
 
     def predict(self, dataset: Any) -> Nest:
-        """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
+        """Returns the outputs for a finite data set, in its order, as NumPy arrays.
+
+        Raises:
+            UserError: several hosts train together.
+        """
+        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            raise UserError("predict works on one host: restore the checkpoint there.")
         batches = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
         collected = []
         with data_errors():

@@ -1,5 +1,6 @@
 """The processes of a TensorFlow strategy, which train together."""
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,8 @@ class StrategyHosts:
 
     On a TPU slice one process drives all hosts, so there is one.
     """
+
+    exchange = None  # the chief has all values, and writes them
 
     def __init__(self, strategy: tf.distribute.Strategy):
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -38,6 +41,10 @@ class StrategyHosts:
         mine = step if step is not None else -1
         total = self._total(mine if self.chief else 0)
         return total if total >= 0 else None
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context without effect: TensorFlow itself notices lost hosts."""
+        return contextlib.nullcontext()
 
     def _total(self, value: int) -> int:
         """Returns the sum over all hosts, which wait for one another."""

@@ -1,0 +1,156 @@
+"""Writing the files of a checkpoint, by one process or by several that each hold a part.
+
+With several, the chief clears the folder, all write their files, and the chief writes the manifest
+once it knows the checksums of all. A process that is lost before leaves a folder without a
+manifest, which is no checkpoint.
+"""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tftpu.checkpoint import manifest, matching
+from tftpu.checkpoint.host_copy import Copied
+from tftpu.checkpoint.manifest import Block, Blocks, Listing
+from tftpu.engines.engine import Exchange
+from tftpu.storage import files, safetensors
+from tftpu.storage.own_files import OwnFile
+
+STATE = "state.json"
+_DRAWS = random.SystemRandom()
+_FAILED = "failed"  # the key of a reason
+
+Copies = Mapping[str, Sequence[Copied]]
+
+
+class Writing:
+    """The writing of one checkpoint.
+
+    Args:
+        folder: the checkpoint's own.
+        step: its step.
+        copies: what this process writes of the leaves, by group.
+        state: the host's state, as JSON.
+        marker: the manifest's file.
+    """
+
+    def __init__(self, folder: str, step: int, copies: Copies, state: bytes, marker: OwnFile):
+        self._folder = folder
+        self._step = step
+        self._copies = copies
+        self._state = state
+        self._marker = marker
+
+    def alone(self) -> None:
+        """Writes it as the only process.
+
+        Raises:
+            OSError: it could not be written, and is not valid.
+        """
+        manifest.clear(self._folder, self._marker)
+        listed = manifest.write_files(self._folder, self._contents_of_chief())
+        manifest.commit(self._step, listed, self._marker)
+
+    def as_chief(self, exchange: Exchange, prepare: Callable[[], None]) -> None:
+        """Writes it together with other processes, and makes it valid.
+
+        Args:
+            exchange: passes texts to the others.
+            prepare: called before anything is written.
+
+        Raises:
+            OSError: a process could not write its files; it is not valid.
+        """
+        with self._announcing(exchange, "begun"):
+            prepare()
+            manifest.clear(self._folder, self._marker)
+        save = _DRAWS.randrange(10**9)
+        exchange.announce(self._name("begun"), json.dumps({"save": save}))
+        with self._announcing(exchange, "ended"):
+            try:
+                listed = manifest.write_files(self._folder, self._contents_of_chief())
+            finally:  # whatever happened here, the others give account
+                reports = exchange.collect(self._name("written"), "")[1:]
+            for host, report in enumerate(map(json.loads, reports), start=1):
+                listed |= self._seen(host, report)
+            manifest.commit(self._step, listed, self._marker)
+        exchange.announce(self._name("ended"), "{}")
+
+    def as_other(self, exchange: Exchange, index: int) -> None:
+        """Writes what this process has of it, and waits until the chief made it valid.
+
+        Args:
+            exchange: passes texts to the chief.
+            index: of this process.
+
+        Raises:
+            OSError: a process could not write its files; it is not valid.
+        """
+        begun = _succeeded(exchange.announce(self._name("begun"), ""))
+        contents = {
+            f"{group}-{index}-{begun['save']}.safetensors": _blocks(copied)
+            for group, copied in self._copies.items()
+            if copied
+        }
+        report: Mapping[str, object] = {}
+        try:
+            report = {"files": manifest.write_files(self._folder, contents)}
+        except BaseException as error:
+            report = _failure(error)
+            raise
+        finally:
+            exchange.collect(self._name("written"), json.dumps(report))
+            _succeeded(exchange.announce(self._name("ended"), ""))
+
+    def _contents_of_chief(self) -> dict[str, Blocks]:
+        contents = {
+            f"{group}.safetensors": _blocks(copied) for group, copied in self._copies.items()
+        }
+        return {**contents, STATE: lambda: [self._state]}
+
+    def _seen(self, host: int, report: dict) -> Listing:
+        """Returns the files that another host wrote, which this one sees.
+
+        Raises:
+            OSError: it could not write them, or this host does not see them.
+        """
+        if _FAILED in report:
+            raise OSError(f"host {host}: {report[_FAILED]}")
+        listed = {name: [Block(*b) for b in blocks] for name, blocks in report["files"].items()}
+        for name, blocks in listed.items():
+            path = files.join(self._folder, name)
+            if files.size(path) != sum(block.size for block in blocks):
+                raise OSError(
+                    f"host {host} wrote {name}, and the chief does not see it in {self._folder}: "
+                    "all hosts have to see the same workdir"
+                )
+        return listed
+
+    def _name(self, moment: str) -> str:
+        return f"checkpoint {self._folder} {moment}"
+
+    @contextlib.contextmanager
+    def _announcing(self, exchange: Exchange, moment: str) -> Iterator[None]:
+        """Tells the others of a failure in the block, for which they would wait."""
+        try:
+            yield
+        except BaseException as error:
+            exchange.announce(self._name(moment), json.dumps(_failure(error)))
+            raise
+
+
+def _blocks(copied: Sequence[Copied]) -> Blocks:
+    return safetensors.TensorFile(matching.keyed(copied)).blocks
+
+
+def _failure(error: BaseException) -> dict[str, str]:
+    return {_FAILED: getattr(error, "strerror", None) or str(error) or repr(error)}
+
+
+def _succeeded(text: str) -> dict:
+    """Returns what the chief announced; raises OSError for a failure."""
+    found = json.loads(text)
+    if _FAILED in found:
+        raise OSError(found[_FAILED])
+    return found

@@ -1,0 +1,40 @@
+"""Every private interface of Keras's JAX backend that the engine uses; tried with 3.14 - 3.15."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+from jax.core import Tracer
+from keras.src import backend
+
+_Put = Callable[[Any, jax.sharding.Sharding], jax.Array]
+
+
+def set_layout(variable: keras.Variable, layout: Any) -> None:
+    """Makes a variable keep its values in a layout, whoever assigns them."""
+    private: Any = variable
+    private._layout = layout
+
+
+def place_values_by(put: _Put) -> None:
+    """Lets a function place the values that variables are assigned, in this process from now on.
+
+    Keras's own way fails where each of several hosts has one device (JAX 0.10.2).
+
+    Args:
+        put: takes a value and the sharding of a variable; returns the array.
+    """
+    library: Any = backend.distribution_lib
+    own = library.distribute_tensor
+    if getattr(own, "__module__", "") == __name__:  # done before
+        return
+
+    def distribute_tensor(tensor: Any, layout: Any) -> Any:
+        if isinstance(tensor, Tracer) or not isinstance(layout, jax.sharding.Sharding):
+            return own(tensor, layout)
+        if isinstance(tensor, jax.Array) and tensor.sharding.is_equivalent_to(layout, tensor.ndim):
+            return tensor
+        return put(tensor, layout)
+
+    library.distribute_tensor = distribute_tensor

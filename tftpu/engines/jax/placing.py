@@ -1,0 +1,29 @@
+"""Puts values of the host onto the devices of a mesh, which other hosts may hold as well."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def put(value: Any, sharding: Any) -> jax.Array:
+    """Returns an array that lies as a sharding says.
+
+    On several hosts each of them gives the same value, and puts onto its own devices their parts of
+    it. Nothing is sent, unless the value lies on the devices of all hosts already.
+
+    Args:
+        value: a NumPy array, or an array of JAX.
+        sharding: None: the first device.
+    """
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    if not _on_host(value):  # jax.device_put fails where each host has one device (JAX 0.10.2)
+        return jax.jit(lambda array: array, out_shardings=sharding)(value)
+    array = np.asarray(value)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _on_host(value: Any) -> bool:
+    """Returns whether this process has all of a value."""
+    return not isinstance(value, jax.Array) or value.is_fully_addressable
