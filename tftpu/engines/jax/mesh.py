@@ -57,9 +57,9 @@ def part_of(mesh: Mesh, process: int) -> Part:
     if not all(everywhere) or mine[0] % len(mine) or len(feeders) % len(mine):
         each = mesh.devices.size // len({device.process_index for device in mesh.devices.flat})
         raise UserError(
-            f"The mesh has {len(shares[0])} devices for each share of the batch, along {SEQUENCE!r} "
-            f"and {TENSOR!r}, and each host has {each} device(s): one of the two numbers must "
-            "divide the other."
+            f"The mesh has {len(shares[0])} devices for each share of the batch, along "
+            f"{SEQUENCE!r} and {TENSOR!r}, and each host has {each} device(s): one of the two "
+            "numbers must divide the other."
         )
     return Part(mine[0] // len(mine), len(feeders) // len(mine))
 
