@@ -152,5 +152,5 @@ def test_a_host_feeds_the_examples_of_its_devices(hosts, each, sizes, parts):
 
 
 def test_a_model_cannot_be_shared_by_a_host_and_a_part_of_another():
-    with pytest.raises(UserError, match="tensor:3, and each host has 2 device"):
+    with pytest.raises(UserError, match="has 3 devices for each share .* and each host has 2 device"):
         meshes.part_of(mesh(3, 2, data=2, tensor=3), 1)
