@@ -221,7 +221,7 @@ def _with_gradient(forward: Callable, backward: Callable, segments: list[Tensor]
 
     @ops.custom_gradient
     def attend(query, key, value):
-        output, log_sum = forward(query, key, value, segments or None)
+        output, log_sum = _keepable(forward(query, key, value, segments or None))
 
         def gradient(*upstream):
             (upstream,) = upstream
@@ -230,6 +230,15 @@ def _with_gradient(forward: Callable, backward: Callable, segments: list[Tensor]
         return output, gradient
 
     return attend
+
+
+def _keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Returns results that a backward pass which recomputes the rest may keep, on JAX."""
+    if keras.config.backend() != "jax":
+        return results
+    from tftpu.models.kernels import jax_checkpoint
+
+    return jax_checkpoint.of_attention(results)
 
 
 def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:

@@ -1,15 +1,17 @@
 """Recomputation in the backward pass, by JAX: as `tftpu.models.layers.recompute` uses it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import keras
+from jax.ad_checkpoint import checkpoint_name
 
 from tftpu.models.layers.internals import stored_value
 from tftpu.tensors import Tensor
 from tftpu.tpu.target import GATHERED
 
+_ATTENTION = "attention"
 _FORMS = (
     *("sharding_constraint", "reshape", "squeeze", "slice", "transpose"),
     *("convert_element_type", "broadcast_in_dim", "copy"),
@@ -38,10 +40,18 @@ def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callabl
     Args:
         function: the function.
         keep_products: whether it keeps its products with weights, which are the ones without batch
-            dimensions.
+            dimensions, and what attention's kernels found.
     """
-    kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if keep_products else None
-    return jax.checkpoint(function, policy=kept)
+    policies = jax.checkpoint_policies
+    kept = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(_ATTENTION)
+    )
+    return jax.checkpoint(function, policy=kept if keep_products else None)
+
+
+def of_attention(results: Sequence[Tensor]) -> list[Tensor]:
+    """Returns results of a kernel for attention, by a name under which they can be kept."""
+    return [checkpoint_name(result, _ATTENTION) for result in results]
 
 
 def checkpoint(

@@ -122,6 +122,15 @@ def test_a_slice_of_several_hosts_is_found_by_jax(monkeypatch):
             assert coordination.task_of_slice().coordinator == "10.0.0.1:8482"
 
 
+def test_a_tpu_without_a_metadata_server_is_that_of_one_host(monkeypatch):
+    def unanswered() -> bool:
+        raise ConnectionError("metadata.google.internal")
+
+    kinds = [types.SimpleNamespace(name="gcetpu", is_env_present=unanswered)]
+    monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", kinds)
+    assert coordination.task_of_slice() == Task()
+
+
 Device = namedtuple("Device", "id process_index")
 
 
@@ -152,5 +161,7 @@ def test_a_host_feeds_the_examples_of_its_devices(hosts, each, sizes, parts):
 
 
 def test_a_model_cannot_be_shared_by_a_host_and_a_part_of_another():
-    with pytest.raises(UserError, match="has 3 devices for each share .* and each host has 2 device"):
+    with pytest.raises(
+        UserError, match=r"has 3 devices for each share .* and each host has 2 device"
+    ):
         meshes.part_of(mesh(3, 2, data=2, tensor=3), 1)

@@ -9,6 +9,7 @@ notices a lost host first.
 """
 
 import atexit
+import contextlib
 import ctypes
 import signal
 import socket
@@ -39,13 +40,14 @@ _handlers: list[Any] = []  # which the system calls, and which Python must not f
 def task_of_slice() -> Task:
     """Returns the place of this process on a slice of TPU hosts; a single one if it has one host.
 
-    Raises:
-        OSError: the metadata server does not answer.
+    So it is without a metadata server, as on Colab. Should one of a slice of several hosts fail to
+    answer, JAX would find more processes than this.
     """
-    for kind in clusters.ClusterEnv._cluster_types:
-        if "tpu" in kind.name and kind.is_env_present() and kind.get_process_count() > 1:
-            address = kind.get_coordinator_address(_ARRIVE, None)
-            return Task(kind.get_process_id(), kind.get_process_count(), address)
+    with contextlib.suppress(OSError):
+        for kind in clusters.ClusterEnv._cluster_types:
+            if "tpu" in kind.name and kind.is_env_present() and kind.get_process_count() > 1:
+                address = kind.get_coordinator_address(_ARRIVE, None)
+                return Task(kind.get_process_id(), kind.get_process_count(), address)
     return Task()
 
 
