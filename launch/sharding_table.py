@@ -75,8 +75,12 @@ def _layout(
 def _row(variable: keras.Variable, sharding: NamedSharding) -> tuple[str, str, str, int]:
     """Returns path, shape, axes of the dimensions such as "- x fsdp", and bytes on a device."""
     shape = "x".join(map(str, variable.shape)) or "1"
-    axes = " x ".join(str(axis or "-") for axis in sharding.spec) or "-"
+    axes = " x ".join(map(_names, sharding.spec)) or "-"
     return variable.path, shape, axes, _bytes(variable, sharding)
+
+
+def _names(axes: str | tuple[str, ...] | None) -> str:
+    return "+".join(axes) if isinstance(axes, tuple) else axes or "-"
 
 
 def _bytes(variable: keras.Variable, sharding: NamedSharding) -> int:

@@ -203,6 +203,28 @@ def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     assert all(p.seconds > 0 for p in calls)
 
 
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", SLICES)
+def test_the_kernels_of_shared_keys_and_rotary_positions_compile(name):
+    def model():
+        fields = {"layers": 1, "vocabulary": 512, "width": 512, "heads": 4, "kv_heads": 2}
+        built = models.build("llama_110m", hidden=512, attention="flash", **fields)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        built.compile(keras.optimizers.SGD(0.1), loss)
+        return built
+
+    slice_ = parse_slice(name)
+    tokens = tf.TensorSpec((BATCH, TIME), tf.int32)
+    program = lower(model, (tokens, tokens), slice_.replicas, "mixed_bfloat16")
+    compiled = compiler.compile_program(program, slice_)
+    assert not compiled.error
+    found = cost.price(program, compiled, slice_).instructions
+    work = [p.flops for p in found if p.kind == "custom call" and "pallas_call" in p.op_name]
+    product = 2 * BATCH * 4 * 3 * 256 * 256 * 128  # as above, for 4 heads
+    # Queries and keys are rotated, and their gradients are rotated back.
+    assert sorted(work) == [0, 0, 0, 0, 2 * product, 5 * product]
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_a_kernel_larger_than_a_cores_memory_fails_preflight_with_the_alternative():
