@@ -1,7 +1,7 @@
 """The engine that trains a config on a slice, which decides what its machines install."""
 
 from tftpu.config import Cluster, Experiment
-from tftpu.config.mesh import AUTO, TENSOR, mesh_sizes
+from tftpu.config.mesh import AUTO, batch_shares, mesh_sizes
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
@@ -35,4 +35,4 @@ def _data_shares(cluster: Cluster, wanted: Slice) -> int | None:
     """Returns how many shares a global batch is cut into; None if only the machines choose."""
     if cluster.mesh == AUTO:
         return None
-    return wanted.replicas // mesh_sizes(cluster.mesh, wanted.replicas)[TENSOR]
+    return batch_shares(mesh_sizes(cluster.mesh, wanted.replicas))

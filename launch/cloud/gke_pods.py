@@ -9,7 +9,9 @@ from tftpu.launch.cloud.gke_client import Cluster
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _CLOCKS_S = 60  # by which the node's clock and this one may differ
-_CONSEQUENCES = (69, 75, 137, 143)  # it lost another host, or a signal stopped it
+# Of pods that lost another host, or that a signal stopped: any other code is a failure of its own.
+_CONSEQUENCES = {137: 1, 143: 2, 75: 3, 69: 4}
+_OUT_OF_MEMORY = "OOMKilled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Pod:
         started: whether it runs, or has run.
         waits_for: why it does not run; "" if it does, or if that is not known.
         code: its exit code; None while it has none.
+        ended_by: Kubernetes's word for the end, such as "OOMKilled"; "" before.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Pod:
     started: bool
     waits_for: str
     code: int | None
+    ended_by: str = ""
 
     @property
     def runs(self) -> bool:
@@ -45,7 +49,12 @@ def pods_of(cluster: Cluster, jobset: str) -> list[Pod]:
 def cause(pods: list[Pod]) -> Pod | None:
     """Returns the pod whose failure ended the others; None if none is known to have failed."""
     failed = [pod for pod in pods if pod.code]
-    return min(failed, key=lambda pod: (pod.code in _CONSEQUENCES, pod.index), default=None)
+
+    def rank(pod: Pod) -> tuple[int, int]:
+        of_code = _CONSEQUENCES.get(pod.code or 0, 0)
+        return (0 if pod.ended_by == _OUT_OF_MEMORY else of_code, pod.index)
+
+    return min(failed, key=rank, default=None)
 
 
 def _pod(found: Any) -> Pod:
@@ -55,7 +64,8 @@ def _pod(found: Any) -> Pod:
     containers = [c for c in status.container_statuses or () if c.name == CONTAINER]
     state = containers[0].state if containers else None
     if state and state.terminated:
-        return Pod(metadata.name, index, True, "", state.terminated.exit_code)
+        ended = state.terminated
+        return Pod(metadata.name, index, True, "", ended.exit_code, ended.reason or "")
     if state and state.waiting:
         return Pod(metadata.name, index, False, _reason(state.waiting), None)
     unscheduled = [

@@ -86,18 +86,23 @@ def labels(config: str, slice_name: str, given: str) -> dict[str, str]:
     Raises:
         UserError: a label that Google Cloud does not allow.
     """
-    own = {"tftpu": __version__.replace(".", "-"), "config": name_of(config), "slice": slice_name}
+    own = {
+        "tftpu": __version__.replace(".", "-"),
+        "config": name_of(config)[:63].rstrip("-"),
+        "slice": slice_name,
+    }
     for item in filter(None, given.split(",")):
         key, equals, value = item.partition("=")
-        if not equals or not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key):
+        # Kubernetes wants a letter or digit at both ends; Google Cloud allows the rest alike.
+        if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
             raise UserError(
                 f"--labels={given}: {item!r} is not key=value with a key of lower-case letters, "
-                "digits, _ and - that begins with a letter."
+                "digits, _ and - that begins with a letter and ends with no _ or -."
             )
-        if not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+        if not re.fullmatch(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?", value):
             raise UserError(
-                f"--labels={given}: the value {value!r} may hold lower-case letters, digits, _ "
-                "and - only, 63 at most."
+                f"--labels={given}: the value {value!r} may hold lower-case letters, digits, and "
+                "between them _ and -, 63 at most."
             )
         if key in own:
             raise UserError(f"--labels={given}: tftpu itself sets the label {key!r}.")

@@ -122,8 +122,11 @@ def _report(order: Order, name: str, workers: Workers, outcome: Outcome | None) 
             "same command resumes from the last checkpoint."
         )
     if outcome.code:
-        where = f" on worker {outcome.worker}, and everywhere" if order.slice.hosts > 1 else ""
-        raise UserError(f"The run ended with code {outcome.code}{where}; {log}")
+        if order.slice.hosts == 1:
+            raise UserError(f"The run ended with code {outcome.code}; {log}")
+        raise UserError(
+            f"Worker {outcome.worker} ended with code {outcome.code}, and the run with it; {log}"
+        )
     if outcome.missing:
         print(f"The run ended well; {log}")
 

@@ -28,6 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 LANES = 128
 BLOCK = 256  # queries, and keys, processed at a time
 LONGEST = 8192  # tokens: all keys and values of a column are in VMEM
+SHARED_FLOAT32 = 2048 * 128  # elements of a key in float32 that 16 MiB of VMEM have room for
 HIDDEN = -1e9
 VMEM = 64 * 2**20  # bytes that the kernels may use
 Segments = tuple[jax.Array, jax.Array]  # of queries and of keys, each (batch, time) int32
@@ -129,25 +130,27 @@ def backward(
         _backward_body, heads=heads, head_dim=head_dim, causal=causal, segmented=segmented
     )
     of_keys = time if shared > 1 else BLOCK
+    # Gradients of float32 add up where they are written; of others, beside it.
+    of_queries = BLOCK if query.dtype == jnp.float32 else time
+    shift = _shifts(output, upstream, head_dim, heads, interpret)
     return pl.pallas_call(
         body,
         grid=(batch, columns, shared, time // BLOCK),
-        in_specs=[whole, row, row, whole, whole, sums, *_segment_specs(segmented, time, BLOCK)],
+        in_specs=[whole, row, row, whole, sums, sums, *_segment_specs(segmented, time, BLOCK)],
         out_specs=[whole, *(2 * [pl.BlockSpec((1, BLOCK, lanes), done)])],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)],
         scratch_shapes=[
-            pltpu.VMEM((time, lanes), jnp.float32),
+            pltpu.VMEM((of_queries, lanes), jnp.float32),
             pltpu.VMEM((of_keys, lanes), jnp.float32),
             pltpu.VMEM((of_keys, lanes), jnp.float32),
-            pltpu.VMEM((heads, time), jnp.float32),
         ],
         compiler_params=Parameters(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
             vmem_limit_bytes=VMEM,
         ),
-        cost_estimate=_cost(query, key, head_dim, causal, products=5, queries=4, keys=4),
+        cost_estimate=_cost(query, key, head_dim, causal, products=5, queries=3, keys=4),
         interpret=interpret,
-    )(query, key, value, upstream, output, log_sum, *_segment_arguments(segments))
+    )(query, key, value, upstream, log_sum, shift, *_segment_arguments(segments))
 
 
 def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
@@ -188,16 +191,16 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
 
 
 def _backward_body(
-    q_ref, k_ref, v_ref, up_ref, out_ref, log_sum_ref, *refs, heads, head_dim, causal, segmented
+    q_ref, k_ref, v_ref, up_ref, log_sum_ref, shift_ref, *refs, heads, head_dim, causal, segmented
 ):
-    segments, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum, shift_ref) = refs[:-7], refs[-7:]
+    segments, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum) = refs[:-6], refs[-6:]
     member, block, product = pl.program_id(2), pl.program_id(3), product_of(q_ref.dtype)
     blocks, scale = q_ref.shape[1] // BLOCK, head_dim**-0.5
+    dq_sum = dq_ref.at[0] if dq_ref.dtype == jnp.float32 else dq_sum
 
     @pl.when(block == 0)
     def _():
         dq_sum[...] = jnp.zeros(dq_sum.shape, jnp.float32)
-        _write_shifts(shift_ref, out_ref, up_ref, head_dim)
 
     key, value = (ref[0].astype(jnp.float32) for ref in (k_ref, v_ref))  # (BLOCK, lanes)
     zeros = jnp.zeros(key.shape, jnp.float32)
@@ -219,7 +222,7 @@ def _backward_body(
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
             d_value += product(weight, up, 1, 0)
             d_score = product(own_value, up, 1, 1)
-            d_score = weight * (d_score - shift_ref[pl.ds(head, 1), at])
+            d_score = weight * (d_score - shift_ref[0, 0, pl.ds(head, 1), at])
             d_key += product(d_score, query, 1, 0)
             dq_sum[at, :] += product(d_score, own_key, 0, 0)
             return d_key, d_value
@@ -241,24 +244,41 @@ def _backward_body(
         dq_ref[0] = (dq_sum[...] * scale).astype(dq_ref.dtype)
 
 
-def _write_shifts(shift_ref, out_ref, up_ref, head_dim: int) -> None:
-    """Writes what the softmax's gradient subtracts: the sum of a head's output times its gradient.
+def _shifts(
+    output: jax.Array, upstream: jax.Array, head_dim: int, heads: int, interpret: bool
+) -> jax.Array:
+    """Computes what the softmax's gradient subtracts: the sum of an output times its gradient.
 
-    Args:
-        shift_ref: (heads per column, time), float32.
-        out_ref: (1, time, lanes), and so up_ref.
-        head_dim: as for `forward`.
+    Args: as for `backward`, and
+        heads: per column.
+
+    Returns:
+        (batch, columns, heads per column, time), float32.
     """
+    batch, time, width = output.shape
+    lanes = max(LANES, head_dim)
+    row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, i: (b, i, c))
 
-    def rows(index, _):
-        at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
-        out, up = (ref[0, at, :].astype(jnp.float32) for ref in (out_ref, up_ref))
-        both = (out * up).T  # (lanes, queries)
-        for head in range(shift_ref.shape[0]):
+    def body(out_ref, up_ref, shift_ref):
+        both = (out_ref[0].astype(jnp.float32) * up_ref[0].astype(jnp.float32)).T
+        for head in range(heads):  # of (lanes, queries)
             own = both[head * head_dim : (head + 1) * head_dim]
-            shift_ref[pl.ds(head, 1), at] = jnp.sum(own, axis=0, keepdims=True)
+            shift_ref[0, 0, pl.ds(head, 1), :] = jnp.sum(own, axis=0, keepdims=True)
 
-    jax.lax.fori_loop(0, shift_ref.shape[1] // BLOCK, rows, None)
+    return pl.pallas_call(
+        body,
+        grid=(batch, width // lanes, time // BLOCK),
+        in_specs=[row, row],
+        out_specs=pl.BlockSpec((1, 1, heads, BLOCK), lambda b, c, i: (b, c, 0, i)),
+        out_shape=jax.ShapeDtypeStruct((batch, width // lanes, heads, time), jnp.float32),
+        compiler_params=Parameters(dimension_semantics=("parallel", "parallel", "parallel")),
+        cost_estimate=pl.CostEstimate(
+            flops=0,  # on the matrix unit
+            transcendentals=0,
+            bytes_accessed=2 * output.size * output.dtype.itemsize,
+        ),
+        interpret=interpret,
+    )(output, upstream)
 
 
 def product_of(dtype: Any) -> Callable[..., jax.Array]:

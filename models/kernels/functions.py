@@ -43,19 +43,26 @@ def flash_attention(
     ring = target.ring() if causal else None
     chunks = 1 if ring is None else 2 * ring.size
     longest = chunks * flash.LONGEST
-    if time > longest or (flash.LANES % head_dim and head_dim % flash.LANES):
+    if flash.LANES % head_dim and head_dim % flash.LANES:
         raise UserError(
-            f"model.attention='flash' takes up to {longest} tokens and heads of 64, 128 or 256, "
-            f"not {time} tokens and heads of {head_dim}: {_longer(time)}use "
+            f"model.attention='flash' takes heads of 64, 128 or 256, not of {head_dim}: use "
             "model.attention='plain'."
+        )
+    if time > longest:
+        longer = causal and keras.config.backend() == "jax"
+        raise UserError(
+            f"model.attention='flash' takes up to {longest} tokens here, not {time}: "
+            + ("share them along a longer 'sequence' axis of the mesh, or " if longer else "")
+            + "use model.attention='plain'."
         )
     if ring is not None and time % (chunks * flash.BLOCK):
         raise UserError(
             f"model.attention='flash' on a mesh with {ring.axis}:{ring.size} takes a multiple of "
             f"{chunks * flash.BLOCK} tokens, not {time}: pad them, or use model.attention='plain'."
         )
-    if key.shape[2] != heads and head_dim % flash.LANES:  # a column would be that of several keys
-        key, value = (ops.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
+    times = _repeated(query, key.shape[2], flash)
+    if times > 1:  # the gradient of the repetition sums over queries that share a key
+        key, value = (ops.repeat(x, times, axis=2) for x in (key, value))
     segments = _segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
     column = max(flash.LANES // head_dim, 1)  # heads
 
@@ -83,13 +90,26 @@ def flash_attention(
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
-def _longer(time: int) -> str:
-    """Returns advice for more tokens than a device takes, where the engine can follow it."""
-    from tftpu.models.kernels import flash
+def _repeated(query: Tensor, key_heads: int, flash: Any) -> int:
+    """Returns how often keys and values are repeated for heads of queries that share them.
 
-    if keras.config.backend() != "jax" or time <= flash.LONGEST:
-        return ""
-    return "share them along a 'sequence' axis of the mesh, or "
+    The kernel takes shared ones if a head fills a column of lanes. In float32 and over a long time
+    they would need more of a core's memory than the older TPUs have. Devices that share the heads
+    need one each.
+
+    Args:
+        query: (batch, time, heads, head_dim).
+        key_heads: a divisor of the heads.
+        flash: the module.
+    """
+    _, time, heads, head_dim = query.shape
+    shared = heads // key_heads
+    is_float32 = keras.backend.standardize_dtype(query.dtype) == "float32"
+    if head_dim % flash.LANES or (is_float32 and time * head_dim > flash.SHARED_FLOAT32):
+        return shared
+    parts = target.parts(HEADS)
+    fitting = [n for n in range(1, shared + 1) if shared % n == 0 and key_heads * n % parts == 0]
+    return fitting[0] if fitting else shared
 
 
 def takes_rotation(x: Any, heads: int) -> bool:

@@ -40,7 +40,8 @@ def attention(
         mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
             which writes no scores to memory; elsewhere the same as "plain". The kernel takes at
-            most 8,192 tokens, and needs jax: beside TensorFlow the extra `tpu` installs one that
+            most 8,192 tokens, 16,384 a device where devices share the time of causal attention, and
+            needs jax: beside TensorFlow the extra `tpu` installs one that
             fits. On another backend of Keras it is the same as "plain", and warns.
 
     Returns:

@@ -25,7 +25,7 @@ class BlockModel(keras.Model):
     """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
     With `remat="block"` the backward pass recomputes each block from its input; with "products", on
-    the JAX engine, it keeps the products with weights, too, and recomputes the rest of the block.
+    the JAX engine, it also keeps the products with weights and what attention's kernels found.
     Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
     `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
 

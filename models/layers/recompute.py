@@ -24,7 +24,8 @@ def recomputed(
         part: applies layers to one float tensor and returns one.
         variables: all variables of these layers.
         x: the input of `part`.
-        keep_products: whether to keep its products with weights, too; JAX alone can.
+        keep_products: whether to keep its products with weights, and what attention's kernels
+            found, too; JAX alone can.
 
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.

@@ -2,6 +2,7 @@
 
 import time
 import types
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -48,10 +49,12 @@ def hosts_of(workdir, value: float = 0.0) -> list[Host]:
     return [Host(workdir, index, store, value) for index in range(COUNT)]
 
 
-def save(hosts: list[Host], step: int, best: Best | None = None) -> list[str | None]:
+def save(
+    hosts: list[Host], step: int, best: Best | None = None, first: Callable = lambda: None
+) -> list[str | None]:
     """Saves on all hosts; returns why it failed on each, None where it did not."""
     for host in hosts:
-        host.checkpoints.save(step, host.leaves, {"step": step}, best)
+        host.checkpoints.save(step, host.leaves, {"step": step}, best, first)
     for host in hosts:
         host.checkpoints.wait()
     failures = [host.checkpoints.take_failure() for host in hosts]
@@ -90,6 +93,17 @@ def test_a_host_that_cannot_write_leaves_the_older_checkpoint(tmp_path, monkeypa
     monkeypatch.undo()
     assert save(hosts, 3) == [None] * COUNT  # training continued
     assert manifest.steps(str(tmp_path / "checkpoints")) == [1, 3]
+
+
+def test_a_save_that_fails_before_it_writes_leaves_the_checkpoint_of_its_step(tmp_path):
+    def refuse() -> None:
+        raise OSError(13, "Permission denied")
+
+    hosts = hosts_of(tmp_path)
+    assert save(hosts, 1) == [None] * COUNT
+    reasons = save(hosts, 1, first=refuse)
+    assert all("Permission denied" in reason for reason in reasons)
+    assert manifest.steps(str(tmp_path / "checkpoints")) == [1]
 
 
 def test_a_host_with_another_disk_is_named(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Lost hosts are noticed by what they show in a store; parts of a batch by the devices of hosts."""
 
+import socket
 import threading
 import time
 import types
@@ -13,7 +14,7 @@ from tests.support.host_texts import Texts
 from tftpu.engines.jax import coordination, watch
 from tftpu.engines.jax import hosts as jax_hosts
 from tftpu.engines.jax import mesh as meshes
-from tftpu.errors import UserError
+from tftpu.errors import HostLost, UserError
 from tftpu.runtime.hosts import Task
 
 SECONDS = 1.2
@@ -75,7 +76,7 @@ def test_a_host_that_ends_while_another_trains_is_lost(ended):
     assert not ended  # this one may have work of its own
     with watching.together():
         wait_until(lambda: ended)
-    assert "Host 1 ended while the others were training" in ended[0]
+    assert "Host 1 ended while this one was waiting for it" in ended[0]
     watching.leave(1.0)
 
 
@@ -129,6 +130,30 @@ def test_a_tpu_without_a_metadata_server_is_that_of_one_host(monkeypatch):
     kinds = [types.SimpleNamespace(name="gcetpu", is_env_present=unanswered)]
     monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", kinds)
     assert coordination.task_of_slice() == Task()
+
+
+def test_a_slice_whose_first_host_has_no_address_is_a_lost_host(monkeypatch):
+    def unknown(timeout, port) -> str:
+        raise RuntimeError("Failed to recognize coordinator address host-0")
+
+    kind = types.SimpleNamespace(
+        name="gcetpu",
+        is_env_present=lambda: True,
+        get_process_count=lambda: 2,
+        get_coordinator_address=unknown,
+    )
+    monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", [kind])
+    with pytest.raises(HostLost, match=r"Host 0 of the slice was not found.*host-0"):
+        coordination.task_of_slice()
+
+
+def test_a_port_that_is_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot serve the others at port {port}"):
+            coordination._serve(Task(0, 2, f"127.0.0.1:{port}"))
 
 
 Device = namedtuple("Device", "id process_index")

@@ -15,7 +15,8 @@ from kubernetes import client
 from tests.support.fake_google_cloud import metadata_server, storage
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
-from tftpu.launch.cloud import job, shipment
+from tftpu.launch.cloud import gke_pods, job, shipment
+from tftpu.launch.cloud.gke_pods import Pod
 
 JAX = "--config.cluster.engine=jax"
 FLAGS = (
@@ -27,6 +28,42 @@ FLAGS = (
     ),
     *("--slice=v5e-16", "--workdir=gs://b/run"),
 )
+
+
+def test_the_batch_is_shared_along_the_axes_that_share_it(capsys):
+    mesh = "--config.cluster.mesh=fsdp:4,sequence:4"
+    found = dry_run(capsys, mesh, "--config.data.global_batch_size=64")
+    assert found["kind"] == "JobSet"
+    flags = ["--dry_run", mesh, "--config.data.global_batch_size=66"]
+    assert main.main(["launch", "gke", *FLAGS, *flags]) == 2
+    assert "cannot be shared by 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--labels=team=-x", "the value '-x' may hold"),
+        ("--labels=team_=x", "'team_=x' is not key=value"),
+        ("--queue_timeout=foo", "--queue_timeout=foo is not a time"),
+    ],
+)
+def test_a_dry_run_refuses_what_kubernetes_would(capsys, flag, message):
+    assert main.main(["launch", "gke", *FLAGS, "--dry_run", flag]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ends", "cause"),
+    [
+        ([(69, ""), (69, ""), (137, "OOMKilled")], 2),
+        ([(69, ""), (137, ""), (1, "Error")], 2),
+        ([(75, ""), (69, "")], 0),
+        ([(137, "OOMKilled"), (1, "Error")], 0),
+    ],
+)
+def test_the_pod_that_failed_by_itself_is_the_cause(ends, cause):
+    pods = [Pod(f"p{i}", i, True, "", code, word) for i, (code, word) in enumerate(ends)]
+    assert gke_pods.cause(pods).index == cause
 
 
 def dry_run(capsys, *flags: str) -> dict:

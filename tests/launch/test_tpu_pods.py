@@ -191,7 +191,7 @@ def test_one_worker_fails_and_the_slice_is_deleted(service, capsys):
     assert launch() == 2
     said = capsys.readouterr()
     assert "The last lines of worker 2:\nworker 2 of " in said.out
-    assert "The run ended with code 1 on worker 2, and everywhere; gs://b/run/launch/" in said.err
+    assert "Worker 2 ended with code 1, and the run with it; gs://b/run/launch/" in said.err
     assert "/worker-2/log.txt has what it printed" in said.err
     assert not service.slices
 

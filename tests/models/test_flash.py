@@ -128,7 +128,7 @@ def test_unsupported_shapes_fail_with_the_alternative(interpreted, monkeypatch):
     def call(query, *others):
         attention(query, *others, implementation="flash")
 
-    with pytest.raises(UserError, match=r"heads of 80.*attention='plain'"):
+    with pytest.raises(UserError, match=r"not of 80.*attention='plain'"):
         call(*arrays(16, 2, 80))
     with pytest.raises(UserError, match="as many keys as queries, not 8 and 16"):
         call(arrays(16, 2, 64)[0], *arrays(8, 2, 64)[1:])
@@ -151,6 +151,25 @@ def test_without_jax_the_error_says_how_to_install_it(interpreted, monkeypatch):
         functions.flash_attention(*given, True, None, None)
 
 
+@pytest.mark.parametrize(
+    ("key_heads", "dtype", "time", "devices", "times"),
+    [
+        (2, "bfloat16", 8192, 1, 1),
+        (2, "bfloat16", 8192, 2, 1),
+        (2, "bfloat16", 8192, 4, 2),
+        (2, "bfloat16", 8192, 8, 4),
+        (2, "bfloat16", 8192, 3, 8),  # which divide no number of heads
+        (2, "float32", 8192, 1, 8),
+        (2, "float32", 2048, 1, 1),
+    ],
+)
+def test_keys_are_repeated_only_for_devices_and_memory(key_heads, dtype, time, devices, times):
+    query = keras.KerasTensor((1, time, 16, 128), dtype)
+    sharing = target.Sharing({target.HEADS: devices}, None, None, None)
+    with target.compiling_for("tpu", sharing):
+        assert functions._repeated(query, key_heads, flash) == times
+
+
 # Compiled
 
 BATCH, TIME, WIDTH = 2, 512, 128
@@ -163,7 +182,7 @@ def test_preflight_says_in_the_kernels_words_which_shape_it_does_not_take():
         return built
 
     images = tf.TensorSpec((8, 224, 224, 3)), tf.TensorSpec((8,), tf.int32)
-    with pytest.raises(UserError, match=r"^model\.attention='flash' takes up to"):
+    with pytest.raises(UserError, match=r"^model\.attention='flash' takes heads of"):
         preflight.check(model, images, ["v3-8"])
 
 
@@ -221,8 +240,8 @@ def test_the_kernels_of_shared_keys_and_rotary_positions_compile(name):
     found = cost.price(program, compiled, slice_).instructions
     work = [p.flops for p in found if p.kind == "custom call" and "pallas_call" in p.op_name]
     product = 2 * BATCH * 4 * 3 * 256 * 256 * 128  # as above, for 4 heads
-    # Queries and keys are rotated, and their gradients are rotated back.
-    assert sorted(work) == [0, 0, 0, 0, 2 * product, 5 * product]
+    # Queries and keys are rotated, and their gradients are rotated back. One sums outputs.
+    assert sorted(work) == [0, 0, 0, 0, 0, 2 * product, 5 * product]
 
 
 @pytest.mark.slow

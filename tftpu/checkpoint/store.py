@@ -282,9 +282,10 @@ class Checkpoints:
                 writing.as_chief(self._exchange, prepare)
             self.newest = step
         except OSError:
-            with contextlib.suppress(OSError):  # an incomplete checkpoint only takes up space
-                claims.check(self._workdir)
-                manifest.discard(files.join(self.folder, str(step)))
+            if writing.begun:  # an incomplete checkpoint only takes up space
+                with contextlib.suppress(OSError):
+                    claims.check(self._workdir)
+                    manifest.discard(files.join(self.folder, str(step)))
             raise
         if best is not None:
             self._mark_best(step, best)

@@ -33,6 +33,9 @@ class Writing:
         copies: what this process writes of the leaves, by group.
         state: the host's state, as JSON.
         marker: the manifest's file.
+
+    Attributes:
+        begun: whether this process has changed the folder.
     """
 
     def __init__(self, folder: str, step: int, copies: Copies, state: bytes, marker: OwnFile):
@@ -41,6 +44,7 @@ class Writing:
         self._copies = copies
         self._state = state
         self._marker = marker
+        self.begun = False
 
     def alone(self) -> None:
         """Writes it as the only process.
@@ -48,7 +52,7 @@ class Writing:
         Raises:
             OSError: it could not be written, and is not valid.
         """
-        manifest.clear(self._folder, self._marker)
+        self._clear()
         listed = manifest.write_files(self._folder, self._contents_of_chief())
         manifest.commit(self._step, listed, self._marker)
 
@@ -64,7 +68,7 @@ class Writing:
         """
         with self._announcing(exchange, "begun"):
             prepare()
-            manifest.clear(self._folder, self._marker)
+            self._clear()
         save = _DRAWS.randrange(10**9)
         exchange.announce(self._name("begun"), json.dumps({"save": save}))
         with self._announcing(exchange, "ended"):
@@ -102,6 +106,10 @@ class Writing:
         finally:
             exchange.collect(self._name("written"), json.dumps(report))
             _succeeded(exchange.announce(self._name("ended"), ""))
+
+    def _clear(self) -> None:
+        self.begun = True
+        manifest.clear(self._folder, self._marker)
 
     def _contents_of_chief(self) -> dict[str, Blocks]:
         contents = {

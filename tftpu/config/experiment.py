@@ -5,13 +5,12 @@ returns an `Experiment`. Nothing here imports TensorFlow or Keras, so mistakes a
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tftpu.config.data import Data
 from tftpu.config.mesh import AUTO as AUTO_MESH
-from tftpu.config.mesh import DATA, FSDP, parse_mesh
+from tftpu.config.mesh import batch_shares, parse_mesh
 from tftpu.config.model import Model
 from tftpu.config.options import Train
 from tftpu.config.parts import refuse_data, refuse_model
@@ -161,8 +160,7 @@ class Cluster:
         """The number of shares of a global batch, as far as it is known without the devices."""
         if self.mesh in (None, AUTO_MESH):
             return self.virtual_devices or 1
-        sizes = parse_mesh(self.mesh)
-        return math.prod(max(1, sizes.get(axis, 1)) for axis in (DATA, FSDP))
+        return batch_shares({axis: max(1, size) for axis, size in parse_mesh(self.mesh).items()})
 
 
 @dataclasses.dataclass

@@ -1,11 +1,13 @@
 """The text that describes a mesh, such as "data:2,fsdp:4"."""
 
 import math
+from collections.abc import Mapping
 
 from tftpu.errors import UserError, did_you_mean
 
 DATA, FSDP, SEQUENCE, TENSOR = "data", "fsdp", "sequence", "tensor"
 AXES = (DATA, FSDP, SEQUENCE, TENSOR)
+BATCH_AXES = (DATA, FSDP)  # along which a global batch is cut
 AUTO = "auto"
 
 
@@ -37,6 +39,15 @@ def parse_mesh(mesh: str) -> dict[str, int]:
     if list(sizes.values()).count(-1) > 1:
         raise UserError(f"The mesh {mesh!r} has several sizes of -1: leave one to be filled.")
     return sizes
+
+
+def batch_shares(sizes: Mapping[str, int]) -> int:
+    """Returns the number of parts that a mesh cuts a global batch into.
+
+    Args:
+        sizes: of its axes, by name; those that are missing have one device.
+    """
+    return math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
 
 
 def mesh_text(sizes: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ for one kind of device query this module, not the machine or a distribution stra
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Dimensions of arrays that devices may share: examples; heads of attention; the time of an example;
@@ -39,13 +39,14 @@ class Sharing(NamedTuple):
     """The way in which the devices of a program that the compiler divides share arrays.
 
     Attributes:
-        names: the dimensions inside of a layer that they share, of `HEADS`, `TIME` and `TOKENS`.
+        parts: of the dimensions inside of a layer that they share, `HEADS`, `TIME` and `TOKENS`,
+            the number of parts that each is cut into.
         ring: those that share `TIME`, if any do.
         divide: runs a function such as a kernel, which the compiler cannot divide.
         cut: returns an array, whose dimensions with a name each device holds a part of.
     """
 
-    names: frozenset[str]
+    parts: Mapping[str, int]
     ring: Ring | None
     divide: Divide
     cut: Callable[[Any, Sequence[str | None]], Any]
@@ -94,8 +95,13 @@ def divided(
 
 def is_cut(name: str) -> bool:
     """Returns whether devices share a dimension inside of a layer: `HEADS`, `TIME`, `TOKENS`."""
+    return parts(name) > 1
+
+
+def parts(name: str) -> int:
+    """Returns the number of parts that a dimension inside of a layer is cut into."""
     sharing = _SHARING.get()
-    return sharing is not None and name in sharing.names
+    return 1 if sharing is None else sharing.parts.get(name, 1)
 
 
 def ring() -> Ring | None:
@@ -112,6 +118,6 @@ def cut(array: Any, dims: Sequence[str | None]) -> Any:
         dims: for each dimension its name, or None: the compiler decides about it.
     """
     sharing = _SHARING.get()
-    if sharing is None or not sharing.names.intersection(name for name in dims if name):
+    if sharing is None or sharing.parts.keys().isdisjoint(dims):
         return array
     return sharing.cut(array, dims)

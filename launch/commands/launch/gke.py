@@ -60,12 +60,13 @@ def run(options: Options) -> None:
     keras_objects.check_names(experiment)
     wanted = parse_slice(options.slice)
     gke.check_slice(wanted)
+    queue_s = job.seconds("queue_timeout", options.queue_timeout)
     order = _order(options, wanted, engine.for_slice(experiment, wanted))
     created = order.jobset(job.unique_name(order.config))
     if options.dry_run:
         print(order.as_yaml(created), end="")
         return
-    _launch(options, order, created)
+    _launch(options, order, created, queue_s)
 
 
 def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
@@ -98,10 +99,9 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
     )
 
 
-def _launch(options: Options, order: gke.Order, created: gke.JobSet) -> None:
+def _launch(options: Options, order: gke.Order, created: gke.JobSet, queue_s: int) -> None:
     from tftpu.launch.cloud import gke_client, gke_follow
 
-    queue_s = job.seconds("queue_timeout", options.queue_timeout)
     gke_client.require()
     cluster = gke_client.connect(options.namespace, options.context)
     print(order.shipment.description(order.workdir))

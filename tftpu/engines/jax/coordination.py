@@ -21,7 +21,7 @@ from jax._src import clusters, distributed  # private; tried with JAX 0.10.2
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage] (as the others)
 
 from tftpu.engines.jax.watch import Store, Watch
-from tftpu.errors import HostLost
+from tftpu.errors import HostLost, UserError
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 
@@ -42,11 +42,17 @@ def task_of_slice() -> Task:
 
     So it is without a metadata server, as on Colab. Should one of a slice of several hosts fail to
     answer, JAX would find more processes than this.
+
+    Raises:
+        HostLost: the first host has no address.
     """
     with contextlib.suppress(OSError):
         for kind in clusters.ClusterEnv._cluster_types:
             if "tpu" in kind.name and kind.is_env_present() and kind.get_process_count() > 1:
-                address = kind.get_coordinator_address(_ARRIVE, None)
+                try:
+                    address = kind.get_coordinator_address(_ARRIVE, None)
+                except RuntimeError as error:
+                    raise HostLost(f"Host 0 of the slice was not found: {error}.") from error
                 return Task(kind.get_process_id(), kind.get_process_count(), address)
     return Task()
 
@@ -59,23 +65,41 @@ def start(task: Task, seconds: float) -> Watch:
         seconds: without a sign of life after which a host is lost.
 
     Raises:
+        UserError: the port of the first host is in use.
         HostLost: another host did not arrive.
     """
     if not _started:
         address = task.coordinator
         _exit_as_lost_on_abort(address, seconds)
+        if task.chief:
+            _serve(task)
         try:
             client = _connected(task)
         except RuntimeError as error:
             _forget()
             raise HostLost(
                 f"Host {task.index} of {task.count} waited {_ARRIVE} s for the others, which meet "
-                f"at {address} of host 0: start the same command on all hosts, each with its own "
-                "index, and let them reach that address."
+                f"at {address} of host 0 ({error}): start the same command on all hosts, each with "
+                "its own index, and let them reach that address."
             ) from error
         _started.append(Watch(Store(client), task.index, task.count, seconds))
         atexit.register(_leave)  # before JAX's own: the last that is registered runs first
     return _started[0]
+
+
+def _serve(task: Task) -> None:
+    """Starts the service through which the processes find each other, in the first of them."""
+    state: Any = distributed.global_state
+    port = task.coordinator.rpartition(":")[2]
+    try:
+        state.service = _jax.get_distributed_runtime_service(
+            f"[::]:{port}", task.count, heartbeat_timeout=_NEVER, shutdown_timeout=_ARRIVE
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"Host 0 cannot serve the others at port {port} ({error}): end the process that has "
+            "it, or name another port in TF_CONFIG."
+        ) from error
 
 
 def _connected(task: Task) -> Any:
@@ -89,11 +113,6 @@ def _connected(task: Task) -> Any:
     state: Any = distributed.global_state
     state.process_id, state.num_processes = task.index, task.count
     state.coordinator_address = task.coordinator
-    if task.chief:
-        port = task.coordinator.rpartition(":")[2]
-        state.service = _jax.get_distributed_runtime_service(
-            f"[::]:{port}", task.count, heartbeat_timeout=_NEVER, shutdown_timeout=_ARRIVE
-        )
     state.client = _jax.get_distributed_runtime_client(
         task.coordinator,
         task.index,

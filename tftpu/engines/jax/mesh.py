@@ -1,18 +1,17 @@
 """The mesh: the devices with names for the axes that batches and weights are cut along."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
+from tftpu.config import mesh as sizes_of
+from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
 from tftpu.errors import UserError
 
 Device = Any  # jax.Device, which type checkers see as a variable
-BATCH_AXES = (DATA, FSDP)  # along which a global batch is cut
 WEIGHT_AXES = (FSDP, SEQUENCE)  # along which a weight is cut, where no rule says how
 
 
@@ -76,4 +75,4 @@ def weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 def batch_shares(mesh: Mesh | AbstractMesh) -> int:
     """Returns the number of parts that a global batch is cut into."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return sizes_of.batch_shares(mesh.shape)

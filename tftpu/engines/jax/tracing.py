@@ -40,11 +40,11 @@ def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 
 def _sharing(mesh: Mesh | AbstractMesh) -> Sharing:
-    names = frozenset(name for name, axes in _axes(mesh).items() if axes and name != EXAMPLES)
-    parts = mesh.shape[SEQUENCE]
+    named = {name: axes for name, axes in _axes(mesh).items() if axes and name != EXAMPLES}
+    devices = mesh.shape[SEQUENCE]
     return Sharing(
-        names,
-        Ring(SEQUENCE, parts) if parts > 1 else None,
+        {name: _parts(mesh, axes) for name, axes in named.items()},
+        Ring(SEQUENCE, devices) if devices > 1 else None,
         functools.partial(_divided, mesh),
         functools.partial(_cut, mesh),
     )

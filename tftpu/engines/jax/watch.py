@@ -144,5 +144,5 @@ class Watch:
         for other, (heard, text) in self._seen.items():
             # Those that end together leave the block one after the other.
             if text == _LEFT and self._working and time.monotonic() - heard > self._seconds / 2:
-                return f"Host {other} ended while the others were training: see its output."
+                return f"Host {other} ended while this one was waiting for it: see its output."
         return None
