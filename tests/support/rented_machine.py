@@ -106,11 +106,13 @@ class RentedMachine:
         self.tool("sleep", "exec /bin/sleep 1")
 
     def put(self, address: str, files: dict[str, bytes]) -> None:
-        """Puts files into a folder of a bucket."""
+        """Puts files into a folder of a bucket, where they appear whole."""
         folder = self.bucket / address.removeprefix("gs://")
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            (folder / name).write_bytes(data)
+            written = self.folder / f"{name}.written"
+            written.write_bytes(data)
+            written.replace(folder / name)
 
     def run(self, command: list[str], timeout: float = 60, **environment: str) -> str:
         """Runs a command of the machine; returns what it printed."""

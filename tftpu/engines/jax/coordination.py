@@ -89,17 +89,20 @@ def start(task: Task, seconds: float) -> Watch:
 
 def _serve(task: Task) -> None:
     """Starts the service through which the processes find each other, in the first of them."""
-    state: Any = distributed.global_state
-    port = task.coordinator.rpartition(":")[2]
-    try:
-        state.service = _jax.get_distributed_runtime_service(
-            f"[::]:{port}", task.count, heartbeat_timeout=_NEVER, shutdown_timeout=_ARRIVE
-        )
-    except RuntimeError as error:
+    port = int(task.coordinator.rpartition(":")[2])
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:  # JAX may crash where it cannot serve
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError as error:
         raise UserError(
-            f"Host 0 cannot serve the others at port {port} ({error}): end the process that has "
-            "it, or name another port in TF_CONFIG."
+            f"Host 0 cannot serve the others at port {port} ({error.strerror}): end the process "
+            "that has it, or name another port in TF_CONFIG."
         ) from error
+    state: Any = distributed.global_state
+    state.service = _jax.get_distributed_runtime_service(
+        f"[::]:{port}", task.count, heartbeat_timeout=_NEVER, shutdown_timeout=_ARRIVE
+    )
 
 
 def _connected(task: Task) -> Any:
