@@ -3,14 +3,14 @@
 import pytest
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.collectives import Timeline, all_reduce_seconds, group_size
+from tftpu.preflight.collectives import Timeline, all_reduce_seconds, group_size, seconds
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.cost import price
-from tftpu.preflight.hlo import Instruction
+from tftpu.preflight.hlo import Instruction, Tensor
 from tftpu.tpu.slices import parse_slice
 
 SLICE = parse_slice("v5e-8")
-LINKS = 2 * 50e9  # bytes/s of the two links that a ring uses
+LINKS = 2 * 50e9  # bytes/s of the two links that a corner of the slice has
 GATHERED = 8 * 2**20 * 4  # bytes
 GATHER = GATHERED * 7 / 8 / LINKS + 6e-6  # 2 x 4 chips: 6 hops of a microsecond
 
@@ -31,10 +31,57 @@ def test_the_devices_of_a_collective_are_read(written, devices):
 
 
 def test_a_smaller_group_moves_less():
-    four, eight = (all_reduce_seconds(10**8, SLICE, group) for group in (4, None))
-    assert four == pytest.approx(2 * 3 / 4 * 1e8 / LINKS, rel=0.01)
+    eight = all_reduce_seconds(10**8, SLICE, chips=8, links=2)
     assert eight == pytest.approx(2 * 7 / 8 * 1e8 / LINKS, rel=0.01)
-    assert all_reduce_seconds(10**8, SLICE, 1) < 1e-5
+    assert all_reduce_seconds(10**8, SLICE, 4, 2) == pytest.approx(6 / 7 * eight, rel=0.01)
+    assert all_reduce_seconds(10**8, SLICE, chips=1, links=1) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "links"),
+    [
+        ("v5e-8", 8, 2),  # a mesh of 2 x 4: a corner has two links
+        ("v5e-8", 4, 1),  # a line
+        ("v5e-8", 2, 1),
+        ("v5e-64", 64, 2),
+        ("v5e-256", 256, 4),  # the pod is a torus
+        ("v5e-256", 16, 2),  # one of its rings
+        ("v5e-256", 64, 2),  # no axis of the torus: a ring of one's own
+        ("v5p-128", 64, 6),
+        ("v5p-128", 16, 4),
+        ("v5p-64", 32, 5),  # 2 x 4 x 4
+        ("v3-8", 4, 2),
+        ("v3-1024", 512, 3),  # 16 x 32: the pod's length closes, half of it does not
+        ("v5e-1", 1, 1),
+    ],
+)
+def test_a_chip_exchanges_over_the_links_that_the_torus_gives(name, chips, links):
+    assert parse_slice(name).links(chips) == links
+
+
+def test_a_pod_reduces_at_the_published_bandwidth():
+    pod = parse_slice("v5e-256")
+    seconds = all_reduce_seconds(10**9, pod, 256, pod.links(256))
+    # "200 GB/s a chip": each byte leaves a chip twice, once reduced and once gathered.
+    assert 2 * 10**9 / seconds == pytest.approx(200e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "links"),
+    [
+        ('"emitter":"RotatedPincerEmitter","strategy":"StrategyND"', 4),
+        ('"emitter":"RotatedPincerEmitter","strategy":"StrategyRing"', 2),
+        ('"emitter":"1DAllGatherNonMajorDim"', 2),
+        ('"emitter":"AllGatherWithNetRouterEmitter"', 4),
+    ],
+)
+def test_a_collective_that_the_compiler_lays_along_one_ring_uses_two_links(algorithm, links):
+    pod = parse_slice("v5e-256")
+    rest = f", replica_groups=[1,256]<=[256], backend_config={{{algorithm}}}"
+    tensor = Tensor("f32", (10**8,))
+    instruction = Instruction("x", "all-reduce", [tensor], [], "", rest)
+    expected = all_reduce_seconds(4 * 10**8, pod, 256, links)
+    assert seconds(instruction, {}, pod) == pytest.approx(expected)
 
 
 def test_collectives_take_turns_and_work_hides_them():

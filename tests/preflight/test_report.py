@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tftpu.preflight.collectives import all_reduce_seconds
 from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, memory_of
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
@@ -173,13 +172,3 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures():
         assert "…" not in header + row
         assert "HBM" in header and "step" in header and "cost/run" in header
     assert "bound" in header and "range" in header
-
-
-def test_an_all_reduce_takes_its_bytes_over_two_links():
-    target = parse_slice("v3-8")  # 4 chips
-    bandwidth = 2 * 82e9
-    expected = 2 * 3 / 4 * 100e6 / bandwidth
-    assert all_reduce_seconds(100_000_000, target) == pytest.approx(expected, rel=0.01)
-    # With more chips it approaches twice the bytes, however many chips there are.
-    assert all_reduce_seconds(100_000_000, parse_slice("v3-2048")) < 1.5 * expected
-    assert all_reduce_seconds(10**8, parse_slice("v5e-1")) < 1e-5  # a single chip

@@ -5,6 +5,7 @@ Figures are per chip and come from the Cloud TPU documentation
 """
 
 import dataclasses
+import itertools
 import math
 import re
 
@@ -30,6 +31,9 @@ class Generation:
         hbm_limit: bytes available to a program on one core, as the compiler reports them when it
             runs out of memory; less than the chip's HBM.
         link_gbps: bandwidth of one inter-chip link in one direction, GB/s.
+        ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4 and
+            v5p optical switches close cubes of 4 x 4 x 4; elsewhere an axis closes where it is as
+            long as the pod.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
         watts: mean power (`POWER_SOURCE`); None if not published.
         shapes: chips along each axis of every slice on sale, smallest slice first.
@@ -44,6 +48,7 @@ class Generation:
     hbm_gbps: float
     hbm_limit: int
     link_gbps: float
+    ring: int
     usd_hour: float
     watts: float | None
     shapes: tuple[str, ...]
@@ -66,15 +71,15 @@ _CUBES = (
 GENERATIONS = {
     g.name: g
     for g in (
-        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 1.125, None, _FLAT),
+        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 16, 1.125, None, _FLAT),
         Generation(
-            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 2.00, 220),
+            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 2.00, 220),
             (*_FLAT, "16x32", "32x32"),
         ),
-        Generation("v4", 2, 2, 1.05, 275, 1200, _gib(15.25), 50, 3.22, 170, _CUBES),
-        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 1.20, None, _LITE, 8),
-        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4.20, None, _CUBES),
-        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 2.70, None, _LITE, 8),
+        Generation("v4", 2, 2, 1.05, 275, 1200, _gib(15.25), 50, 4, 3.22, 170, _CUBES),
+        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 1.20, None, _LITE, 8),
+        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 4.20, None, _CUBES),
+        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 2.70, None, _LITE, 8),
     )
 }
 
@@ -102,6 +107,23 @@ class Slice:
     def axes(self) -> tuple[int, ...]:
         """Number of chips along each axis of the torus."""
         return _axes(self.shape)
+
+    def links(self, chips: int) -> int:
+        """Returns how many of its links a chip can use at once to exchange with a group.
+
+        Along an axis that closes to a ring there are two, along any other one: whoever stands at
+        its end has no second. A group lies along the first axes that its size fits, as
+        `jax.make_mesh` places it; one that fits none is a ring through the slice.
+
+        Args:
+            chips: size of the group, this chip included.
+        """
+        used = [axis for axis in self.axes if axis > 1]
+        for count in range(1, len(used) + 1):
+            for group in itertools.combinations(used, count):
+                if math.prod(group) == chips:
+                    return sum(2 if axis % self.generation.ring == 0 else 1 for axis in group)
+        return min(2, max(1, chips - 1))
 
     @property
     def hosts(self) -> int:
