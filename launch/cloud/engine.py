@@ -1,7 +1,7 @@
 """The engine that trains a config on a slice, which decides what its machines install."""
 
 from tftpu.config import Cluster, Experiment
-from tftpu.config.mesh import AUTO, batch_shares, mesh_sizes
+from tftpu.config.mesh import AUTO, batch_shares, check_between_slices, mesh_sizes
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
@@ -15,7 +15,7 @@ def for_slice(experiment: Experiment, wanted: Slice) -> str:
         wanted: the slice to rent.
 
     Raises:
-        UserError: the global batch or the mesh does not fit the slice, or the slice has several
+        UserError: the global batch or the mesh does not fit the slice, or it has several
             hosts and the config does not ask for the JAX engine.
     """
     name = selection.engine_for(experiment.cluster)
@@ -27,6 +27,8 @@ def for_slice(experiment: Experiment, wanted: Slice) -> str:
             "--config.cluster.engine=jax, or choose a slice of one host. The largest slice with "
             f"one host is {largest}."
         )
+    if wanted.slices > 1 and experiment.cluster.mesh != AUTO:
+        check_between_slices(mesh_sizes(experiment.cluster.mesh, wanted.replicas), wanted.slices)
     experiment.validate(_data_shares(experiment.cluster, wanted))
     return name
 

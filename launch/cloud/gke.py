@@ -43,7 +43,8 @@ class Order:
     Attributes:
         config: name of a config, or path of a user's own.
         overrides: changes of the config, "--config.train.steps=500".
-        slice: one that `check_slice` allows. On each of its hosts, one pod runs the same command.
+        slice: one that `check_slice` allows, or several. On each host, one pod runs the same
+            command.
         namespace: of the cluster.
         workdir: "gs://bucket/folder" of the run.
         image: container image with bash and Python.
@@ -79,7 +80,7 @@ class Order:
             "namespace": self.namespace,
             "labels": job.labels(self.config, self.slice.name, self.labels),
         }
-        if self.slice.hosts > 1:  # all pods on the machines of one slice
+        if self.slice.hosts > 1:  # the pods of a Job on the machines of one slice
             key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
             metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
         return {
@@ -105,7 +106,11 @@ class Order:
                 },
                 "ttlSecondsAfterFinished": _KEPT_S,
                 "replicatedJobs": [
-                    {"name": "slice", "replicas": 1, "template": {"spec": self._job()}}
+                    {
+                        "name": "slice",
+                        "replicas": self.slice.slices,
+                        "template": {"spec": self._job()},
+                    }
                 ],
             },
         }
@@ -113,10 +118,11 @@ class Order:
     def _job(self) -> dict[str, Any]:
         """Returns the Job of a slice: one pod on each host; when one fails, all end."""
         mistake = {"containerName": CONTAINER, "operator": "In", "values": [_MISTAKE]}
+        hosts = self.slice.single.hosts
         return {
             "completionMode": "Indexed",
-            "completions": self.slice.hosts,
-            "parallelism": self.slice.hosts,
+            "completions": hosts,
+            "parallelism": hosts,
             "backoffLimit": 0,
             "activeDeadlineSeconds": job.seconds("timeout", self.timeout),
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": mistake}]},

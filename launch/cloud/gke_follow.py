@@ -79,7 +79,7 @@ class _Watch:
 
     def _print_log(self, pods: list[Pod]) -> None:
         """Prints the new lines of the first pod, also if it is another one than before."""
-        chiefs = [pod for pod in pods if pod.index == 0 and pod.started]
+        chiefs = [pod for pod in pods if pod.chief and pod.started]
         for pod in chiefs:
             if pod.name not in [log.pod for log in self._logs]:
                 self._logs.append(Log(self._cluster, pod.name))
@@ -129,7 +129,7 @@ class _Watch:
         pod = gke_pods.cause(pods)
         if pod is None:
             return f"The run failed: {said.rstrip('.')}. Nothing runs any more. {self._kept()}"
-        if pod.index:
+        if not pod.chief:
             lines = self._cluster.log(pod.name, tail_lines=_SHOWN).splitlines()
             print(f"The last lines of {pod.name}:", *lines, sep="\n", flush=True)
         return (

@@ -8,6 +8,7 @@ from tftpu.launch.cloud.gke import CONTAINER
 from tftpu.launch.cloud.gke_client import Cluster
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
+_SLICE = "jobset.sigs.k8s.io/job-index"
 _CLOCKS_S = 60  # by which the node's clock and this one may differ
 # Of pods that lost another host, or that a signal stopped: any other code is a failure of its own.
 _CONSEQUENCES = {137: 1, 143: 2, 75: 3, 69: 4}
@@ -20,7 +21,7 @@ class Pod:
 
     Attributes:
         name: its name.
-        index: number of its host; 0 is the chief.
+        index: numbers of its slice, and of its host there.
         started: whether it runs, or has run.
         waits_for: why it does not run; "" if it does, or if that is not known.
         code: its exit code; None while it has none.
@@ -28,11 +29,16 @@ class Pod:
     """
 
     name: str
-    index: int
+    index: tuple[int, int]
     started: bool
     waits_for: str
     code: int | None
     ended_by: str = ""
+
+    @property
+    def chief(self) -> bool:
+        """True for the first host of the first slice."""
+        return self.index == (0, 0)
 
     @property
     def runs(self) -> bool:
@@ -41,7 +47,7 @@ class Pod:
 
 
 def pods_of(cluster: Cluster, jobset: str) -> list[Pod]:
-    """Returns the pods of a JobSet by their hosts' numbers."""
+    """Returns the pods of a JobSet by their slices' and hosts' numbers."""
     found = [_pod(pod) for pod in cluster.pods(jobset)]
     return sorted(found, key=lambda pod: (pod.index, pod.name))
 
@@ -50,7 +56,7 @@ def cause(pods: list[Pod]) -> Pod | None:
     """Returns the pod whose failure ended the others; None if none is known to have failed."""
     failed = [pod for pod in pods if pod.code]
 
-    def rank(pod: Pod) -> tuple[int, int]:
+    def rank(pod: Pod) -> tuple[int, tuple[int, int]]:
         of_code = _CONSEQUENCES.get(pod.code or 0, 0)
         return (0 if pod.ended_by == _OUT_OF_MEMORY else of_code, pod.index)
 
@@ -60,7 +66,8 @@ def cause(pods: list[Pod]) -> Pod | None:
 def _pod(found: Any) -> Pod:
     """Converts the client's `V1Pod`."""
     metadata, status = found.metadata, found.status
-    index = int((metadata.labels or {}).get(_INDEX) or (metadata.annotations or {}).get(_INDEX, 0))
+    known = {**(metadata.annotations or {}), **(metadata.labels or {})}
+    index = int(known.get(_SLICE, 0)), int(known.get(_INDEX, 0))
     containers = [c for c in status.container_statuses or () if c.name == CONTAINER]
     state = containers[0].state if containers else None
     if state and state.terminated:

@@ -1,6 +1,7 @@
 # Runs at every boot of each worker of a TPU VM, as root: trains, reports to the bucket, and deletes
 # the slice if nobody else does. The lines above set `folder`, where worker 0 reports to, and the
-# others to `worker-N` in it; `workers`, their number; `limit`, the seconds that a run may take;
+# others to `worker-N` in it; `slices`, their number, and `hosts`, that of each slice's workers;
+# `limit`, the seconds that a run may take;
 # `delete`, the command that deletes the slice, empty if it is to stay; and define receive, install
 # and train.
 if [ "${1:-}" = work ]; then
@@ -23,9 +24,19 @@ attribute() {
     "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
 }
 
+# The slice of this worker, from the lines of its environment, MEGASCALE_SLICE_ID: '1' for one.
+slice_id() {
+  attribute tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *'*\([0-9]\+\).*/\1/p" | grep .
+}
+
+workers=$((slices * hosts))
 worker=0
-if [ "$workers" -gt 1 ]; then
+if [ "$hosts" -gt 1 ]; then
   until worker=$(attribute agent-worker-number); do sleep 5; done
+fi
+if [ "$slices" -gt 1 ]; then
+  until slice=$(slice_id); do sleep 5; done
+  worker=$((slice * hosts + worker))
 fi
 reports="$folder"
 if [ "$worker" -gt 0 ]; then reports="$folder/worker-$worker"; fi

@@ -93,7 +93,7 @@ class Order:
     def request(self, name: str) -> dict[str, Any]:
         """Returns the QueuedResource to create, with the names of the REST interface."""
         node: dict[str, Any] = {
-            "acceleratorType": self.slice.name.replace("v5e", "v5litepod"),
+            "acceleratorType": self.slice.single.name.replace("v5e", "v5litepod"),
             "runtimeVersion": RUNTIMES[self.slice.generation.name],
             "networkConfig": {"enableExternalIps": True},
             "serviceAccount": {"scope": [_SCOPE]},
@@ -103,7 +103,7 @@ class Order:
         if self.service_account:
             node["serviceAccount"]["email"] = self.service_account
         wanted: dict[str, Any] = {
-            "tpu": {"nodeSpec": [{"parent": self.parent, "nodeId": name, "node": node}]},
+            "tpu": {"nodeSpec": [{"parent": self.parent, **self._nodes(name), "node": node}]},
             "queueingPolicy": {
                 "validUntilDuration": f"{job.seconds('queue_timeout', self.queue_timeout)}s"
             },
@@ -111,6 +111,12 @@ class Order:
         if self.spot:
             wanted["spot"] = {}
         return wanted
+
+    def _nodes(self, name: str) -> dict[str, Any]:
+        """Returns what names the slices of the request."""
+        if self.slice.slices == 1:
+            return {"nodeId": name}
+        return {"multisliceParams": {"nodeCount": self.slice.slices, "nodeIdPrefix": name}}
 
     def startup_script(self, name: str) -> str:
         """Returns the script that each worker runs; every value in it is quoted."""
@@ -121,7 +127,8 @@ class Order:
             "export HOME=/root",
             'home="${TFTPU_HOME:-/opt/tftpu}"',
             f"folder={shlex.quote(self.folder(name))}",
-            f"workers={self.slice.hosts}",
+            f"slices={self.slice.slices}",
+            f"hosts={self.slice.single.hosts}",
             f"limit={self.limit}",
             f"delete=({shlex.join([] if self.keep else self.deletion(name))})",
             self.shipment.script(self.workdir, arguments),
@@ -135,10 +142,13 @@ def as_yaml(order: Order) -> str:
     name = job.unique_name(order.config)
     request = order.request(name)
     node = request["tpu"]["nodeSpec"][0]["node"]
+    names: dict[str, Any] = {"--node-id": name}
+    if order.slice.slices > 1:
+        names = {"--node-count": order.slice.slices, "--node-prefix": name}
     flags = {
         "--project": order.project,
         "--zone": order.zone,
-        "--node-id": name,
+        **names,
         "--accelerator-type": node["acceleratorType"],
         "--runtime-version": node["runtimeVersion"],
         "--valid-until-duration": request["queueingPolicy"]["validUntilDuration"],

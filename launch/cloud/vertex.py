@@ -128,6 +128,11 @@ class Order:
 
 def check_slice(wanted: Slice) -> None:
     """Raises `UserError` for a slice that custom jobs of Vertex AI cannot have."""
+    if wanted.slices > 1:
+        raise UserError(
+            f"A custom job of Vertex AI has one slice, and {wanted.name} are {wanted.slices}: "
+            f"choose one, or `tftpu launch gke --slice={wanted.name}`, or `launch tpu-vm`."
+        )
     if wanted.name not in _FIXED and wanted.generation.name not in _FAMILIES:
         raise UserError(
             f"{wanted.name} is not a slice for custom jobs of Vertex AI: choose v2-8, v3-8, or one "

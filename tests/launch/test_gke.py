@@ -160,6 +160,16 @@ def test_the_nodes_of_every_slice(capsys, name, accelerator, topology, hosts, ch
     assert printed["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == hosts
 
 
+def test_several_slices_are_as_many_jobs_of_one_set(capsys):
+    printed = dry_run(capsys, "--slice=2xv5e-16")
+    [replicated] = printed["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 2
+    assert replicated["template"]["spec"]["completions"] == 4
+    assert pod_of(printed)["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
+    [exclusive] = printed["metadata"]["annotations"]  # each Job has the machines of its own slice
+    assert exclusive.endswith("/exclusive-topology")
+
+
 def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
     printed = dry_run(capsys, "--spot", "--service_account=trainer")
     [replicated] = printed["spec"]["replicatedJobs"]
@@ -172,7 +182,8 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--slice=2xv5e-16"], "asks for 2 slices, and tftpu trains on one: write v5e-16"),
+        (["--slice=2xv3-8"], "slices of v3 are not joined by a network"),
+        (["--slice=2xv5e-16", "--config.cluster.mesh=fsdp:-1"], "as in 'data:2,fsdp:-1'"),
         (["--slice=v3-8"], "v3-8 is not a slice of GKE, which has v4, v5e, v5p, v6e"),
         (["--slice=v5e-17"], "There is no v5e-17"),
         (

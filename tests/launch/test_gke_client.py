@@ -197,6 +197,16 @@ def test_a_preempted_run_resumes_and_its_new_first_pod_is_shown(cluster, capsys)
     assert "0 of 4 pods run; 3 ended with code 69; 1 ended with code 75" in said
 
 
+def test_the_first_pod_of_the_first_slice_is_shown(cluster, capsys):
+    pods = [pod(i, RUNS, job=job) for job in (1, 0) for i in range(4)]
+    cluster.moments = [Moment(pods), Moment(pods, "Completed")]
+    cluster.logs = {"0-00000": stamped("step 60"), "1-0-00000": stamped("of the second slice")}
+    assert launch("--slice=2xv5e-16", "--config.model.norm_batch=4") == 0
+    said = capsys.readouterr().out
+    assert "step 60" in said and "of the second slice" not in said
+    assert "8 of 8 pods run" in said
+
+
 def test_one_pod_fails_and_is_shown(cluster, capsys):
     codes = [ended(69), ended(69), ended(1), ended(143)]
     failed = [pod(i, code) for i, code in enumerate(codes)]

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+import yaml
+from google.cloud import tpu_v2
+from google.protobuf import json_format
 
 from tests.support.fake_cloud_tpu import QUEUED, serving
 from tests.support.fake_google_cloud import Fault
@@ -36,7 +39,7 @@ def service(monkeypatch):
 @pytest.fixture
 def machine(tmp_path) -> RentedMachine:
     machine = RentedMachine(tmp_path)
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 7):
         (machine.bucket / f"b/run/launch/n/worker-{number}").mkdir(parents=True)
     return machine
 
@@ -88,7 +91,47 @@ def test_the_request_of_a_pod_is_one_node_whose_script_knows_the_number_of_worke
     request = order(name).request("n")
     (spec,) = request["tpu"]["nodeSpec"]
     assert spec["node"]["acceleratorType"] == accelerator
-    assert f"\nworkers={hosts}\n" in spec["node"]["metadata"]["startup-script"]
+    assert spec["nodeId"] == "n" and "multisliceParams" not in spec
+    assert f"\nslices=1\nhosts={hosts}\n" in spec["node"]["metadata"]["startup-script"]
+
+
+def test_the_request_of_several_slices_is_as_many_nodes_that_start_together(capsys):
+    request = order("2xv5e-16").request("n")
+    message = json_format.ParseDict(request, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
+    (spec,) = tpu_v2.QueuedResource(message).tpu.node_spec
+    assert (spec.multislice_params.node_count, spec.multislice_params.node_id_prefix) == (2, "n")
+    assert spec.node.accelerator_type == "v5litepod-16" and not spec.node_id
+    assert "\nslices=2\nhosts=4\n" in spec.node.metadata["startup-script"]
+    assert launch("--slice=2xv5e-16", "--dry_run", "--config.model.norm_batch=4") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["--node-count"] == 2 and "--node-id" not in printed
+    assert printed["--node-prefix"].startswith("digits-resnet")
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "place"),
+    [
+        ("2xv5e-16", (3, 1), "worker-7/"),
+        ("2xv5e-16", (0, 0), ""),
+        ("3xv5e-8", (0, 2), "worker-2/"),  # of one host each
+    ],
+)
+def test_the_workers_of_several_slices_are_counted_on(machine, name, answers, place):
+    number, slice_id = answers
+    environment = f"ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_SLICE_ID: '{slice_id}'\n"
+    (machine.folder / "tpu-env").write_text(environment)
+    machine.tool(
+        "curl", f'case "$*" in *tpu-env) cat {machine.folder}/tpu-env ;; *) echo {number} ;; esac'
+    )
+    reports = boot(machine, name)
+    assert (reports / f"{place}exit_code").read_text() == "0\n"
+
+
+def test_a_mesh_that_cuts_the_model_between_slices_is_refused(capsys):
+    mesh = "--config.cluster.mesh=fsdp:-1"
+    assert launch("--slice=2xv5e-8", "--dry_run", mesh) == 2
+    assert "as in 'data:2,fsdp:-1'" in capsys.readouterr().err
+    assert launch("--slice=2xv5e-8", "--dry_run", "--config.cluster.mesh=data:2,fsdp:-1") == 0
 
 
 def test_the_tensorflow_engine_is_refused_with_the_flag_to_add(capsys):

@@ -146,6 +146,7 @@ sys.exit(code)
         ("--slice=v6e-4", "for v6e-4, add --config.cluster.engine=jax"),
         ("--slice=v5e-8", "for v5e-8, add --config.cluster.engine=jax"),
         ("--slice=v4-8", "v4-8 is not a slice for custom jobs of Vertex AI"),
+        ("--slice=2xv5e-8", "has one slice, and 2xv5e-8 are 2"),
         ("--slice=v3-32", "`tftpu launch tpu-vm --slice=v3-32` rents it"),
         ("--slice=v5e-16", "v5e-16 has 4 hosts, and the TensorFlow engine uses one"),
         ("--slice=tpu", "'tpu' is not a TPU slice"),

@@ -140,15 +140,50 @@ ENTRY %main (p.0: f32[1048576], p.1: f32[8,8]) -> f32[8388608] {{
 """
 
 
+def compiled(text: str) -> Compiled:
+    kinds = ("argument_size", "output_size", "alias_size", "temp_size", "generated_code_size")
+    memory = {f"{kind}_in_bytes": 0 for kind in (*kinds, "peak_memory")}
+    return Compiled("", False, text, memory, 0.0, 0.0, False)
+
+
 @pytest.mark.parametrize("program", [PAIR, FUSIONS], ids=["pair", "fusions"])
 @pytest.mark.parametrize("cycles", [10**3, 6 * 10**5])
 def test_work_between_start_and_end_of_a_collective_hides_it(program, cycles):
-    text = program.replace("CYCLES", str(cycles))
-    kinds = ("argument_size", "output_size", "alias_size", "temp_size", "generated_code_size")
-    memory = {f"{kind}_in_bytes": 0 for kind in (*kinds, "peak_memory")}
-    compiled = Compiled("", False, text, memory, 0.0, 0.0, False)
     step = LoweredStep(program=b"", arguments=["a", "b"], precision="float32")
-    cost = price(step, compiled, SLICE)
+    cost = price(step, compiled(program.replace("CYCLES", str(cycles))), SLICE)
     work = 0.5 * cycles / 1.5e9
     assert cost.collective_seconds == pytest.approx(max(0.0, GATHER - work), rel=0.02, abs=1e-8)
     assert cost.seconds == pytest.approx(max(GATHER, work), rel=0.05)
+
+
+NETWORK = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
+RENDEZVOUS = f'frontend_attributes={{{NETWORK},_xla_host_transfer_rendezvous="sum"}}'
+SENT = f"""\
+HloModule step
+
+ENTRY %main (p.0: f32[1048576], p.1: f32[8,8]) -> f32[1048576] {{
+  %p.0 = f32[1048576]{{0}} parameter(0)
+  %p.1 = f32[8,8]{{1,0}} parameter(1)
+  %token = token[] after-all()
+  %recv = (f32[1048576]{{0}}, u32[], token[]) recv(%token), channel_id=1, {RENDEZVOUS}
+  %before = f32[8,8]{{1,0}} add(%p.1, %p.1), {ESTIMATED}
+  %send = (f32[1048576]{{0}}, u32[], token[]) send(%p.0, %token), channel_id=2, {RENDEZVOUS}
+  %work = f32[8,8]{{1,0}} add(%p.1, %p.1), {ESTIMATED}
+  %sent = token[] send-done(%send), channel_id=2, frontend_attributes={{{NETWORK}}}
+  %done = (f32[1048576]{{0}}, token[]) recv-done(%recv), frontend_attributes={{{NETWORK}}}
+  ROOT %sum = f32[1048576]{{0}} get-tuple-element(%done), index=0
+}}
+"""
+
+
+@pytest.mark.parametrize("cycles", [10**3, 10**6])
+def test_slices_exchange_over_the_network_from_the_moment_they_send(cycles):
+    two = parse_slice("2xv6e-8")
+    text = SENT.replace("CYCLES", str(cycles))
+    step = LoweredStep(program=b"", arguments=["a", "b"], precision="float32")
+    cost = price(step, compiled(text), two)
+    work = 0.5 * cycles / 1.75e9
+    # Half of the bytes leave a slice twice: once to be added, once as a sum.
+    network = 4 * 2**20 / 12.5e9 + 1e-4
+    assert cost.collective_seconds == pytest.approx(max(0.0, network - work), abs=1e-6)
+    assert cost.seconds == pytest.approx(work + max(network, work), rel=0.02)

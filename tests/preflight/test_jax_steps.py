@@ -45,6 +45,19 @@ def test_the_work_of_a_device_is_its_part_of_the_whole():
     assert {"hidden", "head", "(optimizer)"} <= layers
 
 
+def test_two_slices_exchange_their_sums_over_the_network():
+    one, two = report("data:-1", "v5e-8,2xv5e-8")
+    [cut] = report("data:2,fsdp:-1", "2xv5e-8")
+    assert two["replicas"] == 16 and two["mesh"] == "data:16" and cut["mesh"] == "data:2,fsdp:8"
+    assert two["model_flops"] == cut["model_flops"] == one["model_flops"] / 2
+    # Each of eight devices exchanges its eighth of the gradients, of float32, in either mesh.
+    network = 4 * WEIGHTS / 8 / 3.1e9 * 1e3
+    assert network < two["collective_ms"] - one["collective_ms"] < 2 * network
+    assert network < cut["collective_ms"] < 2 * network + one["collective_ms"]
+    [refused] = report("fsdp:-1", "2xv5e-8")
+    assert "as in 'data:2,fsdp:-1'" in refused["error"]
+
+
 def test_a_mesh_that_a_slice_cannot_have_is_said_in_its_row():
     fits, refused = report("fsdp:4", "v5e-4,v5e-8")
     assert fits["fits"]

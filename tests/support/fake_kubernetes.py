@@ -40,7 +40,9 @@ class Moment:
     restarts: int = 0
 
 
-def pod(index: int, state: dict[str, Any] | None = None, attempt: int = 0) -> dict[str, Any]:
+def pod(
+    index: int, state: dict[str, Any] | None = None, attempt: int = 0, job: int = 0
+) -> dict[str, Any]:
     """Returns a pod of a host: of its container's state, or not scheduled if that is None."""
     status: dict[str, Any] = {"phase": "Pending"}
     if state is None:
@@ -53,8 +55,11 @@ def pod(index: int, state: dict[str, Any] | None = None, attempt: int = 0) -> di
             status["phase"] = "Running" if code is None else "Failed" if code else "Succeeded"
         about = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
         status["containerStatuses"] = [{"name": "train", "state": state, **about}]
-    labels = {"batch.kubernetes.io/job-completion-index": str(index)}
-    name = f"{PREFIX}-slice-0-{index}-{attempt:05}"
+    labels = {
+        "batch.kubernetes.io/job-completion-index": str(index),
+        "jobset.sigs.k8s.io/job-index": str(job),
+    }
+    name = f"{PREFIX}-slice-{job}-{index}-{attempt:05}"
     return {"metadata": {"name": name, "labels": labels}, "status": status}
 
 
@@ -71,7 +76,8 @@ class Kubernetes:
 
     Attributes:
         moments: each look at the JobSet is one; the last one repeats.
-        logs: lines with a time, by host and attempt as in "0-00000".
+        logs: lines with a time, by host and attempt as in "0-00000"; or by
+            slice, too, as in "1-0-00000".
         created: bodies of the requests.
         alive: names of the JobSets that are there.
         deleted: names of those that were deleted.
@@ -128,7 +134,8 @@ class Kubernetes:
 
     def log(self, name: str, query: dict[str, list[str]]) -> tuple[int, str]:
         self.asked.append(query)
-        text = self.logs.get("-".join(name.split("-")[-2:]))
+        of_first, of_any = ("-".join(name.split("-")[-parts:]) for parts in (2, 3))
+        text = self.logs.get(of_any, self.logs.get(of_first))
         if text is None:
             return 400, json.dumps({"message": "container is waiting to start"})
         if "tailLines" in query:

@@ -44,6 +44,13 @@ def test_a_slice_has_the_hosts_that_its_documentation_counts(name, hosts, chips)
     assert (parse_slice(name).hosts, parse_slice(name).chips_per_host) == (hosts, chips)
 
 
+def test_several_slices_have_the_devices_of_all():
+    two = parse_slice("2xv5litepod-256")
+    assert (two.name, two.slices, two.chips, two.replicas) == ("2xv5e-256", 2, 512, 512)
+    assert (two.hosts, two.chips_per_host, two.topology) == (128, 4, "v5e:16x16")
+    assert two.single == parse_slice("1xv5e-256") == parse_slice("v5e-256")
+
+
 def test_a_replica_has_its_share_of_the_chip():
     v3, v5e = parse_slice("v3-8"), parse_slice("v5e-8")
     assert v3.flops_per_s == 123e12 / 2
@@ -59,7 +66,9 @@ def test_a_replica_has_its_share_of_the_chip():
         ("tpu", "Allowed: v2, v3"),
         ("v3-7", "v3 slices have 8, 32, 64"),
         ("v3-4", "2048 cores"),
-        ("2xv5e-256", "asks for 2 slices, and tftpu trains on one: write v5e-256"),
+        ("0xv5e-256", "are no slices: write v5e-256, or 2xv5e-256"),
+        ("2xv5e-7", "There is no v5e-7"),
+        ("2xv3-8", "not joined by a network"),
         ("v5e-2", "1, 4, 8, 16, 32, 64, 128, 256 chips"),
     ],
 )

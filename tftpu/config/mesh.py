@@ -50,6 +50,23 @@ def batch_shares(sizes: Mapping[str, int]) -> int:
     return math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
 
 
+def check_between_slices(sizes: Mapping[str, int], slices: int) -> None:
+    """Raises `UserError` if an axis other than `data` would cross the network between slices.
+
+    Args:
+        sizes: of every axis.
+        slices: their number; consecutive devices are those of a slice.
+    """
+    if sizes[DATA] % slices:
+        inside = [f"{name}:{size}" for name, size in sizes.items() if name != DATA and size > 1]
+        inside[:1] = [f"{inside[0].partition(':')[0]}:-1"] if inside else []
+        raise UserError(
+            f"There are {slices} slices, and the mesh {mesh_text(dict(sizes))!r} cuts the model "
+            f"across the network between them: {DATA!r} has to be a multiple of {slices}, as in "
+            f"{','.join([f'{DATA}:{slices}', *inside])!r}."
+        )
+
+
 def mesh_text(sizes: dict[str, int]) -> str:
     """Returns a mesh as `parse_mesh` reads it, without axes of one device."""
     axes = [f"{name}:{size}" for name, size in sizes.items() if size != 1]

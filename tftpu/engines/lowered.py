@@ -73,11 +73,11 @@ class Lowering(Protocol):
         """The values of `model.remat` that save memory, the one that saves least first."""
         ...
 
-    def shares(self, devices: int) -> int:
-        """Returns the number of shares that a global batch is cut into on a number of devices.
+    def shares(self, target: "Slice") -> int:
+        """Returns the number of shares that a global batch is cut into on a slice.
 
         Raises:
-            UserError: the engine cannot use that number of devices.
+            UserError: the engine cannot use these devices.
         """
         ...
 
@@ -85,8 +85,8 @@ class Lowering(Protocol):
         """Returns the mesh of a number of devices, "" if the engine has none."""
         ...
 
-    def cutting_more(self, devices: int) -> "Sequence[Lowering]":
-        """Returns what lowers for meshes that cut the model more, the least first."""
+    def cutting_more(self, target: "Slice") -> "Sequence[Lowering]":
+        """Returns what lowers for meshes of a slice that cut the model more, the least first."""
         ...
 
     def compiler_options(self, target: "Slice") -> dict[str, str]:

@@ -4,6 +4,9 @@ An asynchronous collective starts at one instruction and ends at another, and th
 between them run meanwhile. The TPU compiler writes it either as a pair such as `all-gather-start`
 and `all-gather-done`, or as fusions with one channel: the first starts it, the last ends it, and
 those between, which carry on with it, contain the work of other instructions.
+
+Between slices the hosts exchange, over the data-centre network: the program sends them its data by
+a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rendezvous.
 """
 
 import math
@@ -13,21 +16,34 @@ from tftpu.preflight.hlo import Computation, Instruction
 from tftpu.tpu.slices import Slice
 
 HOP_SECONDS = 1e-6  # latency between neighbouring chips
+NETWORK_SECONDS = 1e-4  # latency of an exchange between hosts
 
 _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # The compiler writes which algorithm it chose; these go round one ring, whatever the torus has.
 _SINGLE_RING = re.compile(r'"emitter":"1DAllGather|"strategy":"StrategyRing"')
+_BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
+_RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
 Within = list[tuple[Instruction, Computation]]  # an instruction and those it fuses
 
 
 def is_collective(instruction: Instruction) -> bool:
     """Returns whether an instruction exchanges data between devices, or waits for that."""
+    if instruction.opcode in ("send", "recv-done"):
+        return is_between_slices(instruction)
     return instruction.opcode.startswith(_OPCODES)
+
+
+def is_between_slices(instruction: Instruction) -> bool:
+    """Returns whether an instruction belongs to an exchange over the network between slices."""
+    return _BETWEEN_SLICES in instruction.rest
 
 
 def key_of(instruction: Instruction, within: Within) -> str:
     """Returns what tells an instruction's collective from others: its channel, or its name."""
-    for inside, _ in within:
+    for inside, computation in within:
+        if inside is instruction and is_between_slices(instruction):
+            named = computation[inside.operands[0]] if inside.opcode == "recv-done" else inside
+            return named.attribute(_RENDEZVOUS)
         if is_collective(inside) and inside is not instruction:
             return inside.attribute(r"channel_id=(\d+)") or inside.name
     is_end = instruction.opcode.endswith("-done")
@@ -36,7 +52,7 @@ def key_of(instruction: Instruction, within: Within) -> str:
 
 def starts(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction starts an asynchronous collective."""
-    return instruction.opcode.endswith("-start") or _calls(within, "AsyncCollectiveStart")
+    return instruction.opcode.endswith(("-start", "send")) or _calls(within, "AsyncCollectiveStart")
 
 
 def ends(instruction: Instruction, within: Within) -> bool:
@@ -57,6 +73,8 @@ def seconds(instruction: Instruction, computation: Computation, target: Slice) -
     """
     if not is_collective(instruction) or instruction.opcode.endswith("-done"):
         return 0.0
+    if instruction.opcode == "send":
+        return _seconds_between_slices(instruction.shape[0].bytes, target)
     known = [computation[name] for name in instruction.operands if name in computation]
     operands = sum(tensor.bytes for operand in known for tensor in operand.shape)
     results = sum(tensor.bytes for tensor in instruction.shape)
@@ -65,8 +83,8 @@ def seconds(instruction: Instruction, computation: Computation, target: Slice) -
     size = max(results, operands)
     if instruction.opcode.startswith("collective-permute"):
         return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
-    devices = group_size(instruction) or target.replicas
-    chips = math.ceil(devices * target.chips / target.replicas)
+    devices = group_size(instruction) or target.single.replicas
+    chips = math.ceil(devices / target.generation.cores)
     links = target.links(chips)
     if _SINGLE_RING.search(instruction.rest):
         links = min(links, 2)
@@ -92,6 +110,17 @@ def all_reduce_seconds(size: int, target: Slice, chips: int, links: int) -> floa
     return moved / (links * target.generation.link_gbps * 1e9) + 2 * hops * HOP_SECONDS
 
 
+def _seconds_between_slices(size: int, target: Slice) -> float:
+    """Returns the time of an all-reduce of what each device holds, over the network.
+
+    2 (n - 1) / n of the bytes leave each of n slices, which share the bandwidth of their hosts
+    between their devices.
+    """
+    generation = target.generation
+    moved = 2 * size * (target.slices - 1) / target.slices
+    return moved / (generation.network_gbps / generation.cores * 1e9) + NETWORK_SECONDS
+
+
 def group_size(instruction: Instruction) -> int | None:
     """Returns the number of devices that take part in a collective; None: all.
 
@@ -113,21 +142,23 @@ def group_size(instruction: Instruction) -> int | None:
 class Timeline:
     """The time while a computation runs once: its instructions, and the exchange beside them.
 
-    Collectives take turns, in the order in which they start.
+    Collectives take turns, in the order in which they start: those of a slice's own links, and
+    those of the network between slices.
     """
 
     def __init__(self) -> None:
-        self._now = self._free = 0.0
+        self._now = 0.0
+        self._free = {False: 0.0, True: 0.0}  # the links, and the network
         self._ends: dict[str, float] = {}
 
     def work(self, seconds: float) -> None:
         """Lets an instruction run."""
         self._now += seconds
 
-    def start(self, key: str, seconds: float) -> None:
+    def start(self, key: str, seconds: float, over_network: bool = False) -> None:
         """Starts an asynchronous collective that takes this long."""
-        self._free = max(self._free, self._now) + seconds
-        self._ends[key] = self._free
+        free = max(self._free[over_network], self._now) + seconds
+        self._free[over_network] = self._ends[key] = free
 
     def is_running(self, key: str) -> bool:
         """Returns whether a collective has been started, and nothing has waited for it yet."""

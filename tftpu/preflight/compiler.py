@@ -90,7 +90,7 @@ def compile_program(
         (job / "module.mlir").write_bytes(module)
         settings = {
             "topology": target.topology,
-            "devices": target.replicas,
+            "slices": target.slices,
             "partitioned": step.partitioned,
             "options": options,
         }
@@ -238,7 +238,7 @@ def _run_compiler(job: Path, target: Slice, time_limit: float, verbose: bool) ->
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu waits for a cloud's metadata server
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise one process per machine may use libtpu
-        "TPU_ACCELERATOR_TYPE": target.name,
+        "TPU_ACCELERATOR_TYPE": target.single.name,
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
     command = [sys.executable, "-P", "-m", "tftpu.preflight.compiler", str(job)]
@@ -322,7 +322,7 @@ def _compile_job(job: Path) -> None:
         settings["options"] |= {"xla_dump_to": str(dumped), "xla_dump_hlo_as_text": "True"}
     try:
         executable = _compile((job / "module.mlir").read_text(), **settings)
-    except Exception as error:
+    except (RuntimeError, ValueError) as error:  # of libtpu; any other is a defect, and not kept
         result["error"] = f"{type(error).__name__}: {error}"
     else:
         text = _text(executable, dumped)
@@ -353,26 +353,28 @@ def _text(executable: Any, dumped: Path) -> str:
 
 
 def _compile(
-    module: str, topology: str, devices: int, partitioned: bool, options: dict[str, str]
+    module: str, topology: str, slices: int, partitioned: bool, options: dict[str, str]
 ) -> Any:
     import numpy as np
 
     jax = _jax_internals()
-    described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    found = tuple(described.devices)[:devices]
-    replicas, partitions = (1, devices) if partitioned else (devices, 1)
+    several = {"num_slices": slices} if slices > 1 else {}
+    described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology, **several)
+    # Devices know of slices only where there are several.
+    found = sorted(described.devices, key=lambda d: (getattr(d, "slice_index", 0), d.id))
+    replicas, partitions = (1, len(found)) if partitioned else (len(found), 1)
     settings = jax.xla.CompileOptions()
     settings.num_replicas, settings.num_partitions = replicas, partitions
     settings.env_option_overrides = list(options.items())
     settings.device_assignment = jax.xla_client.DeviceAssignment.create(
-        np.arange(devices).reshape(replicas, partitions)
+        np.asarray([device.id for device in found]).reshape(replicas, partitions)
     )
     if partitioned:
         build = settings.executable_build_options
         build.use_spmd_partitioning = build.use_shardy_partitioner = True
     with jax.mlir.make_ir_context():
         parsed = jax.ir.Module.parse(module)
-        return found[0].client.compile(parsed, jax.xla.DeviceList(found), settings)
+        return found[0].client.compile(parsed, jax.xla.DeviceList(tuple(found)), settings)
 
 
 if __name__ == "__main__":

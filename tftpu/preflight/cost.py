@@ -42,6 +42,7 @@ _REST = "(rest of the step)"
 _FREE = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "domain"),
+    "recv",  # its end waits
 }
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
@@ -296,7 +297,7 @@ class _Pricing:
             return "collective", timeline.wait(key)
         seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
         if collectives.starts(instruction, within):
-            timeline.start(key, seconds)
+            timeline.start(key, seconds, collectives.is_between_slices(instruction))
             return "collective", 0.0
         if timeline.is_running(key):  # the work of others, while the collective carries on
             timeline.work(work)

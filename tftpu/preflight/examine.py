@@ -128,7 +128,7 @@ class Examiner:
     def _examined(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, without advice."""
         try:
-            shares = self.lowering.shares(target.replicas)
+            shares = self.lowering.shares(target)
             share = Share(self.global_batch_size, shares, self.microbatches).examples
             self.options.validate(shares)
         except UserError as error:
@@ -160,7 +160,7 @@ class Examiner:
         Found by bisection: what is cut more needs less memory.
         """
         found = None
-        candidates = list(self.lowering.cutting_more(target.replicas))
+        candidates = list(self.lowering.cutting_more(target))
         tried = candidates[-1:]  # if the last does not fit, none does
         while tried:
             [lowering] = tried

@@ -34,6 +34,7 @@ class Generation:
         ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4 and
             v5p optical switches close cubes of 4 x 4 x 4; elsewhere an axis closes where it is as
             long as the pod.
+        network_gbps: a chip's share of its host's bandwidth into the data-centre network, GB/s.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
         watts: mean power (`POWER_SOURCE`); None if not published.
         shapes: chips along each axis of every slice on sale, smallest slice first.
@@ -49,6 +50,7 @@ class Generation:
     hbm_limit: int
     link_gbps: float
     ring: int
+    network_gbps: float
     usd_hour: float
     watts: float | None
     shapes: tuple[str, ...]
@@ -67,41 +69,57 @@ _CUBES = (
 )
 
 # Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
-# (arXiv:2304.01433) for v4.
+# (arXiv:2304.01433) for v4. Network: what the documentation gives for a pod of v5e and of v6e,
+# divided by its chips, and 100 or 200 Gbit/s for the four chips of the others' hosts.
 GENERATIONS = {
     g.name: g
     for g in (
-        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 16, 1.125, None, _FLAT),
+        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 16, 3.1, 1.125, None, _FLAT),
         Generation(
-            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 2.00, 220),
+            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 3.1, 2.00, 220),
             (*_FLAT, "16x32", "32x32"),
         ),
-        Generation("v4", 2, 2, 1.05, 275, 1200, _gib(15.25), 50, 4, 3.22, 170, _CUBES),
-        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 1.20, None, _LITE, 8),
-        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 4.20, None, _CUBES),
-        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 2.70, None, _LITE, 8),
+        Generation("v4", 2, 2, 1.05, 275, 1200, _gib(15.25), 50, 4, 3.1, 3.22, 170, _CUBES),
+        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 3.1, 1.20, None, _LITE, 8),
+        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 6.2, 4.20, None, _CUBES),
+        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 12.5, 2.70, None, _LITE, 8),
     )
 }
 
 
+_ALONE = ("v2", "v3")
+
+
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A TPU slice: chips of one generation, connected as a torus.
+    """A TPU slice: chips of one generation, connected as a torus; or several, joined by a network.
 
     Attributes:
-        name: Google's name, such as "v5e-8".
+        name: Google's name, such as "v5e-8", or with a number of slices, "2xv5e-256".
         generation: generation of the chips.
         shape: chips along each axis of the torus, such as "2x4".
+        slices: number of such slices, which the data-centre network joins.
     """
 
     name: str
     generation: Generation
     shape: str
+    slices: int = 1
 
     @property
     def chips(self) -> int:
-        """Number of chips."""
+        """Number of chips, of all slices."""
+        return self.slices * self.chips_per_slice
+
+    @property
+    def chips_per_slice(self) -> int:
+        """Number of chips that one torus connects."""
         return math.prod(self.axes)
+
+    @property
+    def single(self) -> "Slice":
+        """One of the slices."""
+        return dataclasses.replace(self, name=self.name.rpartition("x")[2], slices=1)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -127,13 +145,14 @@ class Slice:
 
     @property
     def hosts(self) -> int:
-        """Number of virtual machines, as Cloud TPU, GKE and Vertex AI rent the slice."""
+        """Number of virtual machines, as Cloud TPU, GKE and Vertex AI rent them."""
         return self.chips // self.chips_per_host
 
     @property
     def chips_per_host(self) -> int:
         """Number of chips that are attached to one host."""
-        return self.chips if self.chips <= self.generation.largest_host else 4
+        chips = self.chips_per_slice
+        return chips if chips <= self.generation.largest_host else 4
 
     @property
     def replicas(self) -> int:
@@ -142,7 +161,7 @@ class Slice:
 
     @property
     def topology(self) -> str:
-        """Name of the slice in libtpu, such as "v5e:2x4"."""
+        """Name of one slice in libtpu, such as "v5e:2x4"."""
         return f"{self.generation.name}:{self.shape}"
 
     @property
@@ -161,16 +180,25 @@ def parse_slice(name: str) -> Slice:
 
     Args:
         name: "v3-8", "v5e-8", "v5litepod-8", "v6e-256", …: the number counts cores for v2, v3, v4
-            and v5p, and chips for v5e and v6e.
+            and v5p, and chips for v5e and v6e. "2xv5e-256" are two slices.
 
     Raises:
-        UserError: there is no such generation, or no slice of this size, or several are asked for.
+        UserError: there is no such generation, or no slice of this size.
     """
     several = re.fullmatch(r"(\d+)x(v\d.*)", name.strip())
     if several:
-        raise UserError(
-            f"{name!r} asks for {several[1]} slices, and tftpu trains on one: write {several[2]}, "
-            "or a larger slice."
+        one, count = parse_slice(several[2]), int(several[1])
+        if count > 1 and one.generation.name in _ALONE:
+            raise UserError(
+                f"There is no {name}: slices of {one.generation.name} are not joined by a network. "
+                "Those of v4 and later are."
+            )
+        if count < 1:
+            raise UserError(f"{name!r} are no slices: write {one.name}, or 2x{one.name}.")
+        return (
+            one
+            if count == 1
+            else dataclasses.replace(one, name=f"{count}x{one.name}", slices=count)
         )
     match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
     known = [*GENERATIONS, "v5litepod"]

@@ -12,10 +12,16 @@ import keras
 from jax.sharding import AbstractMesh
 
 from tftpu.config import TrainOptions
-from tftpu.config.mesh import DATA, FSDP, mesh_sizes, mesh_text
+from tftpu.config.mesh import (
+    DATA,
+    FSDP,
+    batch_shares,
+    check_between_slices,
+    mesh_sizes,
+    mesh_text,
+)
 from tftpu.engines import keras_internals
 from tftpu.engines.jax import cluster
-from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.state import JaxState, Values
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
@@ -40,20 +46,22 @@ class JaxLowering:
         self._setting = setting
         cluster.use_cpu()
 
-    def shares(self, devices: int) -> int:
-        """Returns the number of shares that the mesh of this many devices cuts a batch into."""
-        return meshes.batch_shares(self._abstract(devices))
+    def shares(self, target: Slice) -> int:
+        """Returns the number of shares that the mesh of a slice cuts a batch into."""
+        sizes = mesh_sizes(self._mesh, target.replicas)
+        check_between_slices(sizes, target.slices)
+        return batch_shares(sizes)
 
     def mesh(self, devices: int) -> str:
         """Returns the mesh of a number of devices."""
         return mesh_text(mesh_sizes(self._mesh, devices))
 
-    def cutting_more(self, devices: int) -> list["JaxLowering"]:
+    def cutting_more(self, target: Slice) -> list["JaxLowering"]:
         """Returns what lowers for meshes with more devices along `fsdp`, in place of `data`."""
-        sizes = mesh_sizes(self._mesh, devices)
+        sizes = mesh_sizes(self._mesh, target.replicas)
         found = []
-        for parts in range(2, sizes[DATA] + 1):
-            if sizes[DATA] % parts == 0:
+        for parts in range(2, sizes[DATA] // target.slices + 1):
+            if sizes[DATA] // target.slices % parts == 0:
                 cut = {**sizes, DATA: sizes[DATA] // parts, FSDP: sizes[FSDP] * parts}
                 found.append(JaxLowering(mesh_text(cut), self._setting))
         return found

@@ -33,10 +33,19 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
 
     Args:
         sizes: of every axis, as `tftpu.config.mesh.mesh_sizes` returns them.
-        devices: in JAX's order; those of a process are put next to each other.
+        devices: in JAX's order; those of a slice, and of a process, are put next to each other.
+
+    Raises:
+        UserError: an axis other than `data` crosses the network between slices.
     """
-    grouped = sorted(devices, key=lambda device: device.process_index)
+    sizes_of.check_between_slices(sizes, len({_slice_of(device) for device in devices}))
+    grouped = sorted(devices, key=lambda device: (_slice_of(device), device.process_index))
     return Mesh(np.asarray(grouped).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def _slice_of(device: Device) -> int:
+    """Returns the number of the TPU slice that a device belongs to, 0 if there is only one."""
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
 def part_of(mesh: Mesh, process: int) -> Part:

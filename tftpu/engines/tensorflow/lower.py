@@ -87,15 +87,24 @@ class TensorFlowLowering:
 
     remats = ("block",)
 
-    def shares(self, devices: int) -> int:
-        """Returns the number of devices."""
-        return devices
+    def shares(self, target: Slice) -> int:
+        """Returns the number of devices.
+
+        Raises:
+            UserError: they are those of several slices.
+        """
+        if target.slices > 1:
+            raise UserError(
+                f"The TensorFlow engine trains on one slice, and {target.name} are "
+                f"{target.slices}: set cluster.engine=jax."
+            )
+        return target.replicas
 
     def mesh(self, devices: int) -> str:
         """Returns "": each device holds the whole model."""
         return ""
 
-    def cutting_more(self, devices: int) -> list["TensorFlowLowering"]:
+    def cutting_more(self, target: Slice) -> list["TensorFlowLowering"]:
         """Returns none."""
         return []
 
