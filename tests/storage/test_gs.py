@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support import data_sets, gs_proxy
+from tests.support import checkpoint_hosts, data_sets, gs_proxy
 from tests.support.fake_storage import BUCKET, Fault
 from tests.support.leaves import leaf
 from tftpu import input_pipelines
@@ -241,6 +241,24 @@ def test_checkpoints_in_a_bucket_are_complete_or_absent(service):
     restored = checkpoints.restore({"model": [leaf("kernel", array)]})
     assert restored.step == 2
     assert array.tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_several_hosts_write_one_checkpoint_into_a_bucket(service):
+    workdir = f"gs://{BUCKET}/pod"
+    hosts = checkpoint_hosts.hosts_of(workdir, 7.0)
+    assert checkpoint_hosts.save(hosts, 1) == [None] * checkpoint_hosts.COUNT
+    for host in hosts[:2]:  # the third is lost before it writes
+        host.checkpoints.save(2, host.leaves, {})
+    end = time.monotonic() + 60
+    while not tf.io.gfile.glob(f"{workdir}/checkpoints/2/model-1-*"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    again = checkpoint_hosts.hosts_of(workdir)
+    for index, host in enumerate(again):
+        assert host.checkpoints.restore(host.leaves).step == 1
+        assert (host.kernel == 7 + index).all() and (host.bias == 7).all()
+    assert checkpoint_hosts.save(again, 2) == [None] * checkpoint_hosts.COUNT
+    assert again[0].checkpoints.steps() == [1, 2]
 
 
 def test_writers_write_into_a_bucket(service):
