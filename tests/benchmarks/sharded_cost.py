@@ -69,7 +69,7 @@ ROWS = {
     "8b-v6e-8": Row("llama_8b", "v6e-8", "fsdp:-1", 3, 8192, LARGE),
     "8b-v5p-64": Row("llama_8b", "v5p-64", "fsdp:-1", 2, 8192, LARGE | {"remat": "products"}),
     "70b-v5e-256": Row("llama_8b", "v5e-256", "fsdp:-1", 1, 4096, LARGE | LLAMA_70B),
-    "70b-v5p-128": Row("llama_8b", "v5p-128", "fsdp:-1", 2, 8192, LARGE | LLAMA_70B),
+    "70b-v5p-128": Row("llama_8b", "v5p-128", "fsdp:-1", 4, 8192, LARGE | LLAMA_70B),
     "70b-v6e-256": Row("llama_8b", "v6e-256", "fsdp:-1", 1, 8192, LARGE | LLAMA_70B),
     "8b-128k-v5p-64": Row(
         "llama_8b", "v5p-64", "fsdp:4,sequence:8", 1, 131_072, LARGE | {"remat": "products"}
@@ -77,6 +77,10 @@ ROWS = {
     "8b-128k-v6e-64": Row(
         "llama_8b", "v6e-64", "fsdp:4,sequence:16", 1, 131_072, LARGE | {"remat": "products"}
     ),
+    "8b-1m-v5p-128": Row(
+        "llama_8b", "v5p-128", "sequence:64", 1, 2**20, LARGE | {"remat": "products"}
+    ),
+    "70b-2xv5e-256": Row("llama_8b", "2xv5e-256", "data:2,fsdp:-1", 1, 4096, LARGE | LLAMA_70B),
     "gpt2_xl-v5e-16": Row("gpt2_xl", "v5e-16", "fsdp:-1", 8, 1024, {"remat": "block"}),
     # Its heads of 88 are none that the flash kernel takes.
     "vit_g-v5e-16": Row("vit_l16", "v5e-16", "fsdp:-1", 32, 0, {"remat": "block"} | VIT_G),

@@ -188,7 +188,7 @@ def counted(function, *shapes) -> int:
 
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return flops.of_forward(graph.get_operations())
+    return flops.of_forward(graph)
 
 
 def test_the_flops_of_products_and_convolutions_are_those_on_paper():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tftpu.preflight.hlo import Module, Tensor, product_flops, tensors
+from tftpu.preflight.loops import Runs
 
 LOOP = """\
 HloModule step, is_scheduled=true
@@ -48,7 +49,7 @@ ENTRY %main.1 (p.0: f32[128,256]) -> f32[128,256] {
 )
 def test_an_instruction_in_a_loop_runs_once_per_iteration(start, step, known, times):
     module = Module(LOOP.replace("START", start).replace("STEP", step).replace("KNOWN", known))
-    runs = {instruction.name: n for instruction, n, _ in module.walk()}
+    runs = {instruction.name: n for instruction, n, _ in Runs(module).walk()}
     assert runs["y.1"] == times
     assert runs["p.0"] == 1
 

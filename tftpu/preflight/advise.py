@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 
 from tftpu.engines.lowered import LoweredStep
+from tftpu.errors import counted
 from tftpu.preflight.cost import Cost
 from tftpu.preflight.hlo import Module
 
@@ -116,7 +117,17 @@ def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
         *_grouped_convolutions(step, shares),
     ]
     layers.sort(key=lambda item: -item.step_share)
-    return [*_partial_tiles(microbatch), *_emulated_float16(step), *layers]
+    of_step = _uncounted_loops(cost), _partial_tiles(microbatch), _emulated_float16(step)
+    return [*(item for items in of_step for item in items), *layers]
+
+
+def _uncounted_loops(cost: Cost) -> list[Lint]:
+    if not cost.uncounted_loops:
+        return []
+    count = counted(len(cost.uncounted_loops), "loop")
+    fix = "Give a loop a limit that does not depend on data, such as maximum_iterations"
+    told = f"The step has {count} without a fixed number of runs, counted as one: time and work"
+    return [Lint("", f"{told} are too low", fix)]
 
 
 def _partial_tiles(microbatch: int) -> list[Lint]:

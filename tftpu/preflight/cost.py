@@ -28,6 +28,7 @@ from tftpu.preflight import collectives
 from tftpu.preflight.collectives import Timeline
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
+from tftpu.preflight.loops import Runs
 from tftpu.tpu.slices import Slice
 
 BANDWIDTH_SHARE = 0.8  # fraction of the nominal HBM bandwidth that a good kernel sustains
@@ -133,6 +134,7 @@ class Cost:
         roofline_seconds: time at peak FLOP/s or peak bandwidth, whichever is longer.
         collective_seconds: predicted time of the collectives that no other work hides, included in
             `seconds`.
+        uncounted_loops: names of loops whose trip count is not in the program: counted once.
     """
 
     memory: Memory
@@ -147,6 +149,7 @@ class Cost:
     seconds_high: float
     roofline_seconds: float
     collective_seconds: float
+    uncounted_loops: list[str]
 
     def by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
         """Returns (name, seconds, cycles) per layer or kind, the longest time first."""
@@ -170,10 +173,10 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         target: the slice that it was compiled for.
     """
     module = Module(compiled.text)
-    pricing = _Pricing(module, step, target)
+    pricing, runs = _Pricing(module, step, target), Runs(module)
     instructions = [
         pricing.price(instruction, times, computation)
-        for instruction, times, computation in module.walk()
+        for instruction, times, computation in runs.walk()
         if not _is_free(instruction)
     ]
     hbm_bytes = sum(p.hbm_bytes for p in instructions)
@@ -196,6 +199,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         seconds_high=seconds * (1 + width),
         roofline_seconds=max(flops / target.flops_per_s, memory_bound),
         collective_seconds=exchanging,
+        uncounted_loops=runs.uncounted(),
     )
 
 
@@ -208,7 +212,7 @@ def model_flops(step: LoweredStep) -> int:
     """
     module = Module(step.forward)
     forward = 0
-    for instruction, times, computation in module.walk():
+    for instruction, times, computation in Runs(module).walk(needed=True):
         # Batched products are those of attention: activations times activations.
         if not instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}"):
             forward += times * module.matrix_flops(instruction, computation)

@@ -72,6 +72,7 @@ class Instruction:
         operands: names of the operands.
         argument: operands as written; for a parameter, its number.
         rest: text after the operands: attributes, metadata, backend_config.
+        root: whether it is the result of its computation.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Instruction:
     operands: list[str]
     argument: str
     rest: str
+    root: bool = False
 
     def attribute(self, pattern: str) -> str:
         """Returns the group of a regular expression matched in the attributes, or ""."""
@@ -129,8 +131,8 @@ class Module:
                 here = self.computations[start[2]] = {}
                 self.entry = here if start[1] else self.entry
             elif match := _INSTRUCTION.match(line):
-                _, name, shape, opcode, rest = match.groups()
-                operands, _, attributes = rest.partition(")")
+                root, name, shape, opcode, rest = match.groups()
+                operands, attributes = _divided(rest)
                 here[name] = Instruction(
                     name,
                     opcode,
@@ -138,80 +140,8 @@ class Module:
                     re.findall(r"%([\w.-]+)", operands),
                     operands,
                     attributes,
+                    bool(root),
                 )
-
-    def walk(
-        self, computation: Computation | None = None, times: int = 1
-    ) -> Iterator[tuple[Instruction, int, Computation]]:
-        """Yields (instruction, number of runs, its computation) for every instruction that runs.
-
-        Bodies of loops and branches are visited. Bodies of fusions are not: a fusion runs as one
-        instruction.
-
-        Args:
-            computation: where to start; None starts at the entry.
-            times: number of runs of that computation.
-        """
-        computation = self.entry if computation is None else computation
-        for instruction in computation.values():
-            if instruction.opcode in ("while", "call", "conditional"):
-                inside = times * self.trip_count(instruction, computation)
-                for name in instruction.called:
-                    yield from self.walk(self.computations[name], inside)
-            else:
-                yield instruction, times, computation
-
-    def trip_count(self, loop: Instruction, computation: Computation) -> int:
-        """Returns the number of iterations of a `while` instruction.
-
-        The count is the compiler's own if it recorded one. Otherwise it is derived from a condition
-        of the form `counter < constant`.
-
-        Args:
-            loop: the instruction.
-            computation: the computation that contains it.
-
-        Returns:
-            1 for any other instruction and for a loop without a fixed count.
-        """
-        known = loop.attribute(r'"known_trip_count":\{"n":"?(\d+)')
-        if known or loop.opcode != "while":
-            return int(known or 1)
-        condition = self.computations[loop.attribute(r"condition=%?([\w.-]+)")]
-        for test in condition.values():
-            if test.opcode != "compare" or "direction=LT" not in test.rest:
-                continue
-            counter, bound = (condition[name] for name in test.operands)
-            limit = _constant(bound)
-            if limit is not None:
-                return -(
-                    -(limit - self._start(counter, loop, computation)) // self._step(counter, loop)
-                )
-        return 1
-
-    def _start(self, counter: Instruction, loop: Instruction, computation: Computation) -> int:
-        """Returns the constant that a loop's counter starts from, 0 if it is not a constant."""
-        index = int(counter.attribute(r"index=(\d+)") or 0)
-        state = computation.get(loop.operands[0])
-        if state is None or state.opcode != "tuple":
-            return 0
-        start = computation.get(state.operands[index])
-        while start is not None and start.opcode == "copy":
-            start = computation.get(start.operands[0])
-        return _constant(start) or 0
-
-    def _step(self, counter: Instruction, loop: Instruction) -> int:
-        """Returns what a loop's body adds to its counter, 1 if it is not a sum of constants."""
-        body = self.computations[loop.attribute(r"body=%?([\w.-]+)")]
-        root = list(body.values())[-1]
-        index = int(counter.attribute(r"index=(\d+)") or 0)
-        value = body.get(root.operands[index]) if root.opcode == "tuple" else None
-        step = 0
-        while value is not None and value.opcode in ("add", "copy"):
-            operands = [body[name] for name in value.operands if name in body]
-            step += sum(_constant(operand) or 0 for operand in operands)
-            value = next((one for one in operands if one.opcode != "constant"), None)
-        return max(step, 1)
 
     def products(
         self, instruction: Instruction, computation: Computation
@@ -231,6 +161,15 @@ class Module:
         A multiply-add counts as two.
         """
         return sum(product_flops(*product) for product in self.products(instruction, computation))
+
+
+def _divided(text: str) -> tuple[str, str]:
+    """Returns the operands, up to their closing parenthesis, and what follows them."""
+    end, depth = text.index(")"), 0
+    while text.count("(", 0, end) > depth:  # those of a tuple's type, or of a layout
+        depth += 1
+        end = text.index(")", end + 1)
+    return text[:end], text[end + 1 :]
 
 
 def tensors(shape: str) -> list[Tensor]:
@@ -299,13 +238,6 @@ def _written_bytes(inner: Computation, instruction: Instruction) -> int:
     if len(updates) == 1 and len(instruction.shape) == 1:
         return min(whole, inner[updates[0].operands[1]].shape[0].bytes)
     return whole
-
-
-def _constant(instruction: Instruction | None) -> int | None:
-    """Returns the value of an integer constant, or None for anything else."""
-    if instruction is None or instruction.opcode != "constant":
-        return None
-    return int(instruction.argument) if instruction.argument.isdigit() else None
 
 
 def _convolution_macs(

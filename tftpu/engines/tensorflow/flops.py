@@ -1,24 +1,75 @@
 """The model FLOPs of a step: its matrix products, from the traced forward pass."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from tftpu.engines.tensorflow import internals
 
 # Once forward; backward once for the input and once for the weights.
 PASSES = 3
 Shape = Any  # a tf.TensorShape that is fully defined
 
 
-def of_forward(ops: Iterable[tf.Operation]) -> int:
-    """Returns the FLOPs of the products with weights among ops, as preflight counts them.
+def of_forward(graph: Any) -> int:
+    """Returns the FLOPs of the products with weights of a graph, as preflight counts them.
 
     A multiplication and its addition count as two. Elementwise ops are left out, and so are batched
     products of activations with activations, such as attention's: 6 x parameters x tokens for a
-    transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361).
+    transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361). What no output depends on
+    does not count, as Keras computes a step of a recurrent layer for its shapes alone. A loop whose
+    number of iterations the graph does not show counts once.
+
+    Args:
+        graph: a `FuncGraph` of static shapes.
     """
-    return sum(_flops(op) for op in ops)
+    known = internals.functions_of(graph)
+    return sum(
+        _flops(op)
+        + sum(_trips(op) * of_forward(body) for body in internals.called_functions(known, op))
+        for op in _needed(graph)
+    )
+
+
+def _needed(graph: Any) -> list[tf.Operation]:
+    """Returns the ops that the outputs of a graph depend on."""
+    found: dict[int, tf.Operation] = {}
+    todo = [tensor.op for tensor in graph.outputs]
+    while todo:
+        op = todo.pop()
+        if id(op) not in found:
+            found[id(op)] = op
+            todo += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return list(found.values())
+
+
+def _trips(op: tf.Operation) -> int:
+    """Returns how often an op runs the functions that it calls.
+
+    A loop's condition says that a counter, which starts from a constant and counts by one, is less
+    than a constant. Either may be an input of the loop.
+    """
+    if op.type not in ("While", "StatelessWhile"):
+        return 1
+    known = internals.functions_of(op.graph)
+    called = internals.called_functions(known, op)
+    condition = next(graph for graph in called if [t.dtype for t in graph.outputs] == [tf.bool])
+    counts = []
+    for test in condition.get_operations():
+        if test.type == "Less":
+            start, limit = (_number(tensor, condition, op) for tensor in test.inputs)
+            if start is not None and limit is not None:
+                counts.append(max(0, limit - start))
+    return min(counts, default=1)
+
+
+def _number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
+    """Returns the value of a scalar in a loop's condition, where the loop starts; None: unknown."""
+    places = [i for i, given in enumerate(condition.inputs) if given is tensor]
+    found = tf.get_static_value(loop.inputs[places[0]] if places else tensor)
+    return None if found is None else int(found)
 
 
 def _flops(op: tf.Operation) -> int:

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tftpu.engines import checks
 from tftpu.engines.sums import TrainSums
-from tftpu.engines.tensorflow import flops, update, xla_ops
+from tftpu.engines.tensorflow import flops, update
 from tftpu.engines.tensorflow.accumulator import Accumulator
 from tftpu.engines.tensorflow.loops import Turns
 from tftpu.engines.tensorflow.part_step import PartStep
@@ -78,9 +78,9 @@ class TrainStep:
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
         forward = tf.function(self.forward, autograph=False)
-        ops = xla_ops.graph_ops(forward.get_concrete_function(self._microbatch).graph)
+        graph = forward.get_concrete_function(self._microbatch).graph
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
-        return flops.PASSES * parts * flops.of_forward(ops)
+        return flops.PASSES * parts * flops.of_forward(graph)
 
     def forward(self, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""

@@ -1,0 +1,195 @@
+"""How often the instructions of a program run: the trip counts of its loops.
+
+A loop runs its body while a condition holds, on a tuple that both take: its state. Its trip count
+is the compiler's own, where it recorded one. Otherwise the condition compares a counter, which the
+body increases by a constant, with a bound. Both may come from another loop, as the bound of a
+backward pass does from the counter of the forward pass, and the comparison may stand in what the
+condition calls.
+"""
+
+from collections.abc import Iterator
+
+from tftpu.preflight.hlo import Computation, Instruction, Module
+
+_SAME = ("copy", "convert", "bitcast", "reshape", "optimization-barrier")
+Place = tuple[Instruction, Computation]  # an instruction, and the computation that contains it
+
+
+class Runs:
+    """The instructions of a program, and how often each runs.
+
+    Args:
+        module: the program.
+    """
+
+    def __init__(self, module: Module):
+        self._module = module
+        self._callers: dict[int, Place] = {}  # of a computation
+        for computation in module.computations.values():
+            for instruction in computation.values():
+                for name in instruction.called:
+                    called = module.computations.get(name)
+                    if called is not None:
+                        self._callers[id(called)] = instruction, computation
+
+    def walk(
+        self, computation: Computation | None = None, times: int = 1, needed: bool = False
+    ) -> Iterator[tuple[Instruction, int, Computation]]:
+        """Yields (instruction, number of runs, its computation) for every instruction that runs.
+
+        Bodies of loops and branches are visited. Bodies of fusions are not: a fusion runs as one
+        instruction. A loop without a known trip count is counted once.
+
+        Args:
+            computation: where to start; None starts at the entry.
+            times: number of runs of that computation.
+            needed: leaves out what no result depends on, which a compiler would remove.
+        """
+        computation = self._module.entry if computation is None else computation
+        runs = _needed(computation) if needed else list(computation.values())
+        for instruction in runs:
+            if instruction.opcode in ("while", "call", "conditional"):
+                inside = times * (self.trips(instruction, computation) or 1)
+                for name in instruction.called:
+                    yield from self.walk(self._module.computations[name], inside, needed)
+            else:
+                yield instruction, times, computation
+
+    def uncounted(self) -> list[str]:
+        """Returns the names of the loops whose trip count the program does not show."""
+        return [
+            instruction.name
+            for computation in self._module.computations.values()
+            for instruction in computation.values()
+            if instruction.opcode == "while" and self.trips(instruction, computation) is None
+        ]
+
+    def trips(self, loop: Instruction, computation: Computation) -> int | None:
+        """Returns the trip count of a loop, None if it is not known; 1 for other instructions.
+
+        Args:
+            loop: the instruction.
+            computation: the one that contains it.
+        """
+        if loop.opcode != "while":
+            return 1
+        if known := loop.attribute(r'"known_trip_count":\{"n":"?(\d+)'):
+            return int(known)
+        counts = []
+        for counter, bound in self._comparisons(self._part(loop, "condition")):
+            step, start = self._step(loop, counter), self._initial(loop, computation, counter)
+            limit = bound if isinstance(bound, int) else self._kept(loop, computation, bound[0])
+            if step and start is not None and limit is not None:
+                counts.append(max(0, -(-(limit - start) // step)))
+        return min(counts, default=None)
+
+    def _part(self, loop: Instruction, part: str) -> Computation:
+        return self._module.computations[loop.attribute(rf"{part}=%?([\w.-]+)")]
+
+    def _comparisons(self, condition: Computation) -> Iterator[tuple[int, int | tuple[int]]]:
+        """Yields, for each "less than" of a condition, the counter's place in the state, and the
+        bound: a number, or in a tuple its place in the state.
+        """
+        for test in condition.values():
+            if test.opcode == "compare" and "direction=LT" in test.rest:
+                counter, bound = (self._traced(name, condition) for name in test.operands)
+                if isinstance(counter, tuple) and bound is not None:
+                    yield counter[0], bound
+            for name in test.called if test.opcode in ("call", "fusion") else ():
+                yield from self._comparisons(self._module.computations[name])
+
+    def _traced(self, name: str, computation: Computation) -> int | tuple[int] | None:
+        """Returns the number, or in a tuple the place in the loop's state, of a scalar in a
+        condition or in what it calls; None if it is neither.
+        """
+        found = computation[name]
+        while found.opcode in _SAME or found.opcode == "parameter":
+            if found.opcode == "parameter":
+                if id(computation) not in self._callers:  # the state is one scalar
+                    return None
+                caller, computation = self._callers[id(computation)]
+                found = computation[caller.operands[int(found.argument)]]
+            else:
+                found = computation[found.operands[0]]
+        if found.opcode == "get-tuple-element":
+            return (int(found.attribute(r"index=(\d+)") or 0),)
+        return _constant(found)
+
+    def _step(self, loop: Instruction, index: int) -> int | None:
+        """Returns what a loop's body adds to an element of its state; None if that varies."""
+        body = self._part(loop, "body")
+        value, step = _result(body, index), 0
+        while value is not None and value.opcode in ("add", *_SAME):
+            operands = [body[name] for name in value.operands if name in body]
+            step += sum(_constant(operand) or 0 for operand in operands)
+            value = next((one for one in operands if one.opcode != "constant"), None)
+        same = value is not None and value.opcode == "get-tuple-element"
+        return step if same and step > 0 else None
+
+    def _kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
+        """Returns an element of a loop's state that its body does not change; None for others."""
+        body = self._part(loop, "body")
+        value = _result(body, index)
+        while value is not None and value.opcode in _SAME:
+            value = body.get(value.operands[0])
+        if value is None or value.opcode != "get-tuple-element":
+            return None
+        of_state = body[value.operands[0]].opcode == "parameter"
+        if not of_state or int(value.attribute(r"index=(\d+)") or 0) != index:
+            return None
+        return self._initial(loop, computation, index)
+
+    def _initial(self, loop: Instruction, computation: Computation, index: int) -> int | None:
+        """Returns the number that an element of a loop's state starts from, if it is known."""
+        state = computation[loop.operands[0]]
+        if state.opcode == "tuple":
+            return self._number(computation[state.operands[index]], computation)
+        return self._element(state, computation, index)
+
+    def _number(self, value: Instruction, computation: Computation) -> int | None:
+        """Returns the value of a scalar, if it is known."""
+        while value.opcode in _SAME:
+            value = computation[value.operands[0]]
+        if value.opcode != "get-tuple-element":
+            return _constant(value)
+        source = computation[value.operands[0]]
+        return self._element(source, computation, int(value.attribute(r"index=(\d+)") or 0))
+
+    def _element(self, source: Instruction, computation: Computation, index: int) -> int | None:
+        """Returns an element of a tuple: the result of a loop, or the state of the one around."""
+        if source.opcode == "parameter" and id(computation) in self._callers:
+            loop, outside = self._callers[id(computation)]
+            return self._kept(loop, outside, index) if loop.opcode == "while" else None
+        if source.opcode != "while":
+            return None
+        kept = self._kept(source, computation, index)
+        if kept is not None:
+            return kept
+        step, start = self._step(source, index), self._initial(source, computation, index)
+        trips = self.trips(source, computation)
+        return None if step is None or start is None or trips is None else start + step * trips
+
+
+def _needed(computation: Computation) -> list[Instruction]:
+    """Returns the instructions that the result of a computation, its last one, depends on."""
+    wanted = {_root(computation).name}
+    for instruction in reversed(computation.values()):
+        if instruction.name in wanted:
+            wanted |= {name for name in instruction.operands if name in computation}
+    return [instruction for instruction in computation.values() if instruction.name in wanted]
+
+
+def _result(computation: Computation, index: int) -> Instruction | None:
+    """Returns what computes an element of a computation's result."""
+    root = _root(computation)
+    return computation.get(root.operands[index]) if root.opcode == "tuple" else None
+
+
+def _root(computation: Computation) -> Instruction:
+    return next(i for i in computation.values() if i.root)
+
+
+def _constant(instruction: Instruction) -> int | None:
+    """Returns the value of an integer constant, None for anything else."""
+    found = instruction.opcode == "constant" and instruction.argument.isdigit()
+    return int(instruction.argument) if found else None
