@@ -63,7 +63,7 @@ def fitting(slice_name: str, words: Sequence[str]) -> str:
             stdout=subprocess.DEVNULL,
             check=False,
         )
-        if done.returncode:
+        if done.returncode and not report.exists():
             raise UserError(
                 f"cluster.mesh=auto: preflight for {slice_name} failed, as said above. Set the "
                 "mesh, such as --config.cluster.mesh=fsdp:-1, to train without it."

@@ -58,3 +58,5 @@ def run(options: Options) -> None:
     for path in {files.join(workdir, predictions.FILE), options.json}:
         if path:
             files.write_whole(path, text)
+    if not any(item.fits for item in report.slices):
+        raise UserError(f"The step runs on no slice that was asked for: {options.slices}.")

@@ -39,9 +39,11 @@ def test_a_mistake_gives_one_clear_message_and_exit_code_2(
 
 def test_a_slice_that_cannot_share_the_batch_is_reported_with_the_reason(tmp_path, capsys):
     arguments = [*DIGITS, "--slices=v3-32", f"--workdir={tmp_path}"]
-    assert command_line.main(arguments) == 0
-    said = capsys.readouterr().out
-    assert "does not compile" in said and "norm_batch=16 does not divide the 4 examples" in said
+    assert command_line.main(arguments) == 2
+    said = capsys.readouterr()
+    assert "does not compile" in said.out
+    assert "norm_batch=16 does not divide the 4 examples" in said.out
+    assert "The step runs on no slice that was asked for: v3-32." in said.err
 
 
 @pytest.mark.compiles

@@ -63,8 +63,10 @@ def test_a_message_without_figures_is_not_an_error():
 def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
     step = LoweredStep(program=b"", arguments=[], precision="mixed_float16")
     memory = Memory(0, 0, 0, 0, 0)
-    cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    ragged, float16 = (str(item) for item in lint(step, cost, 20))
+    cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ["while.1", "while.2"])
+    loops, ragged, float16 = (str(item) for item in lint(step, cost, 20))
+    assert "2 loops without a fixed number of runs" in loops
     assert "20 examples does not fill tiles of 8" in ragged and "as 24" in ragged
     assert "mixed_bfloat16" in float16
-    assert lint(dataclasses.replace(step, precision="mixed_bfloat16"), cost, 16) == []
+    counted = dataclasses.replace(cost, uncounted_loops=[])
+    assert lint(dataclasses.replace(step, precision="mixed_bfloat16"), counted, 16) == []

@@ -15,10 +15,10 @@ from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise
 from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
-from tftpu.preflight.cost import memory_of, price
+from tftpu.preflight.cost import memory_of, model_flops, price
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
-from tftpu.preflight.slice_report import SliceReport, fill
+from tftpu.preflight.slice_report import SliceReport, fill, fill_unpriced
 from tftpu.preflight.units import duration, size
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
@@ -148,7 +148,9 @@ class Examiner:
             mesh=self.lowering.mesh(target.replicas),
             compiler_options=self.lowering.compiler_options(target),
         )
-        if not compiled.error:
+        if not compiled.error and not compiled.text:
+            fill_unpriced(report, compiled, model_flops(step), target)
+        elif not compiled.error:
             cost = price(step, compiled, target)
             fill(report, cost, target, self.options, self.global_batch_size)
             report.lints = [str(item) for item in advise.lint(step, cost, share)]

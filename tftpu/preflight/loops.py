@@ -172,7 +172,7 @@ class Runs:
 
 def _needed(computation: Computation) -> list[Instruction]:
     """Returns the instructions that the result of a computation, its last one, depends on."""
-    wanted = {_root(computation).name}
+    wanted = {instruction.name for instruction in computation.values() if instruction.root}
     for instruction in reversed(computation.values()):
         if instruction.name in wanted:
             wanted |= {name for name in instruction.operands if name in computation}

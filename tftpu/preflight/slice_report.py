@@ -3,6 +3,7 @@
 import dataclasses
 
 from tftpu.preflight import cost as costs
+from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
 from tftpu.tpu.slices import Slice
 
@@ -151,6 +152,26 @@ def fill(
         Spent(p.name, p.seconds * 1e3, p.seconds / cost.seconds, p.cycles, p.layer) for p in top
     ]
     _add_prices(report, cost.seconds, target, options, global_batch_size)
+
+
+def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, target: Slice) -> None:
+    """Adds to the report of a slice what is known of a program that cannot be read.
+
+    Args:
+        report: the report, changed in place.
+        compiled: the program.
+        model_flops: of one replica's step.
+        target: the slice.
+    """
+    memory = costs.memory_of(compiled.memory)
+    report.hbm, report.hbm_bytes = dataclasses.asdict(memory), memory.total
+    report.model_flops = model_flops
+    read = memory.arguments / target.bytes_per_s
+    report.roofline_ms = 1e3 * max(model_flops / target.flops_per_s, read)
+    report.lints = [
+        "The program compiled, and this version of jaxlib cannot read it: its time is not priced. "
+        "The roofline is that of the model's products and of reading the arguments once."
+    ]
 
 
 def _spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]:

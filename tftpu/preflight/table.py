@@ -48,7 +48,7 @@ def details(item: SliceReport, explain: bool) -> list[str | Table]:
     if not item.fits:
         return [*lines, *_misfit(item)]
     lines += [f"  mesh: {item.mesh}"] if item.mesh else []
-    lines += [*_figures(item), *_prices(item)]
+    lines += [*_memory(item), *(_unpriced(item) if item.step_ms is None else _figures(item))]
     lines += [f"  ! {text}" for text in item.lints[: None if explain else MAX_LINTS]]
     if len(item.lints) > MAX_LINTS and not explain:
         lines.append(f"  ! {len(item.lints) - MAX_LINTS} more findings")
@@ -91,15 +91,30 @@ def _cells(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
     return {**cells, "": remark}
 
 
-def _figures(item: SliceReport) -> list[str]:
-    """Returns the lines about memory, work and time of a step that fits."""
+def _memory(item: SliceReport) -> list[str]:
+    """Returns the lines about the memory of a step that fits."""
     share = item.hbm_bytes / item.hbm_limit_bytes
     parts = ", ".join(f"{name} {units.size(count)}" for name, count in item.hbm.items())
-    intensity = units.number(item.arithmetic_intensity or 0.0)
-    return [
+    lines = [
         f"  memory: {units.size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
         f"{share:.1%} of the {units.size(item.hbm_limit_bytes)} available ({parts})",
-        "  largest: " + "; ".join(_tensor(t) for t in item.largest_tensors[:3]),
+    ]
+    largest = "; ".join(_tensor(t) for t in item.largest_tensors[:3])
+    return [*lines, f"  largest: {largest}"] if largest else lines
+
+
+def _unpriced(item: SliceReport) -> list[str]:
+    """Returns the lines about a step whose program cannot be read."""
+    return [
+        f"  work: the model's own {units.quantity(item.model_flops, 'FLOP')}",
+        f"  time: not priced; roofline {_time(item.roofline_ms)}",
+    ]
+
+
+def _figures(item: SliceReport) -> list[str]:
+    """Returns the lines about work, time and prices of a step that fits."""
+    intensity = units.number(item.arithmetic_intensity or 0.0)
+    return [
         f"  work: {units.quantity(item.flops, 'FLOP')} (the model's own: "
         f"{units.quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
         f"{units.quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
@@ -108,6 +123,7 @@ def _figures(item: SliceReport) -> list[str]:
         f"{units.number(item.examples_per_second or 0.0)} examples/s on the slice; "
         f"roofline {_time(item.roofline_ms)}; collectives {_time(item.collective_ms)}; "
         f"compiler's estimate {units.quantity(item.estimated_cycles, 'cycles')}",
+        *_prices(item),
     ]
 
 
