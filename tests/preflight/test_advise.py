@@ -6,7 +6,7 @@ import pytest
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.advise import MAX_COMPILES, largest_batch, lint, memory_wanted
-from tftpu.preflight.cost import Cost, Memory
+from tftpu.preflight.cost import Cost, Memory, Priced
 
 
 @pytest.mark.parametrize("edge", [8, 16, 248, 1000, 2504, 4088])
@@ -70,3 +70,28 @@ def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
     assert "mixed_bfloat16" in float16
     counted = dataclasses.replace(cost, uncounted_loops=[])
     assert lint(dataclasses.replace(step, precision="mixed_bfloat16"), counted, 16) == []
+
+
+FORWARD = """\
+ENTRY %main (a: f32[8,200]) -> f32[8,10] {
+  %a = f32[8,200]{1,0} parameter(0)
+  %w = f32[200,10]{1,0} parameter(1)
+  ROOT %out = f32[8,10]{1,0} dot(%a, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.06, ["body"]), (0.04, [])])
+def test_only_layers_that_matter_and_whose_width_is_chosen_are_told_of_empty_lanes(share, found):
+    step = LoweredStep(
+        program=b"",
+        forward=FORWARD,
+        arguments=[],
+        layers={"body": "Dense", "head": "Dense"},
+        kernels={"body/kernel": (64, 200), "head/kernel": (200, 10)},
+        precision="float32",
+    )
+    spent = {"body": share, "head": 0.9, "": 1 - 0.9 - share}
+    instructions = [Priced(n, "matrix", n, "", 1, s, 0, 0, 0) for n, s in spent.items()]
+    cost = Cost(Memory(0, 0, 0, 0, 0), [], instructions, *[0] * 4, *[1.0] * 5, [])
+    assert [item.layer for item in lint(step, cost, 16)] == found

@@ -309,7 +309,7 @@ def test_lints_name_the_layer_and_the_fix():
             layers.Conv2D(8, 3, groups=4, name="grouped"),
             layers.Flatten(name="flat"),
             layers.Dense(136, name="odd"),
-            layers.Dense(2048, dtype="float32", name="exact"),
+            layers.Dense(32_768, dtype="float32", name="exact"),
         ]
         return compiled(keras.Sequential([keras.Input((32, 32, 4)), *body]))
 

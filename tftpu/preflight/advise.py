@@ -11,6 +11,7 @@ from tftpu.preflight.hlo import Module
 
 LANES, SUBLANES = 128, 8  # dimensions of a vector register, and of a tile in memory
 MAX_COMPILES = 12  # per search for the largest batch
+WORTH = 0.05  # of a step: what takes less is not worth advice about speed
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -152,14 +153,20 @@ def _emulated_float16(step: LoweredStep) -> list[Lint]:
 
 
 def _wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers whose features leave lanes empty, if they take at least 3 % of the step."""
+    """Finds layers whose features leave lanes empty. The task, not the user, chooses outputs'."""
+    outputs = {
+        tensor.dims[-1]
+        for instruction in Module(step.forward).entry.values()
+        for tensor in instruction.shape
+        if instruction.root and tensor.dims
+    }
     found = []
     for name, dims in step.kernels.items():
         layer = "/".join(scope for scope in name.split("/") if scope in step.layers)
         features = dims[-1]
         padded = -(-features // LANES) * LANES
         waste = 1 - features / padded
-        if waste >= 0.2 and shares.get(layer, 0.0) >= 0.03:
+        if waste >= 0.2 and shares.get(layer, 0.0) >= WORTH and features not in outputs:
             found.append(
                 Lint(
                     layer,
@@ -172,7 +179,7 @@ def _wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
 
 
 def _float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers with float32 matrix products that take at least 1 % of the step."""
+    """Finds layers with matrix products in float32."""
     if step.precision != "mixed_bfloat16":
         return []
     module = Module(step.forward)
@@ -190,7 +197,7 @@ def _float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]
             shares[layer],
         )
         for layer in sorted(layers)
-        if shares.get(layer, 0.0) >= 0.01
+        if shares.get(layer, 0.0) >= WORTH
     ]
 
 
@@ -204,7 +211,7 @@ def _augmentation(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
             shares.get(name, 0.0),
         )
         for name, kind in step.layers.items()
-        if kind.startswith("Random")
+        if kind.startswith("Random") and shares.get(name, 0.0) >= WORTH
     ]
 
 
