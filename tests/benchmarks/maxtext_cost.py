@@ -64,7 +64,7 @@ def _program(text: str) -> tuple[LoweredStep, Compiled]:
 
 def _with_kernels_of(ours: Sequence[Priced], theirs: Sequence[Priced]) -> list[Priced]:
     """Returns their instructions, with our prices of the kernels for attention."""
-    runs = sorted(p.seconds / p.times for p in ours if p.kind == "custom call" and p.flops)
+    runs = sorted(p.seconds / p.times for p in ours if p.kind == "kernel" and p.flops)
     prices = {FORWARD: runs[0], BACKWARD: runs[-1]}
 
     def priced(p: Priced) -> Priced:

@@ -214,7 +214,7 @@ def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     compiled = compiler.compile_program(program, slice_)
     assert not compiled.error
     found = cost.price(program, compiled, slice_).instructions
-    calls = [p for p in found if p.kind == "custom call" and p.flops]
+    calls = [p for p in found if p.kind == "kernel" and p.flops]
     # Forward: scores and mixed values. Backward: scores again, and four gradients. Of 2 x 2 blocks
     # of 256 the causal mask leaves 3; each of 2 heads works on 128 lanes.
     product = 2 * BATCH * 2 * 3 * 256 * 256 * 128
@@ -238,7 +238,7 @@ def test_the_kernels_of_shared_keys_and_rotary_positions_compile(name):
     compiled = compiler.compile_program(program, slice_)
     assert not compiled.error
     found = cost.price(program, compiled, slice_).instructions
-    work = [p.flops for p in found if p.kind == "custom call" and "pallas_call" in p.op_name]
+    work = [p.flops for p in found if p.kind == "kernel" and "pallas_call" in p.op_name]
     product = 2 * BATCH * 4 * 3 * 256 * 256 * 128  # as above, for 4 heads
     # Queries and keys are rotated, and their gradients are rotated back. One sums outputs.
     assert sorted(work) == [0, 0, 0, 0, 0, 2 * product, 5 * product]

@@ -63,12 +63,13 @@ def test_a_message_without_figures_is_not_an_error():
 def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
     step = LoweredStep(program=b"", arguments=[], precision="mixed_float16")
     memory = Memory(0, 0, 0, 0, 0)
-    cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ["while.1", "while.2"])
-    loops, ragged, float16 = (str(item) for item in lint(step, cost, 20))
+    cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ["while.1", "while.2"], ["a"])
+    loops, kernels, ragged, float16 = (str(item) for item in lint(step, cost, 20))
     assert "2 loops without a fixed number of runs" in loops
     assert "20 examples does not fill tiles of 8" in ragged and "as 24" in ragged
     assert "mixed_bfloat16" in float16
-    counted = dataclasses.replace(cost, uncounted_loops=[])
+    assert "kernels in 'a'" in kernels
+    counted = dataclasses.replace(cost, uncounted_loops=[], silent_kernels=[])
     assert lint(dataclasses.replace(step, precision="mixed_bfloat16"), counted, 16) == []
 
 
@@ -93,5 +94,5 @@ def test_only_layers_that_matter_and_whose_width_is_chosen_are_told_of_empty_lan
     )
     spent = {"body": share, "head": 0.9, "": 1 - 0.9 - share}
     instructions = [Priced(n, "matrix", n, "", 1, s, 0, 0, 0) for n, s in spent.items()]
-    cost = Cost(Memory(0, 0, 0, 0, 0), [], instructions, *[0] * 4, *[1.0] * 5, [])
+    cost = Cost(Memory(0, 0, 0, 0, 0), [], instructions, *[0] * 4, *[1.0] * 5, [], [])
     assert [item.layer for item in lint(step, cost, 16)] == found

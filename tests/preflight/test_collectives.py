@@ -187,3 +187,24 @@ def test_slices_exchange_over_the_network_from_the_moment_they_send(cycles):
     network = 4 * 2**20 / 12.5e9 + 1e-4
     assert cost.collective_seconds == pytest.approx(max(0.0, network - work), abs=1e-6)
     assert cost.seconds == pytest.approx(work + max(network, work), rel=0.02)
+
+
+def test_a_product_fused_with_a_collective_costs_its_time():
+    text = f"""\
+HloModule step
+
+%both (q.0: f32[1024,1024]) -> f32[1024,1024] {{
+  %q.0 = f32[1024,1024]{{1,0}} parameter(0)
+  %d.0 = f32[1024,1024]{{1,0}} dot(%q.0, %q.0), lhs_contracting_dims={{1}}
+  ROOT %sum.0 = f32[1024,1024]{{1,0}} all-reduce(%d.0), {ALL}
+}}
+
+ENTRY %main (p.0: f32[1024,1024]) -> f32[1024,1024] {{
+  %p.0 = f32[1024,1024]{{1,0}} parameter(0)
+  ROOT %both.0 = f32[1024,1024]{{1,0}} fusion(%p.0), kind=kOutput, calls=%both
+}}
+"""
+    step = LoweredStep(program=b"", arguments=["a"], precision="float32")
+    exchange = all_reduce_seconds(4 * 2**20, SLICE, 8, 2) / 2  # each keeps a part
+    product = 2 * 2**30 / 197e12 / 0.5  # at half of the peak, without the compiler's estimate
+    assert price(step, compiled(text), SLICE).seconds == pytest.approx(exchange + product)

@@ -37,6 +37,7 @@ def filled(slice_name, seconds=0.1, **options):
         roofline_seconds=0.5 * seconds,
         collective_seconds=0.01 * seconds,
         uncounted_loops=[],
+        silent_kernels=[],
     )
     report = SliceReport(
         slice_name,

@@ -67,7 +67,7 @@ def kernels() -> list[int]:
     step = lowering.lower(gpt, share, 8, "mixed_bfloat16", TrainOptions())
     compiled = compiler.compile_program(step, slice_)
     found = cost.price(step, compiled, slice_).instructions
-    return sorted(p.flops for p in found if p.kind == "custom call" and p.flops)
+    return sorted(p.flops for p in found if p.kind == "kernel" and p.flops)
 
 
 def scattered() -> list[tuple[str, str]]:

@@ -118,8 +118,8 @@ def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
         *_grouped_convolutions(step, shares),
     ]
     layers.sort(key=lambda item: -item.step_share)
-    of_step = _uncounted_loops(cost), _partial_tiles(microbatch), _emulated_float16(step)
-    return [*(item for items in of_step for item in items), *layers]
+    of_program = [*_uncounted_loops(cost), *_silent_kernels(cost)]
+    return [*of_program, *_partial_tiles(microbatch), *_emulated_float16(step), *layers]
 
 
 def _uncounted_loops(cost: Cost) -> list[Lint]:
@@ -129,6 +129,14 @@ def _uncounted_loops(cost: Cost) -> list[Lint]:
     fix = "Give a loop a limit that does not depend on data, such as maximum_iterations"
     told = f"The step has {count} without a fixed number of runs, counted as one: time and work"
     return [Lint("", f"{told} are too low", fix)]
+
+
+def _silent_kernels(cost: Cost) -> list[Lint]:
+    if not cost.silent_kernels:
+        return []
+    where = ", ".join(repr(layer) for layer in cost.silent_kernels)
+    told = f"The work of kernels in {where} is not priced, since they do not say what it is"
+    return [Lint("", told, "Give a cost_estimate to pallas_call")]
 
 
 def _partial_tiles(microbatch: int) -> list[Lint]:

@@ -25,7 +25,7 @@ from typing import Literal
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight import collectives
-from tftpu.preflight.collectives import Timeline
+from tftpu.preflight.collectives import Timeline, key_of
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
 from tftpu.preflight.loops import Runs
@@ -39,11 +39,11 @@ RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
 CALIBRATED = ("v2", "v3", "v4")
 
 _REST = "(rest of the step)"
+KERNEL, CALL = "kernel", "custom call"  # kinds: a Pallas kernel, and a call of the compiler's own
 
 _FREE = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "opt-barrier", "domain"),
-    "recv",  # its end waits
+    *("partition-id", "replica-id", "opt-barrier", "domain", "recv"),
 }
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
@@ -95,7 +95,7 @@ class Priced:
 
     Attributes:
         name: name of the instruction.
-        kind: "matrix", "memory-bound", "reduction", "copy", "collective" or "custom call".
+        kind: such as "matrix", "memory-bound", "reduction", "copy", "collective" or "kernel".
         layer: the Keras layer that it belongs to, or a part of the step in parentheses.
         op_name: the op that it came from.
         times: runs per step.
@@ -135,6 +135,7 @@ class Cost:
         collective_seconds: predicted time of the collectives that no other work hides, included in
             `seconds`.
         uncounted_loops: names of loops whose trip count is not in the program: counted once.
+        silent_kernels: layers of kernels that say nothing of their work: only their traffic counts.
     """
 
     memory: Memory
@@ -150,6 +151,7 @@ class Cost:
     roofline_seconds: float
     collective_seconds: float
     uncounted_loops: list[str]
+    silent_kernels: list[str]
 
     def by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
         """Returns (name, seconds, cycles) per layer or kind, the longest time first."""
@@ -200,6 +202,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         roofline_seconds=max(flops / target.flops_per_s, memory_bound),
         collective_seconds=exchanging,
         uncounted_loops=runs.uncounted(),
+        silent_kernels=sorted(pricing.silent),
     )
 
 
@@ -239,6 +242,7 @@ class _Pricing:
 
     def __init__(self, module: Module, step: LoweredStep, target: Slice):
         self._module, self._step, self._target = module, step, target
+        self.silent: set[str] = set()  # layers of kernels that say nothing of their work
         self._timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
 
     def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
@@ -250,17 +254,20 @@ class _Pricing:
             computation: the one that contains it.
         """
         within = _all_within(self._module, instruction, computation)
-        kind = _kind(instruction.opcode, {i.opcode for i, _ in within})
+        kind = _kind(instruction, {i.opcode for i, _ in within})
         flops = self._module.matrix_flops(instruction, computation)
         moved = hbm_bytes(self._module, instruction, computation)
-        if kind == "custom call":
+        if kind in (CALL, KERNEL):
             flops = int(instruction.attribute(r'"flops":"?(\d+)') or flops)
             moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
+            if kind == KERNEL and '"cost_estimate"' not in instruction.rest:
+                self.silent.add(_layer(instruction, self._step))
         seconds = self._work(instruction, flops, moved)
         overlaps = instruction.opcode in ASYNCHRONOUS
         timeline = self._timelines[id(computation)]
         if any(collectives.is_collective(inside) for inside, _ in within):
-            kind, seconds = self._exchange(instruction, within, kind, seconds, timeline)
+            work = seconds if flops or timeline.is_running(key_of(instruction, within)) else 0.0
+            kind, seconds = self._exchange(instruction, within, kind, work, timeline)
             overlaps = False
         elif not overlaps:
             timeline.work(seconds)
@@ -295,28 +302,29 @@ class _Pricing:
         work: float,
         timeline: Timeline,
     ) -> tuple[str, float]:
-        """Returns the kind and the seconds of an instruction that contains a collective."""
-        key = collectives.key_of(instruction, within)
+        """Returns the kind and the seconds of an instruction with a collective, and other work."""
+        key = key_of(instruction, within)
         if collectives.ends(instruction, within):
             return "collective", timeline.wait(key)
         seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
         if collectives.starts(instruction, within):
             timeline.start(key, seconds, collectives.is_between_slices(instruction))
-            return "collective", 0.0
+            timeline.work(work)
+            return kind if work else "collective", work
         if timeline.is_running(key):  # the work of others, while the collective carries on
             timeline.work(work)
             return kind, work
         # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
         seconds /= 2 if instruction.opcode == "fusion" else 1
-        timeline.work(seconds)
-        return "collective", seconds
+        timeline.work(seconds + work)
+        return "collective", seconds + work
 
 
-def _kind(opcode: str, within: set[str]) -> str:
-    """Returns the kind of an instruction, given its opcode and all opcodes that it runs."""
-    if opcode == "custom-call":
-        return "custom call"
-    if opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
+def _kind(instruction: Instruction, within: set[str]) -> str:
+    """Returns the kind of an instruction, given all opcodes that it runs."""
+    if instruction.opcode == "custom-call":
+        return KERNEL if 'custom_call_target="tpu_custom_call"' in instruction.rest else CALL
+    if instruction.opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
         return "copy"
     if {"dot", "convolution"} & within:
         return "matrix"
