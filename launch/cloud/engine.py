@@ -15,7 +15,7 @@ def for_slice(experiment: Experiment, wanted: Slice) -> str:
         wanted: the slice to rent.
 
     Raises:
-        UserError: the global batch or the mesh does not fit the slice, or it has several
+        UserError: the global batch or the mesh does not fit the slice, or the slice has several
             hosts and the config does not ask for the JAX engine.
     """
     name = selection.engine_for(experiment.cluster)
@@ -27,7 +27,13 @@ def for_slice(experiment: Experiment, wanted: Slice) -> str:
             "--config.cluster.engine=jax, or choose a slice of one host. The largest slice with "
             f"one host is {largest}."
         )
-    if wanted.slices > 1 and experiment.cluster.mesh != AUTO:
+    if wanted.hosts > 1 and experiment.cluster.mesh == AUTO:
+        raise UserError(
+            f"cluster.mesh=auto knows the devices of one host, and {wanted.name} has "
+            f"{wanted.hosts}: `tftpu preflight --slices={wanted.name}` with it finds a mesh; set "
+            "that one."
+        )
+    if wanted.slices > 1:
         check_between_slices(mesh_sizes(experiment.cluster.mesh, wanted.replicas), wanted.slices)
     experiment.validate(_data_shares(experiment.cluster, wanted))
     return name

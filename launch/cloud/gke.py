@@ -172,6 +172,11 @@ def check_slice(wanted: Slice) -> None:
             f"{wanted.name} is not a slice of GKE, which has {', '.join(_ACCELERATORS)}. `tftpu "
             f"launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
         )
+    if wanted.slices > 1 and wanted.single.hosts == 1:
+        raise UserError(
+            f"GKE joins slices of several hosts only, and {wanted.single.name} has one: choose "
+            f"larger slices, or `tftpu launch tpu-vm --slice={wanted.name}`."
+        )
 
 
 def check_name(flag: str, value: str) -> None:

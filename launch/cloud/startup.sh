@@ -6,6 +6,10 @@
 # and train.
 if [ "${1:-}" = work ]; then
   set -e
+  if [ "${2:-0}" -ge "$((slices * hosts))" ]; then
+    echo "The metadata server does not say which slice this worker belongs to."
+    exit 1
+  fi
   receive
   install
   train
@@ -35,8 +39,13 @@ if [ "$hosts" -gt 1 ]; then
   until worker=$(attribute agent-worker-number); do sleep 5; done
 fi
 if [ "$slices" -gt 1 ]; then
-  until slice=$(slice_id); do sleep 5; done
-  worker=$((slice * hosts + worker))
+  slice=""
+  for _ in {1..120}; do
+    if slice=$(slice_id); then break; fi
+    sleep 5
+  done
+  # Without its number, a worker would report in the place of another: those of no slice are last.
+  worker=$((${slice:-$slices} * hosts + worker))
 fi
 reports="$folder"
 if [ "$worker" -gt 0 ]; then reports="$folder/worker-$worker"; fi
@@ -73,7 +82,7 @@ if [ -e "$home/done" ]; then # the machine was restarted after the end of the ru
   exit 0
 fi
 
-timeout --kill-after=300 "$(left)" bash "$0" work >>"$log" 2>&1 &
+timeout --kill-after=300 "$(left)" bash "$0" work "$worker" >>"$log" 2>&1 &
 run=$!
 while sleep 20; do
   report

@@ -131,7 +131,7 @@ def check_slice(wanted: Slice) -> None:
     if wanted.slices > 1:
         raise UserError(
             f"A custom job of Vertex AI has one slice, and {wanted.name} are {wanted.slices}: "
-            f"choose one, or `tftpu launch gke --slice={wanted.name}`, or `launch tpu-vm`."
+            f"choose one, or `tftpu launch tpu-vm --slice={wanted.name}`."
         )
     if wanted.name not in _FIXED and wanted.generation.name not in _FAMILIES:
         raise UserError(

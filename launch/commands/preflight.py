@@ -1,6 +1,7 @@
 """Compiles a config for TPU slices, without a TPU: whether it fits, how fast it is, what it costs.
 
-The report is printed, and written to preflight.json in the workdir.
+The report is printed, and written to preflight.json in the workdir. The exit code is 2 if the step
+cannot run on any of the slices.
 
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
 """
@@ -59,4 +60,4 @@ def run(options: Options) -> None:
         if path:
             files.write_whole(path, text)
     if not any(item.fits for item in report.slices):
-        raise UserError(f"The step runs on no slice that was asked for: {options.slices}.")
+        raise UserError(f"No slice of {options.slices} is known to run the step: see above.")

@@ -1,7 +1,7 @@
 """Kills, stops and preempts hosts of a run on the JAX engine, and counts the losses.
 
     python -m tests.benchmarks.pod_faults                # 40 rounds
-    python -m tests.benchmarks.pod_faults --rounds=10
+    python -m tests.benchmarks.pod_faults --first=27 --rounds=13
 
 In each round four processes on loopback train together, with four devices in all. At a random
 moment, in half of the rounds while a checkpoint is being written, a random process is killed
@@ -261,9 +261,10 @@ class Drill:
             before, cut = complete(workdir), saving(workdir)
             victim.send(number)
             sent = time.monotonic()
-            if running and victim.code is None:
+            if running and victim.code is None and STEPS not in before:
                 break
-            pod.codes()  # it had finished already: another moment
+            victim.send(signal.SIGKILL)  # it had finished already: another moment
+            pod.codes()
             shutil.rmtree(workdir)
         others = pod.codes(left_out=victim)
         noticed = time.monotonic() - sent
@@ -312,6 +313,7 @@ class Drill:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=0, help="the round to begin with")
     parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
 
@@ -326,7 +328,8 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="tftpu-pod-"))
     began = time.monotonic()
     drill = Drill(root)
-    rounds = [drill.round(index) for index in range(arguments.rounds)]
+    chosen = range(arguments.first, arguments.first + arguments.rounds)
+    rounds = [drill.round(index) for index in chosen]
     for kind in sorted({one.signal for one in rounds}):
         of_kind = [one for one in rounds if one.signal == kind]
         seconds = sorted(one.noticed for one in of_kind)

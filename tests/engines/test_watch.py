@@ -156,16 +156,15 @@ def test_a_port_that_is_in_use_is_named():
             coordination._serve(Task(0, 2, f"127.0.0.1:{port}"))
 
 
-Device = namedtuple("Device", "id process_index")
+Device = namedtuple("Device", "id process_index slice_index platform", defaults=(0, "tpu"))
 
 
 def mesh(hosts: int, each: int, **sizes: int):
     """Returns a mesh in the order of devices that a TPU has, hosts taking turns."""
     devices = [Device(i, i % hosts) for i in range(hosts * each)]
     axes = {"data": 1, "fsdp": 1, "tensor": 1} | sizes
-    grouped = sorted(devices, key=lambda device: device.process_index)
     grid = np.empty(len(devices), object)
-    grid[:] = grouped
+    grid[:] = meshes.neighbours(devices)
     return types.SimpleNamespace(shape=axes, devices=grid.reshape(tuple(axes.values())))
 
 
@@ -183,6 +182,16 @@ def test_a_host_feeds_the_examples_of_its_devices(hosts, each, sizes, parts):
     grid = mesh(hosts, each, **sizes)
     found = [meshes.part_of(grid, process) for process in range(hosts)]
     assert [(part.index, part.count) for part in found] == parts
+
+
+def test_devices_of_a_slice_are_next_to_each_other_and_only_data_leaves_it():
+    # Processes are numbered across slices here, and so are not in their order.
+    devices = [Device(i, i % 4, slice_index=i % 2) for i in range(8)]
+    found = [(d.slice_index, d.process_index) for d in meshes.neighbours(devices)]
+    assert found == [(0, 0)] * 2 + [(0, 2)] * 2 + [(1, 1)] * 2 + [(1, 3)] * 2
+    sizes = {"data": 1, "fsdp": 8, "sequence": 1, "tensor": 1}
+    with pytest.raises(UserError, match=r"There are 2 slices.* as in 'data:2,fsdp:-1'"):
+        meshes.make(sizes, devices)
 
 
 def test_a_model_cannot_be_shared_by_a_host_and_a_part_of_another():

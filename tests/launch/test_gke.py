@@ -182,6 +182,8 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--slice=2xv5e-8"], "GKE joins slices of several hosts only, and v5e-8 has one"),
+        (["--config.cluster.mesh=auto"], "`tftpu preflight --slices=v5e-16` with it finds a mesh"),
         (["--slice=2xv3-8"], "slices of v3 are not joined by a network"),
         (["--slice=2xv5e-16", "--config.cluster.mesh=fsdp:-1"], "as in 'data:2,fsdp:-1'"),
         (["--slice=v3-8"], "v3-8 is not a slice of GKE, which has v4, v5e, v5p, v6e"),

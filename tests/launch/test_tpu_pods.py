@@ -127,6 +127,17 @@ def test_the_workers_of_several_slices_are_counted_on(machine, name, answers, pl
     assert (reports / f"{place}exit_code").read_text() == "0\n"
 
 
+def test_a_worker_that_does_not_learn_its_slice_says_so_and_ends(machine):
+    (machine.bucket / "b/run/launch/n/worker-11").mkdir(parents=True)
+    machine.tool("curl", 'case "$*" in *tpu-env) exit 22 ;; *) echo 3 ;; esac')
+    reports = boot(machine, "2xv5e-16")
+    assert "which slice this worker belongs to" in (reports / "worker-11/log.txt").read_text()
+    assert (reports / "worker-11/exit_code").read_text() == "1\n"
+    assert (reports / "failed").read_text() == "1\n"
+    assert machine.lines("called") == [DELETION]
+    assert not (machine.folder / "arguments").exists()
+
+
 def test_a_mesh_that_cuts_the_model_between_slices_is_refused(capsys):
     mesh = "--config.cluster.mesh=fsdp:-1"
     assert launch("--slice=2xv5e-8", "--dry_run", mesh) == 2

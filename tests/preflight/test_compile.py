@@ -101,22 +101,6 @@ def test_both_examples_on_two_slices_in_90_seconds_from_a_cold_cache(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_large_vocabulary_on_v6e_is_priced():
-    # Its gathers run on the SparseCore, in a program that jaxlib cannot read.
-    def words():
-        logits = keras.layers.Dense(32_000, dtype="float32")
-        layers = [keras.Input((512,), dtype="int32"), keras.layers.Embedding(32_000, 768), logits]
-        built = keras.Sequential(layers)
-        built.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return built
-
-    tokens = tf.TensorSpec((64, 512), tf.int32)
-    item = examine(words, (tokens, tokens), "v6e-8")
-    assert item.fits and item.step_ms is not None
-    assert item.model_flops == 3 * 2 * 8 * 512 * 768 * 32_000
-
-
-@pytest.mark.slow
 def test_a_loop_of_microbatches_costs_as_much_as_the_full_batch():
     def gpt():
         sizes = GPT("tiny", vocabulary=512, context=256, layers=1, width=256, heads=2)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.stepping import train_step
-from tftpu.engines.tensorflow import lower
+from tftpu.engines.tensorflow import flops, lower
 from tftpu.preflight import compiler, cost
 from tftpu.preflight.hlo import Module
 from tftpu.preflight.loops import Runs
@@ -98,6 +98,83 @@ def test_a_loop_without_a_known_count_is_said_and_counted_once():
     assert set(runs(text).values()) == {1}
 
 
+ONE = """\
+HloModule step
+
+%less (s.0: s32[], l.0: s32[]) -> pred[] {
+  %s.0 = s32[] parameter(0)
+  %l.0 = s32[] parameter(1)
+  ROOT %is_less = pred[] compare(%s.0, %l.0), direction=LT
+}
+
+%until.1 (state.1: (s32[], s32[])) -> pred[] {
+  %state.1 = (s32[], s32[]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%state.1), index=0
+  %j.1 = s32[] get-tuple-element(%state.1), index=1
+  %ten = s32[] constant(10)
+  %fifty = s32[] constant(50)
+CONDITION
+}
+
+%body.2 (state.2: (s32[], s32[])) -> (s32[], s32[]) {
+  %state.2 = (s32[], s32[]) parameter(0)
+  %i.2 = s32[] get-tuple-element(%state.2), index=0
+  %j.2 = s32[] get-tuple-element(%state.2), index=1
+  %one = s32[] constant(1)
+  %next.2 = s32[] add(%COUNTED, %one)
+  ROOT %out.2 = (s32[], s32[]) tuple(%next.2, %j.2)
+}
+
+%until.3 (state.3: (s32[], s32[])) -> pred[] {
+  %state.3 = (s32[], s32[]) parameter(0)
+  %i.3 = s32[] get-tuple-element(%state.3), index=0
+  %seven = s32[] constant(7)
+  ROOT %test.3 = pred[] call(%i.3, %seven), to_apply=%less
+}
+
+ENTRY %main (p.0: s32[]) -> (s32[], s32[]) {
+  %p.0 = s32[] parameter(0)
+  %zero = s32[] constant(0)
+  %given = (s32[], s32[]) tuple(%zero, %zero)
+  %loop = (s32[], s32[]) while(%given), condition=%until.1, body=%body.2
+  %again = (s32[], s32[]) tuple(%zero, %zero)
+  ROOT %other = (s32[], s32[]) while(%again), condition=%until.3, body=%body.2
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "counted", "trips"),
+    [
+        ("  ROOT %t = pred[] compare(%i.1, %ten), direction=LT", "i.2", 10),
+        ("  ROOT %t = pred[] compare(%i.1, %ten), direction=LE", "i.2", 11),
+        ("  ROOT %t = pred[] compare(%ten, %i.1), direction=GT", "i.2", 10),
+        # The same comparison as in the other loop's condition.
+        ("  ROOT %t = pred[] call(%i.1, %fifty), to_apply=%less", "i.2", 50),
+        # Two comparisons of which both have to hold, and two of which one is enough.
+        (
+            "  %a = pred[] compare(%i.1, %fifty), direction=LT\n"
+            "  %b = pred[] compare(%i.1, %ten), direction=LT\n  ROOT %t = pred[] and(%a, %b)",
+            *("i.2", 10),
+        ),
+        (
+            "  %a = pred[] compare(%i.1, %fifty), direction=LT\n"
+            "  %b = pred[] compare(%i.1, %ten), direction=LT\n  ROOT %t = pred[] or(%a, %b)",
+            *("i.2", None),
+        ),
+        # What is added to is another element of the state.
+        ("  ROOT %t = pred[] compare(%i.1, %ten), direction=LT", "j.2", None),
+        ("  ROOT %t = pred[] compare(%i.1, %ten), direction=NE", "i.2", None),
+    ],
+)
+def test_the_count_of_a_loop_is_right_or_said_to_be_unknown(condition, counted, trips):
+    module = Module(ONE.replace("CONDITION", condition).replace("COUNTED", counted))
+    found = Runs(module)
+    assert found.trips(module.entry["loop"], module.entry) == trips
+    if counted == "i.2":
+        assert found.trips(module.entry["other"], module.entry) == 7
+
+
 BATCH, TIME, INPUTS, UNITS = 16, 24, 32, 48
 
 
@@ -169,6 +246,29 @@ def test_the_model_flops_of_recurrent_layers_are_those_on_paper(name):
     assert cost.model_flops(step) == 3 * forward
     with tftpu.connect(virtual_devices=1).scope():
         assert train_step(build(), spec(name)).model_flops == 3 * forward
+
+
+@pytest.mark.parametrize(
+    ("condition", "body", "start", "trips"),
+    [
+        (lambda i, x: i < 10, lambda i, x: (i + 1, x @ x), 0, 10),
+        (lambda i, x: i < 100, lambda i, x: (10 + i, x @ x), 5, 10),
+        # Where the count is not in the graph, a loop counts once.
+        (lambda i, x: i < 1.0, lambda i, x: (i + 0.1, x @ x), 0.0, 1),
+        (lambda i, x: i < float("inf"), lambda i, x: (i + 1.0, x @ x), 0.0, 1),
+        (lambda i, x: tf.reduce_all(i < [9, 9]), lambda i, x: (i + 1, x @ x), [0, 0], 1),
+        (lambda i, x: (i < 10) | (i < 20), lambda i, x: (i + 1, x @ x), 0, 1),
+        (lambda i, x: i < 10, lambda i, x: (2 * i, x @ x), 1, 1),
+    ],
+)
+def test_the_loops_of_a_graph_are_counted_where_it_shows_how_often_they_run(
+    condition, body, start, trips
+):
+    def looped(x):
+        return tf.while_loop(condition, body, (tf.constant(start), x))[1]
+
+    traced = tf.function(looped, autograph=False).get_concrete_function(tf.TensorSpec((4, 4)))
+    assert flops.of_forward(traced.graph) == trips * 2 * 4**3
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, memory_of
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
-from tftpu.preflight.slice_report import SliceReport, fill, fill_unpriced
+from tftpu.preflight.slice_report import SliceReport, fill
 from tftpu.tpu.slices import parse_slice
 
 
@@ -175,18 +174,3 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures():
         assert "…" not in header + row
         assert "HBM" in header and "step" in header and "cost/run" in header
     assert "bound" in header and "range" in header
-
-
-def test_a_program_that_cannot_be_read_has_its_memory_and_no_price():
-    target = parse_slice("v5e-1")
-    report = SliceReport("v5e-1", 1, 8, True, True, hbm_limit_bytes=target.generation.hbm_limit)
-    kinds = ("argument_size", "output_size", "alias_size", "temp_size", "generated_code_size")
-    memory = {f"{kind}_in_bytes": 1 << 30 for kind in kinds} | {"peak_memory_in_bytes": 3 << 30}
-    compiled = Compiled("", False, "", memory, 0.0, 0.0, False)
-    fill_unpriced(report, compiled, 197 * 10**9, target)
-    assert report.hbm_bytes == 3 << 30  # arguments with the outputs, temporaries, code
-    assert report.roofline_ms == pytest.approx(1e3 * 2**30 / 819e9)
-    said = Report(8, "float32", None, [report]).text()
-    assert "does not" not in said and "3 GiB of 15.8 GiB" in said
-    assert "time: not priced; roofline 1.31 ms" in said
-    assert "jaxlib cannot read it" in said

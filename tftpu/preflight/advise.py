@@ -126,9 +126,9 @@ def _uncounted_loops(cost: Cost) -> list[Lint]:
     if not cost.uncounted_loops:
         return []
     count = counted(len(cost.uncounted_loops), "loop")
-    fix = "Give a loop a limit that does not depend on data, such as maximum_iterations"
-    told = f"The step has {count} without a fixed number of runs, counted as one: time and work"
-    return [Lint("", f"{told} are too low", fix)]
+    fix = "A counter that is compared with a constant is understood, such as maximum_iterations"
+    told = f"The step has {count} whose number of runs could not be read, counted as one"
+    return [Lint("", f"{told}: time and work are too low", fix)]
 
 
 def _silent_kernels(cost: Cost) -> list[Lint]:

@@ -120,8 +120,9 @@ class Examiner:
         if wider is not None:
             report.advice.insert(
                 0,
-                f"cluster.mesh={wider.mesh} makes this batch fit: {size(wider.hbm_bytes)}, "
-                f"{duration((wider.step_ms or 0) / 1e3)} per step, the same update.",
+                f"cluster.mesh={wider.mesh} makes this batch fit: {size(wider.hbm_bytes)}"
+                + ("" if wider.step_ms is None else f", {duration(wider.step_ms / 1e3)} per step")
+                + ", the same update.",
             )
         return report
 
@@ -219,12 +220,12 @@ class Examiner:
             step = self.lower(target.replicas, per_core, model_fn=model_fn)
             compiled = self.compile(step, target)
             if not compiled.error:
-                used = size(memory_of(compiled.memory).total)
-                seconds = price(step, compiled, target).seconds
-                return (
-                    f"model.remat={remat} makes this batch fit: {used}, {duration(seconds)} per "
-                    "step, the same update."
-                )
+                found = f"model.remat={remat} makes this batch fit"
+                used = [size(memory_of(compiled.memory).total)]
+                if compiled.text:
+                    seconds = price(step, compiled, target).seconds
+                    used.append(f"{duration(seconds)} per step")
+                return f"{found}: {', '.join(used)}, the same update."
         return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
 
     def _advise(self, report: SliceReport, target: Slice) -> None:

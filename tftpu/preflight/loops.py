@@ -7,6 +7,7 @@ backward pass does from the counter of the forward pass, and the comparison may 
 condition calls.
 """
 
+import re
 from collections.abc import Iterator
 
 from tftpu.preflight.hlo import Computation, Instruction, Module
@@ -24,13 +25,11 @@ class Runs:
 
     def __init__(self, module: Module):
         self._module = module
-        self._callers: dict[int, Place] = {}  # of a computation
+        self._loops: dict[int, Place] = {}  # by the computation that is their body
         for computation in module.computations.values():
             for instruction in computation.values():
-                for name in instruction.called:
-                    called = module.computations.get(name)
-                    if called is not None:
-                        self._callers[id(called)] = instruction, computation
+                if instruction.opcode == "while":
+                    self._loops[id(self._part(instruction, "body"))] = instruction, computation
 
     def walk(
         self, computation: Computation | None = None, times: int = 1, needed: bool = False
@@ -76,43 +75,59 @@ class Runs:
         if known := loop.attribute(r'"known_trip_count":\{"n":"?(\d+)'):
             return int(known)
         counts = []
-        for counter, bound in self._comparisons(self._part(loop, "condition")):
+        for counter, bound, extra in self._comparisons(self._part(loop, "condition"), ()):
             step, start = self._step(loop, counter), self._initial(loop, computation, counter)
             limit = bound if isinstance(bound, int) else self._kept(loop, computation, bound[0])
             if step and start is not None and limit is not None:
-                counts.append(max(0, -(-(limit - start) // step)))
+                counts.append(max(0, -(-(limit + extra - start) // step)))
         return min(counts, default=None)
 
     def _part(self, loop: Instruction, part: str) -> Computation:
         return self._module.computations[loop.attribute(rf"{part}=%?([\w.-]+)")]
 
-    def _comparisons(self, condition: Computation) -> Iterator[tuple[int, int | tuple[int]]]:
-        """Yields, for each "less than" of a condition, the counter's place in the state, and the
-        bound: a number, or in a tuple its place in the state.
-        """
-        for test in condition.values():
-            if test.opcode == "compare" and "direction=LT" in test.rest:
-                counter, bound = (self._traced(name, condition) for name in test.operands)
-                if isinstance(counter, tuple) and bound is not None:
-                    yield counter[0], bound
-            for name in test.called if test.opcode in ("call", "fusion") else ():
-                yield from self._comparisons(self._module.computations[name])
+    def _comparisons(
+        self, condition: Computation, calls: tuple[Place, ...]
+    ) -> Iterator[tuple[int, int | tuple[int], int]]:
+        """Yields the comparisons that have to hold for a loop to go on.
 
-    def _traced(self, name: str, computation: Computation) -> int | tuple[int] | None:
+        Each is the counter's place in the state; the bound, a number, or in a tuple its place in
+        the state; and 1 if the counter may reach the bound, else 0.
+
+        Args:
+            condition: the loop's, or what it calls.
+            calls: that lead from the loop's condition to this computation.
+        """
+        if any(instruction.opcode in ("or", "not", "xor") for instruction in condition.values()):
+            return
+        for test in condition.values():
+            operators = re.search(r"direction=(LT|LE|GT|GE)", test.rest)
+            if test.opcode == "compare" and operators:
+                sides = [self._traced(name, condition, calls) for name in test.operands]
+                counter, bound = sides if operators[1][0] == "L" else sides[::-1]
+                if isinstance(counter, tuple) and bound is not None:
+                    yield counter[0], bound, int(operators[1][1] == "E")
+            for name in test.called if test.opcode in ("call", "fusion") else ():
+                place = test, condition
+                yield from self._comparisons(self._module.computations[name], (*calls, place))
+
+    def _traced(
+        self, name: str, computation: Computation, calls: tuple[Place, ...]
+    ) -> int | tuple[int] | None:
         """Returns the number, or in a tuple the place in the loop's state, of a scalar in a
         condition or in what it calls; None if it is neither.
         """
         found = computation[name]
         while found.opcode in _SAME or found.opcode == "parameter":
             if found.opcode == "parameter":
-                if id(computation) not in self._callers:  # the state is one scalar
+                if not calls:  # the state is one scalar
                     return None
-                caller, computation = self._callers[id(computation)]
+                caller, computation = calls[-1]
+                calls = calls[:-1]
                 found = computation[caller.operands[int(found.argument)]]
             else:
                 found = computation[found.operands[0]]
         if found.opcode == "get-tuple-element":
-            return (int(found.attribute(r"index=(\d+)") or 0),)
+            return (_index(found),)
         return _constant(found)
 
     def _step(self, loop: Instruction, index: int) -> int | None:
@@ -123,8 +138,7 @@ class Runs:
             operands = [body[name] for name in value.operands if name in body]
             step += sum(_constant(operand) or 0 for operand in operands)
             value = next((one for one in operands if one.opcode != "constant"), None)
-        same = value is not None and value.opcode == "get-tuple-element"
-        return step if same and step > 0 else None
+        return step if step > 0 and _is_element(value, index, body) else None
 
     def _kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
         """Returns an element of a loop's state that its body does not change; None for others."""
@@ -132,10 +146,7 @@ class Runs:
         value = _result(body, index)
         while value is not None and value.opcode in _SAME:
             value = body.get(value.operands[0])
-        if value is None or value.opcode != "get-tuple-element":
-            return None
-        of_state = body[value.operands[0]].opcode == "parameter"
-        if not of_state or int(value.attribute(r"index=(\d+)") or 0) != index:
+        if not _is_element(value, index, body):
             return None
         return self._initial(loop, computation, index)
 
@@ -153,13 +164,13 @@ class Runs:
         if value.opcode != "get-tuple-element":
             return _constant(value)
         source = computation[value.operands[0]]
-        return self._element(source, computation, int(value.attribute(r"index=(\d+)") or 0))
+        return self._element(source, computation, _index(value))
 
     def _element(self, source: Instruction, computation: Computation, index: int) -> int | None:
         """Returns an element of a tuple: the result of a loop, or the state of the one around."""
-        if source.opcode == "parameter" and id(computation) in self._callers:
-            loop, outside = self._callers[id(computation)]
-            return self._kept(loop, outside, index) if loop.opcode == "while" else None
+        if source.opcode == "parameter" and id(computation) in self._loops:
+            loop, outside = self._loops[id(computation)]
+            return self._kept(loop, outside, index)
         if source.opcode != "while":
             return None
         kept = self._kept(source, computation, index)
@@ -187,6 +198,18 @@ def _result(computation: Computation, index: int) -> Instruction | None:
 
 def _root(computation: Computation) -> Instruction:
     return next(i for i in computation.values() if i.root)
+
+
+def _index(element: Instruction) -> int:
+    """Returns the place of an element of a tuple."""
+    return int(element.attribute(r"index=(\d+)") or 0)
+
+
+def _is_element(value: Instruction | None, index: int, body: Computation) -> bool:
+    """Returns whether a value of a loop's body is an element of the state that it was given."""
+    if value is None or value.opcode != "get-tuple-element" or _index(value) != index:
+        return False
+    return body[value.operands[0]].opcode == "parameter"
 
 
 def _constant(instruction: Instruction) -> int | None:

@@ -32,13 +32,13 @@ class Report:
 
     @property
     def cheapest(self) -> SliceReport | None:
-        """The slice on which the run costs least; None if the step fits on no slice."""
-        return min(self._fitting(), key=lambda s: _or_inf(s.usd_per_1000_steps), default=None)
+        """The slice on which the run costs least; None if no price is known."""
+        return min(self._priced(), key=lambda s: _or_inf(s.usd_per_1000_steps), default=None)
 
     @property
     def fastest(self) -> SliceReport | None:
-        """The slice with the shortest step; None if the step fits on no slice."""
-        return min(self._fitting(), key=lambda s: _or_inf(s.step_ms), default=None)
+        """The slice with the shortest step; None if no time is known."""
+        return min(self._priced(), key=lambda s: _or_inf(s.step_ms), default=None)
 
     def to_json(self) -> str:
         """Returns the report as JSON, the content of `preflight.json`."""
@@ -71,8 +71,8 @@ class Report:
             # Brackets in shapes are not markup; long lines stay whole when piped.
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 
-    def _fitting(self) -> list[SliceReport]:
-        return [item for item in self.slices if item.fits]
+    def _priced(self) -> list[SliceReport]:
+        return [item for item in self.slices if item.step_ms is not None]
 
     def _marks(self, item: SliceReport) -> str:
         if len(self.slices) == 1:

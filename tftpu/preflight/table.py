@@ -52,7 +52,7 @@ def details(item: SliceReport, explain: bool) -> list[str | Table]:
     lines += [f"  ! {text}" for text in item.lints[: None if explain else MAX_LINTS]]
     if len(item.lints) > MAX_LINTS and not explain:
         lines.append(f"  ! {len(item.lints) - MAX_LINTS} more findings")
-    return [*lines, *(_explanation(item) if explain else [])]
+    return [*lines, *(_explanation(item) if explain and item.step_ms is not None else [])]
 
 
 def _overview(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:

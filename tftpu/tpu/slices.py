@@ -32,8 +32,8 @@ class Generation:
             runs out of memory; less than the chip's HBM.
         link_gbps: bandwidth of one inter-chip link in one direction, GB/s.
         ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4 and
-            v5p optical switches close cubes of 4 x 4 x 4; elsewhere an axis closes where it is as
-            long as the pod.
+            v5p optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere an
+            axis closes where it is as long as the pod.
         network_gbps: a chip's share of its host's bandwidth into the data-centre network, GB/s.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
         watts: mean power (`POWER_SOURCE`); None if not published.
@@ -71,6 +71,7 @@ _CUBES = (
 # Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
 # (arXiv:2304.01433) for v4. Network: what the documentation gives for a pod of v5e and of v6e,
 # divided by its chips, and 100 or 200 Gbit/s for the four chips of the others' hosts.
+_ALONE = ("v2", "v3")  # their slices are not joined by a network
 GENERATIONS = {
     g.name: g
     for g in (
@@ -85,9 +86,6 @@ GENERATIONS = {
         Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 12.5, 2.70, None, _LITE, 8),
     )
 }
-
-
-_ALONE = ("v2", "v3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +138,12 @@ class Slice:
         for count in range(1, len(used) + 1):
             for group in itertools.combinations(used, count):
                 if math.prod(group) == chips:
-                    return sum(2 if axis % self.generation.ring == 0 else 1 for axis in group)
+                    return sum(2 if self._closes(axis) else 1 for axis in group)
         return min(2, max(1, chips - 1))
+
+    def _closes(self, axis: int) -> bool:
+        ring, is_cube = self.generation.ring, len(self.axes) == 3
+        return all(a % ring == 0 for a in self.axes) if is_cube else axis % ring == 0
 
     @property
     def hosts(self) -> int:
@@ -185,7 +187,7 @@ def parse_slice(name: str) -> Slice:
     Raises:
         UserError: there is no such generation, or no slice of this size.
     """
-    several = re.fullmatch(r"(\d+)x(v\d.*)", name.strip())
+    several = re.fullmatch(r"([0-9]{1,4})[xX](v[0-9].*)", name.strip())
     if several:
         one, count = parse_slice(several[2]), int(several[1])
         if count > 1 and one.generation.name in _ALONE:

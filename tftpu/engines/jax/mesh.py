@@ -39,8 +39,12 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
         UserError: an axis other than `data` crosses the network between slices.
     """
     sizes_of.check_between_slices(sizes, len({_slice_of(device) for device in devices}))
-    grouped = sorted(devices, key=lambda device: (_slice_of(device), device.process_index))
-    return Mesh(np.asarray(grouped).reshape(tuple(sizes.values())), tuple(sizes))
+    return Mesh(np.asarray(neighbours(devices)).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def neighbours(devices: Sequence[Device]) -> list[Device]:
+    """Returns devices so that those of a slice, and there of a process, follow one another."""
+    return sorted(devices, key=lambda device: (_slice_of(device), device.process_index))
 
 
 def _slice_of(device: Device) -> int:

@@ -28,7 +28,9 @@ def of_forward(graph: Any) -> int:
     known = internals.functions_of(graph)
     return sum(
         _flops(op)
-        + sum(_trips(op) * of_forward(body) for body in internals.called_functions(known, op))
+        + sum(
+            _trips(op, known) * of_forward(body) for body in internals.called_functions(known, op)
+        )
         for op in _needed(graph)
     )
 
@@ -45,30 +47,59 @@ def _needed(graph: Any) -> list[tf.Operation]:
     return list(found.values())
 
 
-def _trips(op: tf.Operation) -> int:
+def _trips(op: tf.Operation, known: dict[str, Any]) -> int:
     """Returns how often an op runs the functions that it calls.
 
-    A loop's condition says that a counter, which starts from a constant and counts by one, is less
-    than a constant. Either may be an input of the loop.
+    A loop's condition says that a counter, which starts from a constant and to which the body adds
+    a constant, is less than a constant. Each may be an input of the loop. In any other form the
+    loop counts once.
     """
     if op.type not in ("While", "StatelessWhile"):
         return 1
-    known = internals.functions_of(op.graph)
-    called = internals.called_functions(known, op)
-    condition = next(graph for graph in called if [t.dtype for t in graph.outputs] == [tf.bool])
+    condition, body = (internals.function_named(op.get_attr(a), known) for a in ("cond", "body"))
+    tests = condition.get_operations()
+    if any(test.type in ("LogicalOr", "LogicalNot") for test in tests):
+        return 1
     counts = []
-    for test in condition.get_operations():
-        if test.type == "Less":
-            start, limit = (_number(tensor, condition, op) for tensor in test.inputs)
-            if start is not None and limit is not None:
-                counts.append(max(0, limit - start))
+    for test in tests:
+        if test.type != "Less":
+            continue
+        counter, bound = test.inputs
+        step = _step(body, _place(counter, condition))
+        start, limit = (_number(tensor, condition, op) for tensor in (counter, bound))
+        if step and start is not None and limit is not None:
+            counts.append(max(0, -(-(limit - start) // step)))
     return min(counts, default=1)
 
 
+def _place(tensor: Any, graph: Any) -> int | None:
+    """Returns which input of a graph a tensor is, None if it is none."""
+    return next((i for i, given in enumerate(graph.inputs) if given is tensor), None)
+
+
+def _step(body: Any, place: int | None) -> int:
+    """Returns what a loop's body adds to one of its inputs, 0 if that is not a constant."""
+    value = None if place is None else body.outputs[place]
+    while value is not None and value.op.type == "Identity":
+        value = value.op.inputs[0]
+    if value is None or value.op.type not in ("Add", "AddV2"):
+        return 0
+    sides = list(value.op.inputs)
+    added = [_constant(side) for side in sides if side is not body.inputs[place]]
+    return max(added[0] or 0, 0) if len(added) == 1 else 0
+
+
 def _number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
-    """Returns the value of a scalar in a loop's condition, where the loop starts; None: unknown."""
-    places = [i for i, given in enumerate(condition.inputs) if given is tensor]
-    found = tf.get_static_value(loop.inputs[places[0]] if places else tensor)
+    """Returns a whole number in a loop's condition, where the loop starts; None: unknown."""
+    place = _place(tensor, condition)
+    return _constant(tensor if place is None else loop.inputs[place])
+
+
+def _constant(tensor: Any) -> int | None:
+    """Returns the value of a constant whole number, None for anything else."""
+    found = (
+        tf.get_static_value(tensor) if tensor.dtype.is_integer and not tensor.shape.rank else None
+    )
     return None if found is None else int(found)
 
 

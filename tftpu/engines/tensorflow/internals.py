@@ -58,6 +58,16 @@ def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:
     return [_body(known[name], known) for name in (op.type, *names) if name in known]
 
 
+def function_named(attribute: Any, known: dict[str, Any]) -> Any:
+    """Returns the body of a function that an attribute of a graph op names, as a graph.
+
+    Args:
+        attribute: the value of the attribute.
+        known: `functions_of` the graph of the op.
+    """
+    return _body(known[attribute.name], known)
+
+
 def is_call(op: tf.Operation) -> bool:
     """Returns whether a graph op is a call of a function, by TensorFlow 1's way of its name."""
     return op.type in functions_of(op.graph)
