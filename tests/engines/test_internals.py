@@ -1,5 +1,8 @@
 """The private interfaces of Keras and TensorFlow still behave as tftpu expects."""
 
+import os
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -180,3 +183,18 @@ def test_many_graph_functions_are_traced_without_a_warning(quiet, caplog):
     for number in range(8):
         assert make(lambda x: x + (1 if quiet else 2))(tf.constant(number)) > number
     assert ("triggered tf.function retracing" in caplog.text) is not quiet
+
+
+def test_an_empty_variable_is_zero_and_takes_memory_only_once_it_is_written():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before, shape = resident(), tf.TensorShape((4096, 8192))
+    found = internals.empty_variable(shape, tf.float32, {"name": "kernel", "trainable": False})
+    assert resident() - before < 16 * 2**20  # of 128 MiB
+    assert (found.shape, found.dtype, found.trainable) == (shape, tf.float32, False)
+    assert not tf.reduce_any(found[:2] != 0)
+    found.assign(tf.ones(shape))
+    assert tf.reduce_all(found == 1)
+    half = internals.empty_variable(tf.TensorShape((3, 4)), tf.bfloat16, {})
+    assert half.dtype == tf.bfloat16 and not tf.reduce_any(half != 0)

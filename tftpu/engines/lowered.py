@@ -6,7 +6,7 @@ This module imports no engine, so compiling, pricing and reporting work for ever
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import keras
@@ -22,6 +22,25 @@ ObjectivesOf = Callable[["keras.Model"], Sequence["Objective"]]
 
 # Name scopes that the step of every engine opens for its work outside the model's layers.
 STEP_SCOPES = ("loss", "metrics", "optimizer")
+
+
+class Held(NamedTuple):
+    """What one device holds of a run, in bytes.
+
+    Attributes:
+        weights: of the model, trained or not.
+        optimizer: state of the optimizers.
+        averages: moving averages of the weights.
+    """
+
+    weights: int
+    optimizer: int
+    averages: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +61,7 @@ class LoweredStep:
         grouped: names of the layers with grouped convolutions.
         kernels: shape of every weight with two or more dimensions, by variable path.
         precision: dtype policy under which the model was built.
+        held: what a device holds, whatever the batch.
     """
 
     program: bytes
@@ -55,6 +75,7 @@ class LoweredStep:
     grouped: list[str] = dataclasses.field(default_factory=list)
     kernels: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     precision: str
+    held: Held = dataclasses.field(default_factory=lambda: Held(0, 0, 0))
 
     def layer_path(self, op_name: str) -> str:
         """Returns the layers that an op belongs to, as the function `layer_path` does."""

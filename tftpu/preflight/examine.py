@@ -18,7 +18,7 @@ from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, com
 from tftpu.preflight.cost import memory_of, model_flops, price
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.report import Report
-from tftpu.preflight.slice_report import SliceReport, fill, fill_unpriced
+from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
 from tftpu.preflight.units import duration, size
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
@@ -116,7 +116,8 @@ class Examiner:
         wider = self._cut_more(target)
         if wider is not None and self.options.mesh == AUTO:
             return wider
-        self._advise(report, target)
+        if report.largest_per_core_batch is None:
+            self._advise(report, target)
         if wider is not None:
             report.advice.insert(
                 0,
@@ -136,18 +137,24 @@ class Examiner:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
         per_core = share * self.microbatches
         step = self._cached_step(target.replicas, per_core)
-        compiled = self.compile(step, target)
         report = SliceReport(
             slice=target.name,
             replicas=target.replicas,
             per_core_batch=per_core,
             hbm_limit_bytes=target.generation.hbm_limit,
+            mesh=self.lowering.mesh(target.replicas),
+            compiler_options=self.lowering.compiler_options(target),
+        )
+        if step.held.total > target.generation.hbm_limit:
+            fill_state(report, step, target)
+            return report
+        compiled = self.compile(step, target)
+        report = dataclasses.replace(
+            report,
             compiles=not compiled.error or compiled.out_of_memory,
             fits=not compiled.error,
             error=_with_advice(compiled.error, target),
             compile_seconds=round(compiled.seconds, 1),
-            mesh=self.lowering.mesh(target.replicas),
-            compiler_options=self.lowering.compiler_options(target),
         )
         if not compiled.error and not compiled.text:
             fill_unpriced(report, compiled, model_flops(step), target)

@@ -2,10 +2,14 @@
 
 import dataclasses
 
+from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight import cost as costs
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
-from tftpu.tpu.slices import Slice
+from tftpu.preflight.units import size
+from tftpu.tpu.slices import GENERATIONS, Slice
+
+_ROOM = 0.9  # of the memory, for what a device holds whatever the batch
 
 
 @dataclasses.dataclass
@@ -172,6 +176,34 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
         "The program compiled, and this version of jaxlib cannot read it: its time is not priced. "
         "The roofline is that of the model's products and of reading the arguments once."
     ]
+
+
+def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
+    """Adds to the report of a slice that no batch fits, as the state alone is too large.
+
+    Args:
+        report: the report, changed in place.
+        step: the lowered step, which was not compiled.
+        target: the slice.
+    """
+    held, limit = step.held, target.generation.hbm_limit
+    report.compiles, report.largest_per_core_batch = True, 0
+    report.hbm, report.hbm_bytes = held._asdict(), held.total
+    parts = ", ".join(f"{name} {size(count)}" for name, count in held._asdict().items() if count)
+    report.advice = [f"A device would hold {parts}, so the step was not compiled."]
+    if held.optimizer and held.total - held.optimizer < _ROOM * limit:
+        report.advice.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
+    cuts = (n for n in range(2, target.replicas + 1) if target.replicas % n == 0)
+    enough = next((n for n in cuts if held.total / n < _ROOM * limit), None)
+    if enough and not step.partitioned:
+        report.advice.append(
+            f"cluster.engine=jax with cluster.mesh=fsdp:-1 divides it: {size(held.total / enough)} "
+            f"with {enough} devices along fsdp."
+        )
+    larger = [g for g in GENERATIONS.values() if held.total < _ROOM * g.hbm_limit]
+    if larger:
+        found = ", ".join(f"{g.name} has {size(g.hbm_limit)}" for g in larger)
+        report.advice.append(f"A slice with more memory per device would hold it: {found}.")
 
 
 def _spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]:

@@ -145,8 +145,8 @@ def _misfit(item: SliceReport) -> list[str]:
     lines = [
         f"  Does not fit: it needs {units.size(item.hbm_bytes)}, {units.size(over)} more than the "
         f"{units.size(item.hbm_limit_bytes)} available.",
-        f"  The compiler says: {item.error.splitlines()[0][:240]}",
     ]
+    lines += [f"  The compiler says: {line[:240]}" for line in item.error.splitlines()[:1]]
     if item.largest_per_core_batch:
         lines.append(
             f"  The largest batch that fits is {item.largest_per_core_batch:,} per core, a global "

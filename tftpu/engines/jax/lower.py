@@ -4,6 +4,7 @@ The program is traced from the step that the trainer runs. The model is built wh
 that its variables have shapes and no values: nothing is allocated for it.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from tftpu.engines.jax import cluster
 from tftpu.engines.jax.state import JaxState, Values
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
-from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf
+from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf
 from tftpu.tensors import Nest
 from tftpu.tpu.compiler_options import AUTO, compiler_options
 from tftpu.tpu.slices import Slice
@@ -102,6 +103,7 @@ class JaxLowering:
             numbered=False,
             kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
             precision=precision,
+            held=_held(shapes, state.shardings),
         )
 
     def _abstract(self, devices: int) -> AbstractMesh:
@@ -172,6 +174,24 @@ def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, lis
     functions = {str(f.sym_name.value): f for f in module.body.operations}
     constants = len(functions["main"].type.inputs) - len(names)
     return text.encode(), ["(constant)"] * constants + names
+
+
+def _held(shapes: Values, shardings: Values) -> Held:
+    """Returns what a device holds of values with these shapes."""
+
+    def size(arrays: Any, places: Any) -> int:
+        parts = jax.tree.map(lambda s, place: place.shard_shape(s.shape), arrays, places)
+        found = zip(jax.tree.leaves(arrays), jax.tree.leaves(parts, is_leaf=_is_shape))
+        return sum(math.prod(part) * array.dtype.itemsize for array, part in found)
+
+    weights = size(shapes.trainable, shardings.trainable)
+    others = size(shapes.untrained, shardings.untrained)
+    optimizers = size(shapes.optimizers, shardings.optimizers)
+    return Held(weights + others, optimizers, size(shapes.averages, shardings.averages))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple)
 
 
 def _names(state: JaxState) -> list[str]:

@@ -4,6 +4,7 @@ Tried with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when 
 """
 
 import functools
+import mmap
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,33 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
 from tensorflow.python.framework import function_def_to_graph, kernels
+from tensorflow.python.ops import resource_variable_ops
 
 # The extended part of a strategy of one device; preflight's own one reports more than one.
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
 # Ops that XLA compiles without a kernel: arguments, and calls whose bodies are checked themselves.
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
+
+
+def empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
+    """Returns a variable of zeros that takes no memory until something is written to it.
+
+    The system maps its pages when they are first written. TensorFlow lowers a function only if the
+    variables that it uses have values.
+
+    Args:
+        shape, dtype: of the variable.
+        arguments: the others with which a creator of variables was called.
+    """
+    kept = ("trainable", "name", "synchronization", "aggregation", "distribute_strategy")
+    given = {name: arguments[name] for name in kept if name in arguments}
+    variable = resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, **given)
+    dtype = tf.as_dtype(dtype)
+    pages = mmap.mmap(-1, shape.num_elements() * dtype.size)
+    zeros = np.frombuffer(pages, f"u{dtype.size}").reshape(shape.as_list())
+    variable.assign(tf.bitcast(tf.experimental.dlpack.from_dlpack(zeros.__dlpack__()), dtype))
+    return variable
 
 
 @functools.cache

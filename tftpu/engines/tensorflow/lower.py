@@ -4,8 +4,9 @@ The program is traced from the step that the trainer runs, under a strategy that
 and whose all-reduce is XLA's.
 """
 
+import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import keras
@@ -16,7 +17,7 @@ from tftpu.config import TrainOptions
 from tftpu.engines import keras_internals
 from tftpu.engines.data import with_examples
 from tftpu.engines.losses import examples_of
-from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf, layer_path
+from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, layer_path
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.train_step import TrainStep
@@ -24,6 +25,7 @@ from tftpu.errors import UserError
 from tftpu.tpu import target
 from tftpu.tpu.slices import Slice
 
+_LARGE = 4096  # elements of a variable whose values are not made
 # `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
 BatchSpec = Any
 
@@ -79,7 +81,18 @@ def lower(
         grouped=[layer.name for layer in flat if getattr(layer, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
+        held=_held(step.state),
     )
+
+
+def _held(state: ModelState) -> Held:
+    """Returns what a device holds: everything, as each has the whole model."""
+
+    def size(variables: Iterable[Any]) -> int:
+        return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+
+    optimizers = [v for part in state.parts for v in part.optimizer.variables]
+    return Held(size(state.model.variables), size(optimizers), size(state.averages))
 
 
 class TensorFlowLowering:
@@ -145,6 +158,24 @@ class _Extended(internals.OneDeviceExtended):
     @property
     def _num_replicas_in_sync(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._replicas
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Creates a variable; a large one is empty, if its initializer has not run yet.
+
+        A step is lowered from shapes. The values of a large model, and of its optimizer's state,
+        would stay in memory while the compiler needs it.
+        """
+        initial = kwargs["initial_value"]
+        if callable(initial):
+            shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+            if shape is None or dtype is None:
+                with tf.Graph().as_default():
+                    value: Any = initial()
+                    abstract = tf.convert_to_tensor(value)
+                shape, dtype = abstract.shape, abstract.dtype
+            if tf.TensorShape(shape).num_elements() > _LARGE:
+                return internals.empty_variable(tf.TensorShape(shape), dtype, kwargs)
+        return super()._create_variable(next_creator, **kwargs)
 
     def _use_merge_call(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         return False  # as under TPUStrategy

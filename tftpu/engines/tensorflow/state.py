@@ -76,7 +76,13 @@ class ModelState:
         self.averages: list[Any] = []
         if options.ema_momentum is not None:
             self.averages = [
-                make(v.numpy(), name=f"ema/{v.path}") for v in model.trainable_variables
+                make(
+                    functools.partial(tf.identity, v),
+                    shape=v.shape,
+                    dtype=v.dtype,
+                    name=f"ema/{v.path}",
+                )
+                for v in model.trainable_variables
             ]
 
     @property
