@@ -23,6 +23,7 @@ import tensorflow as tf
 
 import tftpu
 from tftpu.engines.jax import feed
+from tftpu.engines.jax import mesh as meshes
 from tftpu.launch import config_flags
 from tftpu.launch import experiment as build
 
@@ -71,7 +72,7 @@ def bare(experiment: Any, engine: Any, data: Any) -> Callable[[], None]:
     executor, spec = _executor(experiment, engine, data)
     state, step = executor.variables, executor.training(spec).step
     train = jax.jit(step.train, static_argnums=4, donate_argnums=(0, 1))
-    batch = feed.placed(next(iter(engine.batches(data, 0))), state.layout)
+    batch = feed.placed(next(iter(engine.batches(data, 0))), state.layout, meshes.Part(0, 1))
     held = [
         state.values(),
         jax.device_put(np.zeros(step.sums.size, np.float32), state.layout.whole),

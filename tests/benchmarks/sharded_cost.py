@@ -27,11 +27,13 @@ from tftpu.config.mesh import DATA, FSDP, mesh_sizes
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
 from tftpu.optim.losses import SmoothedCrossentropy
-from tftpu.preflight import compiler
+from tftpu.preflight import collectives, compiler
 from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.cost import price
+from tftpu.preflight.cost import all_within, price
+from tftpu.preflight.hlo import Module
+from tftpu.preflight.loops import Runs
 from tftpu.tpu.compiler_options import AUTO
-from tftpu.tpu.slices import parse_slice
+from tftpu.tpu.slices import Slice, parse_slice
 
 TIME_LIMIT = 3000.0
 
@@ -121,8 +123,26 @@ def measured(row: Row, setting: str) -> str:
     return (
         f"{cost.memory.total / 2**30:.2f} GiB of {limit:.2f}; "
         f"{cost.seconds:.3f} s a step, of which exchange {cost.collective_seconds:.3f} s; "
+        f"{_sent(compiled.text, target) / 2**30:.1f} GiB sent; "
         f"MFU {mfu:.1%}, with attention {with_attention:.1%}; {took}"
     )
+
+
+def _sent(text: str, target: Slice) -> float:
+    """Returns the bytes that a chip sends in a step."""
+    module = Module(text)
+    total, seen = 0.0, set()
+    for instruction, times, computation in Runs(module).walk():
+        within = all_within(module, instruction, computation)
+        sent = sum(collectives.sent_bytes(i, inside, target) for i, inside in within)
+        key = id(computation), collectives.key_of(instruction, within)
+        if sent and key not in seen:  # fusions that start, carry on and end one share its key
+            seen.add(key)
+            # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
+            fused = any(i.opcode == "all-reduce" and i is not instruction for i, _ in within)
+            fused = fused and not collectives.starts(instruction, within)
+            total += times * sent / (2 if fused else 1)
+    return total
 
 
 def _attention_flops(row: Row, devices: int) -> float:

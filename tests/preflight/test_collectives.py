@@ -3,7 +3,13 @@
 import pytest
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.collectives import Timeline, all_reduce_seconds, group_size, seconds
+from tftpu.preflight.collectives import (
+    Timeline,
+    all_reduce_seconds,
+    group_size,
+    seconds,
+    sent_bytes,
+)
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.cost import price
 from tftpu.preflight.hlo import Instruction, Tensor
@@ -57,6 +63,24 @@ def test_a_smaller_group_moves_less():
 )
 def test_a_chip_exchanges_over_the_links_that_the_torus_gives(name, chips, links):
     assert parse_slice(name).links(chips) == links
+
+
+@pytest.mark.parametrize(
+    ("opcode", "sent"),
+    [
+        ("all-reduce", 2 * 7 / 8),
+        ("all-gather", 7 / 8),
+        ("reduce-scatter", 7 / 8),
+        ("collective-permute", 1),
+        ("add", 0),
+        ("all-gather-done", 0),
+    ],
+)
+def test_what_a_chip_sends(opcode, sent):
+    whole = Instruction(
+        "x", opcode, [Tensor("f32", (1000,))], [], "", ", replica_groups=[1,8]<=[8]"
+    )
+    assert sent_bytes(whole, {}, SLICE) == 4000 * sent
 
 
 def test_a_pod_reduces_at_the_published_bandwidth():

@@ -73,23 +73,52 @@ def seconds(instruction: Instruction, computation: Computation, target: Slice) -
     """
     if not is_collective(instruction) or instruction.opcode.endswith("-done"):
         return 0.0
+    size = _size(instruction, computation)
     if instruction.opcode == "send":
-        return _seconds_between_slices(instruction.shape[0].bytes, target)
-    known = [computation[name] for name in instruction.operands if name in computation]
-    operands = sum(tensor.bytes for operand in known for tensor in operand.shape)
-    results = sum(tensor.bytes for tensor in instruction.shape)
-    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        results -= operands  # they return their operands, too
-    size = max(results, operands)
+        return _seconds_between_slices(size, target)
     if instruction.opcode.startswith("collective-permute"):
         return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
-    devices = group_size(instruction) or target.single.replicas
-    chips = math.ceil(devices / target.generation.cores)
+    chips = _chips(instruction, target)
     links = target.links(chips)
     if _SINGLE_RING.search(instruction.rest):
         links = min(links, 2)
     whole = all_reduce_seconds(size, target, chips, links)
     return whole if instruction.opcode.startswith("all-reduce") else whole / 2
+
+
+def sent_bytes(instruction: Instruction, computation: Computation, target: Slice) -> float:
+    """Returns the bytes that a chip sends in one collective, 0 for any other instruction.
+
+    Args:
+        instruction, computation, target: as for `seconds`.
+    """
+    if not is_collective(instruction) or instruction.opcode.endswith("-done"):
+        return 0.0
+    size = _size(instruction, computation)
+    if instruction.opcode.startswith("collective-permute"):
+        return size
+    between = instruction.opcode == "send"
+    parts = target.slices if between else _chips(instruction, target)
+    whole = 2 * size * (parts - 1) / parts
+    return whole if between or instruction.opcode.startswith("all-reduce") else whole / 2
+
+
+def _size(instruction: Instruction, computation: Computation) -> int:
+    """Returns the bytes of the array that a collective makes or takes, the larger of the two."""
+    if instruction.opcode == "send":
+        return instruction.shape[0].bytes
+    known = [computation[name] for name in instruction.operands if name in computation]
+    operands = sum(tensor.bytes for operand in known for tensor in operand.shape)
+    results = sum(tensor.bytes for tensor in instruction.shape)
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        results -= operands  # they return their operands, too
+    return max(results, operands)
+
+
+def _chips(instruction: Instruction, target: Slice) -> int:
+    """Returns the number of chips of a slice that take part in a collective."""
+    devices = group_size(instruction) or target.single.replicas
+    return math.ceil(devices / target.generation.cores)
 
 
 def all_reduce_seconds(size: int, target: Slice, chips: int, links: int) -> float:

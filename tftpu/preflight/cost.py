@@ -253,7 +253,7 @@ class _Pricing:
             times: its runs per step.
             computation: the one that contains it.
         """
-        within = _all_within(self._module, instruction, computation)
+        within = all_within(self._module, instruction, computation)
         kind = _kind(instruction, {i.opcode for i, _ in within})
         flops = self._module.matrix_flops(instruction, computation)
         moved = hbm_bytes(self._module, instruction, computation)
@@ -346,7 +346,7 @@ def _layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> str:
     return f"({scope})" if scope else _REST
 
 
-def _all_within(
+def all_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
     """Returns an instruction, and those it fuses, each with its computation."""
