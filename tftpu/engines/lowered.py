@@ -25,7 +25,7 @@ STEP_SCOPES = ("loss", "metrics", "optimizer")
 
 
 class Held(NamedTuple):
-    """What one device holds of a run, in bytes.
+    """The bytes of a run that one device holds.
 
     Attributes:
         weights: of the model, trained or not.
