@@ -271,6 +271,16 @@ def test_the_loops_of_a_graph_are_counted_where_it_shows_how_often_they_run(
     assert flops.of_forward(traced.graph) == trips * 2 * 4**3
 
 
+def test_a_loop_that_may_stand_still_runs_at_least_as_often_as_it_counts():
+    text = ONE.replace("CONDITION", "  ROOT %t = pred[] compare(%i.1, %ten), direction=LT")
+    chosen = """  %still = s32[] constant(0)
+  %moves = pred[] compare(%j.2, %one), direction=LT
+  %chosen = s32[] select(%moves, %one, %still)
+  %next.2 = s32[] add(%i.2, %chosen)"""
+    module = Module(text.replace("  %next.2 = s32[] add(%COUNTED, %one)", chosen))
+    assert Runs(module).trips(module.entry["loop"], module.entry) == 10
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["bilstm", "convlstm"])

@@ -136,8 +136,9 @@ class Runs:
         value, step = _result(body, index), 0
         while value is not None and value.opcode in ("add", *_SAME):
             operands = [body[name] for name in value.operands if name in body]
-            step += sum(_constant(operand) or 0 for operand in operands)
-            value = next((one for one in operands if one.opcode != "constant"), None)
+            steps = [_added(operand, body) for operand in operands]
+            step += sum(added for added in steps if added is not None)
+            value = next((one for one, added in zip(operands, steps) if added is None), None)
         return step if step > 0 and _is_element(value, index, body) else None
 
     def _kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
@@ -210,6 +211,17 @@ def _is_element(value: Instruction | None, index: int, body: Computation) -> boo
     if value is None or value.opcode != "get-tuple-element" or _index(value) != index:
         return False
     return body[value.operands[0]].opcode == "parameter"
+
+
+def _added(operand: Instruction, body: Computation) -> int | None:
+    """Returns a number that a body adds to its counter; of two to choose from, the larger one.
+
+    A loop that may also stand still, and do its work again, runs at least as often.
+    """
+    if operand.opcode == "select":
+        choices = [_constant(body[name]) for name in operand.operands[1:]]
+        return None if None in choices else max(c for c in choices if c is not None)
+    return _constant(operand)
 
 
 def _constant(instruction: Instruction) -> int | None:
