@@ -12,9 +12,7 @@ from tftpu.preflight.hlo import Module
 from tftpu.preflight.loops import Runs
 from tftpu.tpu.slices import parse_slice
 
-# A loop of 6 runs; one whose bound is the counter that the first ends with; in its body another,
-# whose bound is an element of the state that does not change.
-NESTED = """\
+LESS = """\
 HloModule step
 
 %less (s.0: s32[], l.0: s32[]) -> pred[] {
@@ -22,7 +20,12 @@ HloModule step
   %l.0 = s32[] parameter(1)
   ROOT %is_less = pred[] compare(%s.0, %l.0), direction=LT
 }
-
+"""
+# A loop of 6 runs; one whose bound is the counter that the first ends with; in its body another,
+# whose bound is an element of the state that does not change.
+NESTED = (
+    LESS
+    + """
 %first (state.1: (s32[], s32[])) -> pred[] {
   %state.1 = (s32[], s32[]) parameter(0)
   %i.1 = s32[] get-tuple-element(%state.1), index=0
@@ -78,6 +81,7 @@ ENTRY %main (p.0: s32[]) -> (s32[], s32[]) {
   ROOT %backward = (s32[], s32[]) while(%again), condition=%until, body=%outer
 }
 """
+)
 
 
 def runs(text: str) -> dict[str, int]:
@@ -98,15 +102,9 @@ def test_a_loop_without_a_known_count_is_said_and_counted_once():
     assert set(runs(text).values()) == {1}
 
 
-ONE = """\
-HloModule step
-
-%less (s.0: s32[], l.0: s32[]) -> pred[] {
-  %s.0 = s32[] parameter(0)
-  %l.0 = s32[] parameter(1)
-  ROOT %is_less = pred[] compare(%s.0, %l.0), direction=LT
-}
-
+ONE = (
+    LESS
+    + """
 %until.1 (state.1: (s32[], s32[])) -> pred[] {
   %state.1 = (s32[], s32[]) parameter(0)
   %i.1 = s32[] get-tuple-element(%state.1), index=0
@@ -141,6 +139,7 @@ ENTRY %main (p.0: s32[]) -> (s32[], s32[]) {
   ROOT %other = (s32[], s32[]) while(%again), condition=%until.3, body=%body.2
 }
 """
+)
 
 
 @pytest.mark.parametrize(
