@@ -64,7 +64,8 @@ def predict(row: Published) -> "SliceReport":
         )
         return model
 
-    examples = BATCH * parse_slice(row.slice).replicas
+    target = parse_slice(row.slice)
+    examples = BATCH * target.chips * target.generation.counted
     batch = (
         tf.TensorSpec((examples, 224, 224, 3), tf.bfloat16),
         tf.TensorSpec((examples,), tf.int32),

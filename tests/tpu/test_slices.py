@@ -9,10 +9,10 @@ from tftpu.tpu.slices import GENERATIONS, parse_slice
 @pytest.mark.parametrize(
     ("name", "chips", "replicas", "topology"),
     [
-        ("v2-8", 4, 8, "v2:2x2"),  # v2, v3 and v4 count cores, two per chip
+        ("v2-8", 4, 8, "v2:2x2"),  # v2 and v3 count cores, two per chip
         ("v3-8", 4, 8, "v3:2x2"),
         ("v3-32", 16, 32, "v3:4x4"),
-        ("v4-16", 8, 16, "v4:2x2x2"),
+        ("v4-16", 8, 8, "v4:2x2x2"),  # v4 and v5p count cores, which work as one device
         ("v5e-1", 1, 1, "v5e:1x1"),  # v5e and v6e count chips
         ("v5e-8", 8, 8, "v5e:2x4"),
         ("v5litepod-8", 8, 8, "v5e:2x4"),

@@ -91,6 +91,7 @@ def compile_program(
         settings = {
             "topology": target.topology,
             "slices": target.slices,
+            "chip_config": target.generation.chip_config,
             "partitioned": step.partitioned,
             "options": options,
         }
@@ -228,7 +229,8 @@ def _cache_folder() -> Path:
 def _key(module: bytes, target: Slice, options: dict[str, str]) -> str:
     given = json.dumps(options, sort_keys=True).encode() if options else b""
     text = hashlib.sha256(module + given).hexdigest()
-    return f"{target.name}-libtpu{libtpu_version()}-{text[:32]}"
+    chip = f"-{target.generation.chip_config}" if target.generation.chip_config else ""
+    return f"{target.name}{chip}-libtpu{libtpu_version()}-{text[:32]}"
 
 
 def _run_compiler(job: Path, target: Slice, time_limit: float, verbose: bool) -> str:
@@ -350,13 +352,20 @@ def _text(executable: Any, dumped: Path) -> str:
 
 
 def _compile(
-    module: str, topology: str, slices: int, partitioned: bool, options: dict[str, str]
+    module: str,
+    topology: str,
+    slices: int,
+    chip_config: str,
+    partitioned: bool,
+    options: dict[str, str],
 ) -> Any:
     import numpy as np
 
     jax = _jax_internals()
-    several = {"num_slices": slices} if slices > 1 else {}
-    described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology, **several)
+    given: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if chip_config:
+        given["chip_config_name"] = chip_config
+    described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology, **given)
     # Devices know of slices only where there are several.
     found = sorted(described.devices, key=lambda d: (getattr(d, "slice_index", 0), d.id))
     replicas, partitions = (1, len(found)) if partitioned else (len(found), 1)

@@ -21,8 +21,8 @@ class Generation:
 
     Attributes:
         name: short name, such as "v5e".
-        cores: devices that libtpu compiles for; each is a replica. A chip of v5p has two
-            TensorCores, which libtpu joins into one device.
+        cores: devices of a chip; each is a replica. The two TensorCores of a chip of v4 and v5p
+            work as one device, a "megacore".
         counted: how much a chip adds to the number in a slice's name: 2 where the name counts
             cores, 1 where it counts chips.
         clock_ghz: core clock: peak FLOP/s divided by the FLOPs of all matrix units per cycle.
@@ -39,6 +39,8 @@ class Generation:
         watts: mean power (`POWER_SOURCE`); None if not published.
         shapes: chips along each axis of every slice on sale, smallest slice first.
         largest_host: chips of the largest slice that one host has; hosts of larger slices have 4.
+        chip_config: libtpu's name for the way in which a chip's cores work, if it is not its own
+            default.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Generation:
     watts: float | None
     shapes: tuple[str, ...]
     largest_host: int = 4
+    chip_config: str = ""
 
 
 def _gib(value: float) -> int:
@@ -80,7 +83,9 @@ GENERATIONS = {
             *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 3.1, 2.00, 220),
             (*_FLAT, "16x32", "32x32"),
         ),
-        Generation("v4", 2, 2, 1.05, 275, 1200, _gib(15.25), 50, 4, 3.1, 3.22, 170, _CUBES),
+        Generation(
+            "v4", 1, 2, 1.05, 275, 1200, _gib(30.75), 50, 4, 3.1, 3.22, 170, _CUBES, 4, "megacore"
+        ),
         Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 3.1, 1.20, None, _LITE, 8),
         Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 6.2, 4.20, None, _CUBES),
         Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 12.5, 2.70, None, _LITE, 8),
