@@ -3,9 +3,6 @@
 Each program is compiled in a separate process, `python -m tftpu.preflight.compiler FOLDER`,
 because libtpu aborts its process on some errors, writes to standard error, and cannot be
 interrupted.
-
-All private interfaces of JAX that preflight needs are gathered in `_jax_internals`. They were tried
-with jax and jaxlib 0.10.2 and libtpu 0.0.52.
 """
 
 import gzip
@@ -23,13 +20,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tftpu import installation
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
+from tftpu.preflight.jax_internals import Internals, install, internals
 from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
-_TRIED = {"jax": "0.10.2", "libtpu": "0.0.52"}
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
 KERNEL_MEMORY = "memory space vmem"
@@ -112,7 +108,7 @@ def check_machine() -> None:
             f"{platform.system()} on {platform.machine()}: run preflight on an x86-64 Linux "
             "machine, in a container, or in Colab."
         )
-    _jax_internals()
+    internals()
     libtpu_version()
 
 
@@ -125,48 +121,7 @@ def libtpu_version() -> str:
     try:
         return importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"libtpu, the TPU compiler, is not installed. {_install()}") from None
-
-
-class _Internals(NamedTuple):
-    """Modules of JAX that preflight uses."""
-
-    ir: Any
-    hlo: Any
-    mlir: Any
-    xla: Any
-    topologies: Any
-    xla_client: Any
-
-
-def _jax_internals() -> _Internals:
-    """Returns JAX's private modules. Raises `UserError` if they lack what preflight needs."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    try:
-        from jax._src.interpreters import mlir
-
-        # The type checker objects to private names, and finds no types of `_jax`.
-        from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
-        from jax.experimental import topologies
-        from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import stablehlo
-
-        # Raises AttributeError if one of them is gone.
-        _ = _jax.mlir.hlo_to_stablehlo, _jax.CompileOptions, _jax.DeviceList
-        _ = stablehlo.RngBitGeneratorOp, stablehlo.slice, mlir.make_ir_context
-    except (ImportError, AttributeError) as error:
-        try:
-            found = f"jax {importlib.metadata.version('jax')}"
-        except importlib.metadata.PackageNotFoundError:
-            raise UserError(
-                f"jax, which drives the TPU compiler, is not installed. {_install()}"
-            ) from None
-        raise UserError(
-            f"Preflight does not support {found} ({error}); it was tried with "
-            f"{' and '.join(f'{k} {v}' for k, v in _TRIED.items())}. {_install()}"
-        ) from error
-    return _Internals(ir, stablehlo, mlir, _jax, topologies, xla_client)
+        raise UserError(f"libtpu, the TPU compiler, is not installed. {install()}") from None
 
 
 # In the calling process
@@ -174,7 +129,7 @@ def _jax_internals() -> _Internals:
 
 def _to_stablehlo(hlo: bytes) -> bytes:
     """Converts HLO to StableHLO with op names, and rewrites what libtpu would reject."""
-    jax = _jax_internals()
+    jax = internals()
     with jax.mlir.make_ir_context():
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
         _drop_copies(module.body)
@@ -195,7 +150,7 @@ def _drop_copies(block: Any) -> None:
             op.operation.erase()
 
 
-def _use_hardware_generator(block: Any, jax: _Internals) -> None:
+def _use_hardware_generator(block: Any, jax: Internals) -> None:
     """Replaces the CPU's random number generator by the one of the TPU's hardware.
 
     The step is lowered for a CPU, where TensorFlow uses Philox with a state of three numbers. For a
@@ -361,7 +316,7 @@ def _compile(
 ) -> Any:
     import numpy as np
 
-    jax = _jax_internals()
+    jax = internals()
     given: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if chip_config:
         given["chip_config_name"] = chip_config
@@ -385,8 +340,3 @@ def _compile(
 
 if __name__ == "__main__":
     _compile_job(Path(sys.argv[1]))
-
-
-def _install() -> str:
-    command = installation.command("preflight")
-    return f"Run `{command}` in an environment without tensorflow-tpu."

@@ -28,6 +28,7 @@ from tftpu.preflight import collectives
 from tftpu.preflight.collectives import Timeline, key_of
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
+from tftpu.preflight.kernels import kernel_flops
 from tftpu.preflight.loops import Runs
 from tftpu.tpu.slices import Slice
 
@@ -258,10 +259,12 @@ class _Pricing:
         flops = self._module.matrix_flops(instruction, computation)
         moved = hbm_bytes(self._module, instruction, computation)
         if kind in (CALL, KERNEL):
-            flops = int(instruction.attribute(r'"flops":"?(\d+)') or flops)
             moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
-            if kind == KERNEL and '"cost_estimate"' not in instruction.rest:
+            said = instruction.attribute(r'"flops":"?(\d+)')
+            counted = int(said) if said else kernel_flops(instruction) if kind == KERNEL else flops
+            if counted is None:
                 self.silent.add(_layer(instruction, self._step))
+            flops = counted or 0
         seconds = self._work(instruction, flops, moved)
         overlaps = instruction.opcode in ASYNCHRONOUS
         timeline = self._timelines[id(computation)]

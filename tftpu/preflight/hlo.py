@@ -125,7 +125,7 @@ class Module:
         self.computations: dict[str, Computation] = {}
         self.entry: Computation = {}
         here: Computation = {}
-        for line in text.splitlines():
+        for line in _lines(text):
             start = _COMPUTATION.match(line)
             if start:
                 here = self.computations[start[2]] = {}
@@ -161,6 +161,21 @@ class Module:
         A multiply-add counts as two.
         """
         return sum(product_flops(*product) for product in self.products(instruction, computation))
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields the lines of a program, each with those that carry an attribute of it on.
+
+    What is written into an attribute, such as the metadata of a kernel, may have lines of its own.
+    """
+    begun = ""
+    for line in text.splitlines():
+        if not begun or line == "}" or _INSTRUCTION.match(line) or _COMPUTATION.match(line):
+            yield begun
+            begun = line
+        else:
+            begun += line
+    yield begun
 
 
 def _divided(text: str) -> tuple[str, str]:
