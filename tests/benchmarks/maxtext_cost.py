@@ -23,7 +23,8 @@ from pathlib import Path
 from tests.benchmarks import sharded_cost
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.cost import Priced, memory_of, price
+from tftpu.preflight.cost import memory_of, price
+from tftpu.preflight.pricing import Priced
 from tftpu.tpu.slices import parse_slice
 
 ROW = sharded_cost.ROWS["8b-v6e-8"]

@@ -29,9 +29,10 @@ from tftpu.engines.lowered import LoweredStep
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import collectives, compiler
 from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.cost import all_within, price
+from tftpu.preflight.cost import price
 from tftpu.preflight.hlo import Module
 from tftpu.preflight.loops import Runs
+from tftpu.preflight.pricing import all_within
 from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import Slice, parse_slice
 

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from tftpu.errors import UserError
-from tftpu.launch import calibrate, predictions
 from tftpu.launch import main as command_line
+from tftpu.launch import predictions
 from tftpu.launch.preflight_check import parse_prices
-from tftpu.tpu.slices import parse_slice
 
 DIGITS = ("preflight", "--config=digits_resnet")
 
@@ -78,12 +77,6 @@ def test_an_invalid_price_fails_with_a_clear_error(text):
 
 def test_there_is_no_prediction_without_a_preflight(tmp_path):
     assert predictions.step_times(str(tmp_path), 8) == ""
-
-
-def test_every_calibration_row_has_a_slice_and_a_source():
-    for row in calibrate.ROWS:
-        assert parse_slice(row.slice).name == row.slice
-        assert row.step_ms > 0 and row.source
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.advise import MAX_COMPILES, largest_batch, lint, memory_wanted
-from tftpu.preflight.cost import Cost, Memory, Priced
+from tftpu.preflight.cost import Cost, Memory
+from tftpu.preflight.pricing import Priced
 
 
 @pytest.mark.parametrize("edge", [8, 16, 248, 1000, 2504, 4088])

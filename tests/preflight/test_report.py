@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tftpu.preflight.cost import Cost, LargeTensor, Memory, Priced, memory_of
+from tftpu.preflight.cost import Cost, LargeTensor, Memory, memory_of
 from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.pricing import Priced
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill
 from tftpu.tpu.slices import parse_slice
@@ -23,7 +24,7 @@ def filled(slice_name, seconds=0.1, **options):
         large=[LargeTensor("f32[100,130]", 104 * 256 * 4, 54_496, "block1")],
         instructions=[
             instruction("fusion.1", "matrix", "block1", 0.7 * seconds),
-            instruction("fusion.2", "memory-bound", "block2", 0.3 * seconds),
+            instruction("fusion.2", "elementwise", "block2", 0.3 * seconds),
             instruction("copy-start.1", "copy", "block2", 5 * seconds, overlaps=True),
         ],
         flops=2 * 10**12,

@@ -1,22 +1,4 @@
-"""Cost of a compiled step: memory, work, and time by instruction.
-
-The time of an instruction is the compiler's estimate of its cycles divided by the core clock, with
-two corrections. They are needed because that estimate prices vector work and memory traffic alike
-on every generation, although the chips differ:
-
-    time = max(bytes / (BANDWIDTH_SHARE x HBM bandwidth),
-               min(c, max(VECTOR_PRICE x c, m / VECTOR_PRICE)))
-
-where c is the cycles over the clock, and m the FLOPs of its dots and convolutions over the peak.
-Thus an instruction that keeps the matrix units at least half busy costs what the compiler
-estimates, one that leaves them idle costs half of that, and none takes less time than its bytes
-need at 80 % of the memory bandwidth. Instructions without an estimate (custom calls, some window
-operations) are priced by their FLOPs and bytes.
-
-The two constants were fitted once, to four published ResNet-50 runs on v2, v3 and v4
-(`python -m tftpu.launch.calibrate` compares predictions with them). Neither is specific to a model
-or a chip. v5e, v5p and v6e are not among these runs, so their range is wider.
-"""
+"""Cost of a compiled step: memory, work, and time by instruction."""
 
 import collections
 import dataclasses
@@ -24,29 +6,12 @@ import math
 from typing import Literal
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import collectives
-from tftpu.preflight.collectives import Timeline, key_of
 from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
-from tftpu.preflight.kernels import kernel_flops
+from tftpu.preflight.hlo import Module
 from tftpu.preflight.loops import Runs
+from tftpu.preflight.prices import BASES, PRICES
+from tftpu.preflight.pricing import FREE, Priced, Pricing, is_free, layer_of
 from tftpu.tpu.slices import Slice
-
-BANDWIDTH_SHARE = 0.8  # fraction of the nominal HBM bandwidth that a good kernel sustains
-VECTOR_PRICE = 0.5  # fraction of the compiler's estimate, for work outside the matrix units
-
-# Half the width of the predicted range, as a fraction. The calibration rows are within the first.
-RANGE, RANGE_UNCALIBRATED = 0.15, 0.30
-CALIBRATED = ("v2", "v3", "v4")
-
-_REST = "(rest of the step)"
-KERNEL, CALL = "kernel", "custom call"  # kinds: a Pallas kernel, and a call of the compiler's own
-
-_FREE = {
-    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "opt-barrier", "domain", "recv"),
-}
-_FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
 
 @dataclasses.dataclass
@@ -88,35 +53,6 @@ class LargeTensor:
     bytes: int
     padding: int
     layer: str
-
-
-@dataclasses.dataclass
-class Priced:
-    """The cost of an instruction, summed over its runs in a step.
-
-    Attributes:
-        name: name of the instruction.
-        kind: such as "matrix", "memory-bound", "reduction", "copy", "collective" or "kernel".
-        layer: the Keras layer that it belongs to, or a part of the step in parentheses.
-        op_name: the op that it came from.
-        times: runs per step.
-        seconds: predicted time.
-        cycles: the compiler's estimate, 0 if it makes none.
-        flops: FLOPs of dots and convolutions.
-        hbm_bytes: bytes read from and written to HBM.
-        overlaps: whether it is an asynchronous copy that overlaps with other instructions.
-    """
-
-    name: str
-    kind: str
-    layer: str
-    op_name: str
-    times: int
-    seconds: float
-    cycles: int
-    flops: int
-    hbm_bytes: int
-    overlaps: bool = False
 
 
 @dataclasses.dataclass
@@ -176,19 +112,19 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         target: the slice that it was compiled for.
     """
     module = Module(compiled.text)
-    pricing, runs = _Pricing(module, step, target), Runs(module)
+    pricing, runs = Pricing(module, step, target), Runs(module)
     instructions = [
         pricing.price(instruction, times, computation)
         for instruction, times, computation in runs.walk()
-        if not _is_free(instruction)
+        if not is_free(instruction)
     ]
     hbm_bytes = sum(p.hbm_bytes for p in instructions)
     exchanging = sum(p.seconds for p in instructions if p.kind == "collective")
     memory_bound = hbm_bytes / target.bytes_per_s
     one_by_one = sum(p.seconds for p in instructions if not p.overlaps)
-    seconds = max(one_by_one, memory_bound / BANDWIDTH_SHARE)
+    seconds = max(one_by_one, memory_bound / PRICES.bandwidth)
     flops = sum(p.flops for p in instructions)
-    width = RANGE if target.generation.name in CALIBRATED else RANGE_UNCALIBRATED
+    basis = BASES[target.generation.name]
     return Cost(
         memory=memory_of(compiled.memory),
         large=_large_tensors(module, step),
@@ -198,8 +134,8 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         bytes_accessed=hbm_bytes,
         cycles=sum(p.cycles for p in instructions),
         seconds=seconds,
-        seconds_low=seconds * (1 - width),
-        seconds_high=seconds * (1 + width),
+        seconds_low=seconds * basis.low,
+        seconds_high=seconds * basis.high,
         roofline_seconds=max(flops / target.flops_per_s, memory_bound),
         collective_seconds=exchanging,
         uncounted_loops=runs.uncounted(),
@@ -221,144 +157,6 @@ def model_flops(step: LoweredStep) -> int:
         if not instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}"):
             forward += times * module.matrix_flops(instruction, computation)
     return 3 * forward * step.gradient_accumulation_steps // step.forward_devices
-
-
-def _is_free(instruction: Instruction) -> bool:
-    if instruction.opcode in _FREE:
-        return True
-    if instruction.opcode.endswith("-done"):
-        return not collectives.is_collective(instruction)
-    target = instruction.attribute(r'custom_call_target="([^"]*)"')
-    return target.startswith(_FREE_CALLS) if target else False
-
-
-class _Pricing:
-    """Prices the instructions of a program, in the order in which they run.
-
-    Args:
-        module: the program.
-        step: the step before compilation.
-        target: the slice.
-    """
-
-    def __init__(self, module: Module, step: LoweredStep, target: Slice):
-        self._module, self._step, self._target = module, step, target
-        self.silent: set[str] = set()  # layers of kernels that say nothing of their work
-        self._timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
-
-    def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
-        """Returns the cost of an instruction.
-
-        Args:
-            instruction: the next one.
-            times: its runs per step.
-            computation: the one that contains it.
-        """
-        within = all_within(self._module, instruction, computation)
-        kind = _kind(instruction, {i.opcode for i, _ in within})
-        flops = self._module.matrix_flops(instruction, computation)
-        moved = hbm_bytes(self._module, instruction, computation)
-        if kind in (CALL, KERNEL):
-            moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
-            said = instruction.attribute(r'"flops":"?(\d+)')
-            counted = int(said) if said else kernel_flops(instruction) if kind == KERNEL else flops
-            if counted is None:
-                self.silent.add(_layer(instruction, self._step))
-            flops = counted or 0
-        seconds = self._work(instruction, flops, moved)
-        overlaps = instruction.opcode in ASYNCHRONOUS
-        timeline = self._timelines[id(computation)]
-        if any(collectives.is_collective(inside) for inside, _ in within):
-            work = seconds if flops or timeline.is_running(key_of(instruction, within)) else 0.0
-            kind, seconds = self._exchange(instruction, within, kind, work, timeline)
-            overlaps = False
-        elif not overlaps:
-            timeline.work(seconds)
-        return Priced(
-            name=instruction.name,
-            kind=kind,
-            layer=_layer(instruction, self._step, kind),
-            op_name=instruction.op_name,
-            times=times,
-            seconds=seconds * times,
-            cycles=(instruction.cycles or 0) * times,
-            flops=flops * times,
-            hbm_bytes=moved * times,
-            overlaps=overlaps,
-        )
-
-    def _work(self, instruction: Instruction, flops: int, moved: int) -> float:
-        """Returns the seconds of an instruction that exchanges nothing."""
-        target = self._target
-        matrix, memory = flops / target.flops_per_s, moved / target.bytes_per_s
-        if instruction.cycles is None:
-            return max(matrix / VECTOR_PRICE, memory / BANDWIDTH_SHARE)
-        estimate = instruction.cycles / (target.generation.clock_ghz * 1e9)
-        work = min(estimate, max(VECTOR_PRICE * estimate, matrix / VECTOR_PRICE))
-        return max(work, memory / BANDWIDTH_SHARE)
-
-    def _exchange(
-        self,
-        instruction: Instruction,
-        within: collectives.Within,
-        kind: str,
-        work: float,
-        timeline: Timeline,
-    ) -> tuple[str, float]:
-        """Returns the kind and the seconds of an instruction with a collective, and other work."""
-        key = key_of(instruction, within)
-        if collectives.ends(instruction, within):
-            return "collective", timeline.wait(key)
-        seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
-        if collectives.starts(instruction, within):
-            timeline.start(key, seconds, collectives.is_between_slices(instruction))
-            timeline.work(work)
-            return kind if work else "collective", work
-        if timeline.is_running(key):  # the work of others, while the collective carries on
-            timeline.work(work)
-            return kind, work
-        # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
-        seconds /= 2 if instruction.opcode == "fusion" else 1
-        timeline.work(seconds + work)
-        return "collective", seconds + work
-
-
-def _kind(instruction: Instruction, within: set[str]) -> str:
-    """Returns the kind of an instruction, given all opcodes that it runs."""
-    if instruction.opcode == "custom-call":
-        return KERNEL if 'custom_call_target="tpu_custom_call"' in instruction.rest else CALL
-    if instruction.opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
-        return "copy"
-    if {"dot", "convolution"} & within:
-        return "matrix"
-    if {"reduce", "reduce-window", "select-and-scatter"} & within:
-        return "reduction"
-    if within <= {"fusion", "parameter", "copy", "transpose", "bitcast", "reshape"}:
-        return "copy"
-    return "memory-bound"
-
-
-def _layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> str:
-    """Returns the layer of an instruction, or a part of the step in parentheses."""
-    path = step.layer_path(instruction.op_name)
-    if path:
-        return path
-    if kind == "collective":
-        return "(exchange between devices)"
-    scope = step.scope(instruction.op_name)
-    return f"({scope})" if scope else _REST
-
-
-def all_within(
-    module: Module, instruction: Instruction, computation: Computation
-) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction, and those it fuses, each with its computation."""
-    found = [(instruction, computation)]
-    for outer, _ in found:
-        for name in outer.called if outer.opcode in ("fusion", "async-start") else ():
-            inner = module.computations[name]
-            found += [(inside, inner) for inside in inner.values()]
-    return found
 
 
 def memory_of(stats: dict[str, int]) -> Memory:
@@ -383,12 +181,12 @@ def _large_tensors(module: Module, step: LoweredStep, count: int = 5) -> list[La
     """Returns the largest arrays that the program keeps in HBM, the largest first."""
     found: dict[tuple[str, str], LargeTensor] = {}
     for instruction in module.entry.values():
-        if instruction.opcode in _FREE - {"parameter"} or instruction.opcode.endswith("-done"):
+        if instruction.opcode in FREE - {"parameter"} or instruction.opcode.endswith("-done"):
             continue
         if instruction.opcode == "parameter":
             layer = step.arguments[int(instruction.argument)]
         else:
-            layer = _layer(instruction, step)
+            layer = layer_of(instruction, step)
         for tensor in instruction.shape:
             size = tensor.padded_bytes
             if not tensor.on_chip and tensor.dims:

@@ -8,8 +8,9 @@ import math
 from rich.console import Console
 
 from tftpu.preflight import table
+from tftpu.preflight.prices import BASES
 from tftpu.preflight.slice_report import SliceReport
-from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE
+from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, parse_slice
 
 WIDTH = 132  # columns of text that is not printed to a terminal; every column of the table fits
 
@@ -88,13 +89,21 @@ class Report:
         """Returns lines about the sources of the figures."""
         lines = [
             "",
-            "Compiled with the TPU compiler, not run. Times are the compiler's cycle estimates, "
-            "calibrated on published runs of v2, v3 and v4; tftpu/preflight/cost.py describes how.",
+            "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices fitted "
+            f"to published runs: {self._runs()}; the ranges are as wide as predictions were off for "
+            "models that the fit did not know.",
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
         if any(item.kwh_per_run is not None for item in self.slices):
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines
+
+    def _runs(self) -> str:
+        """Returns how many published runs the times rest on."""
+        names = dict.fromkeys(parse_slice(item.slice).generation.name for item in self.slices)
+        return ", ".join(
+            f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
+        )
 
 
 def _or_inf(value: float | None) -> float:

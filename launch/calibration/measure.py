@@ -1,0 +1,67 @@
+"""Compiles and prices the rows of one engine.
+
+python -m tftpu.launch.calibration.measure ENGINE FILE [ROW ...]
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tftpu.launch.calibration.rows import ROWS, Row
+from tftpu.preflight.compiler import compile_program
+from tftpu.preflight.cost import price
+from tftpu.tpu.slices import parse_slice
+
+TIME_LIMIT = 3600.0
+
+
+def measured(row: Row) -> dict[str, Any]:
+    """Returns a row with its predicted time, and what that consists of, as JSON.
+
+    Raises:
+        RuntimeError: the step does not compile.
+    """
+    keras.utils.clear_session()  # the names of layers, by which programs are cached, start anew
+    target = parse_slice(row.slice)
+    step = row.workload.lower(target)
+    compiled = compile_program(step, target, row.workload.options(target), TIME_LIMIT)
+    if compiled.error:
+        raise RuntimeError(f"The step of {row.name} does not compile: {compiled.error[:500]}")
+    cost = price(step, compiled, target)
+    clock = target.generation.clock_ghz * 1e9
+    works = [
+        {
+            "kind": priced.kind,
+            "estimate": priced.cycles / clock if priced.cycles else None,
+            "products": priced.flops / target.flops_per_s,
+            "traffic": priced.hbm_bytes / target.bytes_per_s,
+            "seconds": priced.seconds,
+            "overlaps": priced.overlaps,
+        }
+        for priced in cost.instructions
+        if priced.seconds
+    ]
+    published = {
+        field.name: getattr(row, field.name)
+        for field in dataclasses.fields(row)
+        if field.name != "workload"
+    }
+    return published | {"predicted_ms": 1e3 * cost.seconds, "works": works}
+
+
+def main(engine: str, file: str, *names: str) -> None:
+    """Writes the rows of an engine to a file."""
+    chosen = [
+        row
+        for row in ROWS
+        if row.workload.cluster.engine == engine and (not names or row.name in names)
+    ]
+    Path(file).write_text(json.dumps([measured(row) for row in chosen]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+"""Published step times of public runs, with the workloads that they are compared with."""
+
+import dataclasses
+
+from tftpu.launch.calibration import workloads
+from tftpu.launch.calibration.workloads import Product, Workload
+
+_MLPERF = "MLPerf training v{}, Google's results"
+_CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
+_FUSED = "EfficientNetV2, Table 3 (arXiv:2104.00298)"
+_QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
+_MAXTEXT = "MaxText, configs/tpu/{}/README.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A published step time.
+
+    Attributes:
+        name: of the row.
+        model: that it is of; all rows of a model are left out of a fit together.
+        slice: name of the slice.
+        workload: the step that is compared with it.
+        step_ms: milliseconds per step.
+        source: publication.
+        differs: how the workload differs from the published run, as far as that is known.
+    """
+
+    name: str
+    model: str
+    slice: str
+    workload: Workload | Product
+    step_ms: float
+    source: str
+    differs: str = ""
+
+
+def _fused(stages: int, images_per_second: float) -> Row:
+    """Returns a row of EfficientNet-B4, given images per second and core."""
+    return Row(
+        name=f"efficientnet_b4-fused{stages}",
+        model="efficientnet_b4",
+        slice="v3-8",
+        workload=workloads.efficientnet_b4(stages),
+        step_ms=128e3 / images_per_second,
+        source=_FUSED,
+        differs="the batch, 128 images a core, is that of the paper's training; no moving averages",
+    )
+
+
+def _maxtext(
+    name: str,
+    slice_name: str,
+    tflops: float,
+    examples: int,
+    tokens: int,
+    remat: str,
+    differs: str,
+    **sizes: int,
+) -> Row:
+    """Returns a row of a decoder, given its TFLOP/s a chip as MaxText counted them.
+
+    It counts 6 FLOPs a token for each weight in a product, and attention without its mask.
+    """
+    width, layers = sizes["width"], sizes["layers"]
+    shared = width // sizes["heads"] * sizes["kv_heads"]
+    weights = layers * (2 * width**2 + 2 * width * shared + 3 * width * sizes["hidden"])
+    weights += width * sizes["vocabulary"]
+    flops = examples * tokens * (6 * weights + 12 * layers * tokens * width)
+    return Row(
+        name=f"{name}-{slice_name}",
+        model=name,
+        slice=slice_name,
+        workload=workloads.llama(examples, tokens, remat, **sizes),
+        step_ms=flops / tflops / 1e9,
+        source=_MAXTEXT.format(slice_name.split("-")[0]),
+        differs=differs,
+    )  # fmt: skip
+
+
+ROWS = (
+    Row("resnet50-v2-8", "resnet50", "v2-8", workloads.resnet50("sgd"), 228.9, _MLPERF.format(0.5)),
+    Row("resnet50-v3-8", "resnet50", "v3-8", workloads.resnet50("sgd"), 137.3, _MLPERF.format(0.5)),
+    Row(
+        *("resnet50-v3-32", "resnet50", "v3-32", workloads.resnet50("lars"), 125.6),
+        _MLPERF.format(0.7),
+    ),
+    Row(
+        *("resnet50-v4-16", "resnet50", "v4-16", workloads.resnet50("lars", 256), 73.6),
+        _MLPERF.format(0.7),
+        "its time includes an evaluation every four epochs",
+    ),
+    Row(
+        *("bert_large-v3-32", "bert_large", "v3-32", workloads.bert_large(), 460.3),
+        _MLPERF.format(0.7),
+        "no dropout of attention; the update is not divided over the cores",
+    ),
+    _fused(0, 262),
+    _fused(3, 362),
+    _fused(5, 327),
+    _fused(7, 254),
+    Row("chat_164m-v5e-1", "chat_164m", "v5e-1", workloads.chat_164m(), 880.7, _CHAT, _QK),
+    Row("chat_164m-v6e-1", "chat_164m", "v6e-1", workloads.chat_164m(), 302.3, _CHAT, _QK),
+    Row("product-v6e-1", "product", "v6e-1", Product(8192), 1.72, _CHAT),
+    _maxtext(
+        *("llama_22b", "v4-128", 156, 13, 2048, "block"),
+        "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
+        **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
+        vocabulary=32000,
+    ),
+    _maxtext(
+        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""),
+        **{"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672},
+        vocabulary=32000,
+    ),
+    _maxtext(
+        *("llama_70b", "v5p-128", 298, 4, 4096, "block"),
+        "what the backward pass recomputes",
+        **{"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672},
+        vocabulary=32000,
+    ),
+)

@@ -1,0 +1,266 @@
+"""Train steps that others have published the time of, rebuilt with this zoo and with Keras."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from tftpu import models
+from tftpu.config import Cluster, Optimizer, TrainOptions
+from tftpu.engines import selection
+from tftpu.engines.lowered import LoweredStep
+from tftpu.models.families.bert import TiedHeadWithBias
+from tftpu.models.layers.gelu import gelu
+from tftpu.models.layers.normalization import GhostBatchNormalization
+from tftpu.models.layers.stochastic_depth import StochasticDepth
+from tftpu.optim import optimizers
+from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.tpu.slices import Slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A train step in bfloat16.
+
+    Attributes:
+        model_fn: returns a newly built and compiled model.
+        batch: specs of one share of the batch, (inputs, labels).
+        microbatches: into which a step divides that share.
+        cluster: the engine, and its mesh.
+        clipnorm: bound of the gradients' global norm; None: they are not clipped.
+    """
+
+    model_fn: Callable[[], keras.Model]
+    batch: Any
+    microbatches: int = 1
+    cluster: Cluster = dataclasses.field(default_factory=lambda: Cluster(engine="tensorflow"))
+    clipnorm: float | None = None
+
+    def lower(self, target: Slice) -> LoweredStep:
+        """Lowers the step for a slice."""
+        options = TrainOptions(
+            gradient_accumulation_steps=self.microbatches, global_clipnorm=self.clipnorm
+        )
+        lowering = selection.lowering_for(self.cluster)
+        return lowering.lower(self.model_fn, self.batch, target.replicas, "mixed_bfloat16", options)
+
+    def options(self, target: Slice) -> dict[str, str]:
+        """Returns the compiler's options, as the trainer chooses them."""
+        return selection.lowering_for(self.cluster).compiler_options(target)
+
+
+def resnet50(optimizer: str, images: int = 128) -> Workload:
+    """Returns ResNet-50 v1.5 (He et al. 2015, arXiv:1512.03385) on images of 224 pixels.
+
+    Groups of 32 images, instead of all 128, make the norms read their input as the published
+    programs do; `models.layers.pointwise` has a faster way for whole batches.
+
+    Args:
+        optimizer: "sgd" or "lars".
+        images: per device.
+    """
+
+    def model_fn() -> keras.Model:
+        model = models.build("resnet50", norm_batch=32)
+        chosen = Optimizer(optimizer, weight_decay=1e-4)
+        model.compile(
+            optimizer=optimizers.build(chosen, 128, 1000),
+            loss=_crossentropy(),
+            metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        )
+        return model
+
+    return Workload(model_fn, (_images(images, 224), _ids(images)))
+
+
+def bert_large() -> Workload:
+    """Returns BERT-large's pretraining (Devlin et al. 2018, arXiv:1810.04805) by LAMB.
+
+    14 sequences of 512 tokens, of which 76 positions are predicted, and whether the second sentence
+    follows the first.
+    """
+    examples, time, predicted = 14, 512, 76
+
+    def model_fn() -> keras.Model:
+        encoder = models.build("bert_large", attention="plain")
+        sequence = encoder.get_layer("block24_norm2").output  # (batch, time, width)
+        positions = keras.Input((predicted,), dtype="int32", name="predicted_positions")
+        chosen = ops.take_along_axis(sequence, positions[..., None], axis=1)
+        x = layers.Dense(1024, activation=gelu, name="head_transform")(chosen)
+        x = layers.LayerNormalization(name="head_norm")(x)
+        embed = encoder.get_layer("tokens_embed")
+        words = TiedHeadWithBias(embed, dtype="float32", name="words")(x)
+        pooled = layers.Dense(1024, activation="tanh", name="pool")(sequence[:, 0])
+        follows = layers.Dense(2, dtype="float32", name="follows")(pooled)
+        model = keras.Model({**encoder.input, positions.name: positions}, [words, follows])
+        lamb = optimizers.build(Optimizer("lamb", weight_decay=0.01), examples, 1000)
+        model.compile(lamb, [_crossentropy(), _crossentropy()])
+        return model
+
+    tokens = {name: _ids(examples, time) for name in ("tokens", "segments", "positions", "types")}
+    inputs = {**tokens, "predicted_positions": _ids(examples, predicted)}
+    return Workload(model_fn, (inputs, [_ids(examples, predicted), _ids(examples)]))
+
+
+def chat_164m() -> Workload:
+    """Returns a decoder of 163.6 M parameters on 16 microbatches of 4 sequences of 2,048 tokens."""
+
+    def model_fn() -> keras.Model:
+        model = models.build(
+            models.config(
+                "llama_110m",
+                vocabulary=32768,
+                layers=8,
+                width=1024,
+                heads=4,
+                kv_heads=1,
+                hidden=3072,
+                attention="flash",
+            )
+        )
+        model.compile(keras.optimizers.AdamW(1e-3, weight_decay=0.1), _crossentropy())
+        return model
+
+    return Workload(model_fn, (_ids(64, 2048), _ids(64, 2048)), microbatches=16)
+
+
+def efficientnet_b4(fused_stages: int) -> Workload:
+    """Returns EfficientNet-B4 (Tan & Le 2019, arXiv:1905.11946) on 128 images of 380 pixels.
+
+    Args:
+        fused_stages: the first stages, in which one convolution takes the place of an expansion
+            and a depthwise convolution, as in Tan & Le 2021 (arXiv:2104.00298), Table 3.
+    """
+
+    def model_fn() -> keras.Model:
+        model = _efficientnet_b4(fused_stages)
+        # The papers' RMSProp has momentum, too.
+        model.compile(keras.optimizers.RMSprop(1e-3, momentum=0.9), _crossentropy())
+        return model
+
+    return Workload(model_fn, (_images(128, 380), _ids(128)))
+
+
+def llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
+    """Returns a Llama divided by `fsdp` over all chips of a slice, on the JAX engine.
+
+    Args:
+        examples: per chip.
+        tokens: of an example.
+        remat: what the backward pass recomputes, as `models.config` takes it.
+        fields: other fields of the model.
+    """
+
+    def model_fn() -> keras.Model:
+        model = models.build("llama_8b", attention="flash", remat=remat, **fields)
+        model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
+        return model
+
+    batch = _ids(examples, tokens), _ids(examples, tokens)
+    return Workload(model_fn, batch, cluster=Cluster(engine="jax", mesh="fsdp:-1"), clipnorm=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """The product of two square matrices in bfloat16, alone.
+
+    Attributes:
+        width: of the matrices.
+    """
+
+    width: int
+    cluster: Cluster = dataclasses.field(default_factory=lambda: Cluster(engine="jax"))
+
+    def lower(self, target: Slice) -> LoweredStep:
+        """Lowers the product for one chip."""
+        import jax
+
+        matrix = jax.ShapeDtypeStruct((self.width, self.width), "bfloat16")
+        program = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).as_text().encode()
+        return LoweredStep(
+            program=program, partitioned=True, arguments=["a", "b"], precision="bfloat16"
+        )
+
+    def options(self, target: Slice) -> dict[str, str]:
+        """Returns no options: the published product was compiled without any."""
+        return {}
+
+
+# Width, blocks, kernel, stride and expansion of each stage.
+_B4 = (
+    (24, 2, 3, 1, 1),
+    (32, 4, 3, 2, 6),
+    (56, 4, 5, 2, 6),
+    (112, 6, 3, 2, 6),
+    (160, 6, 5, 1, 6),
+    (272, 8, 5, 2, 6),
+    (448, 2, 3, 1, 6),
+)
+
+
+def _efficientnet_b4(fused_stages: int) -> keras.Model:
+    images = keras.Input((380, 380, 3), name="image")
+    x = _norm(_conv(images, 48, 3, 2, "stem"), "stem")
+    for stage, (width, blocks, kernel, stride, expand) in enumerate(_B4):
+        for block in range(blocks):
+            name = f"stage{stage + 1}_block{block + 1}"
+            strides = 1 if block else stride
+            y = _mobile(x, width, kernel, strides, expand, stage < fused_stages, name)
+            if block:
+                y = StochasticDepth(0.2, name=f"{name}_drop")(y)
+                y = layers.Add(name=f"{name}_add")([x, y])
+            x = y
+    x = _norm(_conv(x, 1792, 1, 1, "top"), "top")
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    x = layers.Dropout(0.4, name="dropout")(x)
+    return keras.Model(images, layers.Dense(1000, dtype="float32", name="head")(x))
+
+
+def _mobile(
+    x: Any, width: int, kernel: int, stride: int, expand: int, fused: bool, name: str
+) -> Any:
+    """Applies an MBConv block, or a fused one, without squeeze as the paper's counts suggest."""
+    channels = x.shape[-1]
+    if fused:
+        x = _norm(_conv(x, expand * channels, kernel, stride, f"{name}_expand"), f"{name}_expand")
+    else:
+        if expand > 1:
+            x = _norm(_conv(x, expand * channels, 1, 1, f"{name}_expand"), f"{name}_expand")
+        x = layers.DepthwiseConv2D(
+            kernel, strides=stride, padding="same", use_bias=False, name=f"{name}_depthwise"
+        )(x)
+        x = _norm(x, f"{name}_depthwise")
+        y = ops.mean(x, axis=(1, 2), keepdims=True)
+        squeezed = max(1, channels // 4)
+        y = layers.Conv2D(squeezed, 1, activation="silu", name=f"{name}_squeeze")(y)
+        y = layers.Conv2D(x.shape[-1], 1, activation="sigmoid", name=f"{name}_excite")(y)
+        x = layers.Multiply(name=f"{name}_scale")([x, y])
+    x = _conv(x, width, 1, 1, f"{name}_project")
+    return GhostBatchNormalization(32, epsilon=1e-3, name=f"{name}_project_norm")(x)
+
+
+def _conv(x: Any, filters: int, kernel: int, stride: int, name: str) -> Any:
+    layer = layers.Conv2D(
+        filters, kernel, strides=stride, padding="same", use_bias=False, name=f"{name}_conv"
+    )
+    return layer(x)
+
+
+def _norm(x: Any, name: str) -> Any:
+    x = GhostBatchNormalization(32, epsilon=1e-3, name=f"{name}_norm")(x)
+    return layers.Activation("silu", name=f"{name}_silu")(x)
+
+
+def _crossentropy() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _images(examples: int, size: int) -> tf.TensorSpec:
+    return tf.TensorSpec((examples, size, size, 3), tf.bfloat16)
+
+
+def _ids(*shape: int) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.int32)

@@ -1,0 +1,96 @@
+"""Calibration: the published rows, and the fit of prices to them."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tftpu.launch.calibration import fit
+from tftpu.launch.calibration.rows import ROWS
+from tftpu.preflight.prices import BASES, PRICES
+from tftpu.tpu.slices import parse_slice
+
+TRUE = dataclasses.replace(PRICES, bandwidth=0.7, matrix=0.6, window=0.35, vector=0.9)
+# (kind, estimate, products, traffic), in seconds, of what each kind of model spends its time on.
+DENSE = (
+    *(("matrix", 0.010, 0.008, 0.001), ("matrix", 0.004, 0.0001, 0.0005)),
+    *(("reduction", 0.003, 0.0, 0.0005), ("copy", 0.003, 0.0, 0.002)),
+)
+SEPARABLE = (("window", 0.020, 0.001, 0.002), ("elementwise", 0.005, 0.0, 0.0045), *DENSE[:1])
+GATHERING = (("gather", 0.008, 0.0, 0.001), ("elementwise", 0.001, 0.0, 0.004), *DENSE[1:2])
+
+
+def row(name: str, parts, slice_name: str = "v3-8", factor: float = 1.0):
+    """Returns a row whose published time is that of `TRUE`, times a factor."""
+    works = [
+        {"kind": kind, "estimate": estimate, "products": products, "traffic": traffic}
+        | {"seconds": 1.0, "overlaps": False}
+        for kind, estimate, products, traffic in parts
+    ]
+    found = {"name": name, "model": name.split("-")[0], "slice": slice_name, "works": works}
+    step_ms = factor * fit.predicted_ms(found | {"step_ms": 1.0}, TRUE)
+    return found | {"step_ms": step_ms, "source": "none", "differs": ""}
+
+
+ALL = [row("dense", DENSE), row("separable", SEPARABLE), row("gathering", GATHERING)]
+
+
+def test_the_fit_finds_the_prices_that_made_the_times():
+    assert fit.Fit(ALL).prices() == TRUE
+    assert max(abs(fit.predicted_ms(r, PRICES) / r["step_ms"] - 1) for r in ALL) > 0.1
+
+
+def test_a_model_left_out_has_no_part_in_the_prices():
+    slower = [row("dense", DENSE), row("separable-1", SEPARABLE, factor=1.3)]
+    slower += [row("separable-2", SEPARABLE, factor=1.3), row("gathering", GATHERING)]
+    errors = fit.Fit(slower).left_out()
+    assert errors.keys() == {"dense", "separable-1", "separable-2", "gathering"}
+    # The others say nothing of the price of windows, which stays as it is: 0.5 for 0.35.
+    known = dataclasses.replace(TRUE, window=PRICES.window)
+    expected = fit.predicted_ms(slower[1], known) / slower[1]["step_ms"] - 1
+    assert errors["separable-1"] == errors["separable-2"] == pytest.approx(expected, abs=0.02)
+
+
+def test_a_range_holds_every_published_time_and_is_wider_where_less_was_published():
+    rows = [*ALL, row("other", DENSE, "v5e-8", factor=1.1)]
+    errors = {"dense": 0.04, "separable": -0.10, "gathering": 0.08, "other": -0.05}
+    found = fit.bases(rows, errors)
+    assert found.keys() == BASES.keys()
+    assert (found["v3"].runs, found["v3"].models) == (3, 3)
+    assert found["v3"].high >= 1 / (1 - 0.10) > found["v3"].high - 0.03
+    assert (found["v5e"].runs, found["v5e"].models) == (1, 1)
+    assert found["v5e"].high - 1 >= 1.5 * (found["v3"].high - 1.03)
+    assert found["v6e"].runs == 0 and found["v6e"].high == found["v5e"].high
+
+
+def test_every_row_has_a_slice_and_a_source_and_a_name_of_its_own():
+    for published in ROWS:
+        assert parse_slice(published.slice).name == published.slice
+        assert published.step_ms > 0 and published.source
+        assert BASES[parse_slice(published.slice).generation.name].runs > 0
+    assert len({published.name for published in ROWS}) == len(ROWS)
+
+
+def test_the_bases_in_use_count_the_rows():
+    for generation, basis in BASES.items():
+        own = [r for r in ROWS if r.slice.split("-")[0] == generation]
+        assert (basis.runs, basis.models) == (len(own), len({r.model for r in own}))
+        assert basis.low < 1 < basis.high
+
+
+@pytest.mark.compiles
+def test_a_published_product_is_predicted(tmp_path):
+    """The command, on the one row that compiles in seconds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tftpu.launch.calibrate", "product-v6e-1"],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("product-v6e-1"))
+    published, predicted, error = line.split()[1:4]
+    assert (published, predicted) == ("1.72", "1.702") and error == "-1.1%"

@@ -1,0 +1,94 @@
+"""The price of an instruction: seconds for the compiler's cycles, FLOPs and bytes.
+
+The time of an instruction is the compiler's estimate of its cycles divided by the core clock, with
+two corrections. They are needed because that estimate prices vector work and memory traffic alike
+on every generation, although the chips differ:
+
+    time = max(bytes / (bandwidth x HBM bandwidth), min(c, max(vector x c, m / PRODUCT)))
+
+where c is the cycles over the clock, and m the FLOPs of its dots and convolutions over the peak.
+Thus an instruction that keeps the matrix units at least half busy costs what the compiler
+estimates, one that leaves them idle costs a part of that, which depends on its kind, and none takes
+less time than its bytes need. Instructions without an estimate (kernels, some window operations)
+are priced by their FLOPs and bytes.
+
+The prices are fitted to published runs by `python -m tftpu.launch.calibrate`, which also says how
+far predictions of a model are off if the fit knows nothing of that model. None names a model.
+"""
+
+import dataclasses
+from typing import Literal
+
+# fmt: off
+Kind = Literal[
+    "matrix", "window", "reduction", "gather", "elementwise", "copy",
+    "kernel", "custom call", "collective",
+]
+# fmt: on
+
+PRODUCT = 0.5  # share of the peak from which on an instruction takes what the compiler estimates
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """What the estimates of the compiler are multiplied by.
+
+    Attributes:
+        bandwidth: share of the nominal HBM bandwidth that a good program sustains.
+        matrix: share of the estimate for an instruction with products that leaves the matrix units
+            idle.
+        window: share for convolutions of one channel each, and for pooling.
+        vector: share for everything else: elementwise work, reductions, gathers and copies.
+        kernel: share of the peak that products in a kernel reach.
+    """
+
+    bandwidth: float
+    matrix: float
+    window: float
+    vector: float
+    kernel: float
+
+    def seconds(self, kind: str, estimate: float | None, products: float, traffic: float) -> float:
+        """Returns the time of an instruction that exchanges nothing with other devices.
+
+        Args:
+            kind: of the instruction, a `Kind`.
+            estimate: the compiler's, in seconds; None if it makes none.
+            products: FLOPs over the peak, in seconds.
+            traffic: bytes over the nominal bandwidth, in seconds.
+        """
+        floor = traffic / self.bandwidth
+        if estimate is None:
+            return max(products / self.kernel, floor)
+        share = {"matrix": self.matrix, "window": self.window}.get(kind, self.vector)
+        return max(min(estimate, max(share * estimate, products / PRODUCT)), floor)
+
+
+PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """The published runs that the predictions for a generation rest on.
+
+    Attributes:
+        runs: number of runs.
+        models: number of models among them.
+        low: the shortest time in the printed range, as a share of the prediction.
+        high: the longest one.
+    """
+
+    runs: int
+    models: int
+    low: float
+    high: float
+
+
+BASES = {
+    "v2": Basis(1, 1, 0.85, 1.15),
+    "v3": Basis(7, 3, 0.85, 1.15),
+    "v4": Basis(2, 2, 0.85, 1.15),
+    "v5e": Basis(2, 2, 0.85, 1.15),
+    "v5p": Basis(1, 1, 0.85, 1.15),
+    "v6e": Basis(2, 2, 0.85, 1.15),
+}

@@ -1,0 +1,196 @@
+"""Prices the instructions of a compiled program, in the order in which they run."""
+
+import collections
+import dataclasses
+import re
+
+from tftpu.engines.lowered import LoweredStep
+from tftpu.preflight import collectives
+from tftpu.preflight.collectives import Timeline, key_of
+from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
+from tftpu.preflight.kernels import kernel_flops
+from tftpu.preflight.prices import PRICES, Kind
+from tftpu.tpu.slices import Slice
+
+# Of a convolution of one channel each, or of the gradient of its kernel.
+_GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
+_REST = "(rest of the step)"
+
+FREE = {  # opcodes of what takes no time
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier", "domain", "recv"),
+}
+_FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
+
+
+@dataclasses.dataclass
+class Priced:
+    """The cost of an instruction, summed over its runs in a step.
+
+    Attributes:
+        name: name of the instruction.
+        kind: of its work.
+        layer: the Keras layer that it belongs to, or a part of the step in parentheses.
+        op_name: the op that it came from.
+        times: runs per step.
+        seconds: predicted time.
+        cycles: the compiler's estimate, 0 if it makes none.
+        flops: FLOPs of dots and convolutions.
+        hbm_bytes: bytes read from and written to HBM.
+        overlaps: whether it is an asynchronous copy that overlaps with other instructions.
+    """
+
+    name: str
+    kind: Kind
+    layer: str
+    op_name: str
+    times: int
+    seconds: float
+    cycles: int
+    flops: int
+    hbm_bytes: int
+    overlaps: bool = False
+
+
+def is_free(instruction: Instruction) -> bool:
+    if instruction.opcode in FREE:
+        return True
+    if instruction.opcode.endswith("-done"):
+        return not collectives.is_collective(instruction)
+    target = instruction.attribute(r'custom_call_target="([^"]*)"')
+    return target.startswith(_FREE_CALLS) if target else False
+
+
+class Pricing:
+    """Prices the instructions of a program, in the order in which they run.
+
+    Args:
+        module: the program.
+        step: the step before compilation.
+        target: the slice.
+    """
+
+    def __init__(self, module: Module, step: LoweredStep, target: Slice):
+        self._module, self._step, self._target = module, step, target
+        self.silent: set[str] = set()  # layers of kernels that say nothing of their work
+        self._timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
+
+    def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
+        """Returns the cost of an instruction.
+
+        Args:
+            instruction: the next one.
+            times: its runs per step.
+            computation: the one that contains it.
+        """
+        within = all_within(self._module, instruction, computation)
+        kind = _kind(instruction, within)
+        flops = self._module.matrix_flops(instruction, computation)
+        moved = hbm_bytes(self._module, instruction, computation)
+        if kind in ("custom call", "kernel"):
+            moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
+            said = instruction.attribute(r'"flops":"?(\d+)')
+            counted = (
+                int(said) if said else kernel_flops(instruction) if kind == "kernel" else flops
+            )
+            if counted is None:
+                self.silent.add(layer_of(instruction, self._step))
+            flops = counted or 0
+        seconds = self._work(kind, instruction, flops, moved)
+        overlaps = instruction.opcode in ASYNCHRONOUS
+        timeline = self._timelines[id(computation)]
+        if any(collectives.is_collective(inside) for inside, _ in within):
+            work = seconds if flops or timeline.is_running(key_of(instruction, within)) else 0.0
+            kind, seconds = self._exchange(instruction, within, kind, work, timeline)
+            overlaps = False
+        elif not overlaps:
+            timeline.work(seconds)
+        return Priced(
+            name=instruction.name,
+            kind=kind,
+            layer=layer_of(instruction, self._step, kind),
+            op_name=instruction.op_name,
+            times=times,
+            seconds=seconds * times,
+            cycles=(instruction.cycles or 0) * times,
+            flops=flops * times,
+            hbm_bytes=moved * times,
+            overlaps=overlaps,
+        )
+
+    def _work(self, kind: Kind, instruction: Instruction, flops: int, moved: int) -> float:
+        """Returns the seconds of an instruction that exchanges nothing."""
+        target, cycles = self._target, instruction.cycles
+        estimate = None if cycles is None else cycles / (target.generation.clock_ghz * 1e9)
+        products, traffic = flops / target.flops_per_s, moved / target.bytes_per_s
+        return PRICES.seconds(kind, estimate, products, traffic)
+
+    def _exchange(
+        self,
+        instruction: Instruction,
+        within: collectives.Within,
+        kind: Kind,
+        work: float,
+        timeline: Timeline,
+    ) -> tuple[Kind, float]:
+        """Returns the kind and the seconds of an instruction with a collective, and other work."""
+        key = key_of(instruction, within)
+        if collectives.ends(instruction, within):
+            return "collective", timeline.wait(key)
+        seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
+        if collectives.starts(instruction, within):
+            timeline.start(key, seconds, collectives.is_between_slices(instruction))
+            timeline.work(work)
+            return kind if work else "collective", work
+        if timeline.is_running(key):  # the work of others, while the collective carries on
+            timeline.work(work)
+            return kind, work
+        # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
+        seconds /= 2 if instruction.opcode == "fusion" else 1
+        timeline.work(seconds + work)
+        return "collective", seconds + work
+
+
+def _kind(instruction: Instruction, within: collectives.Within) -> Kind:
+    """Returns the kind of an instruction, given all that it runs."""
+    if instruction.opcode == "custom-call":
+        is_kernel = 'custom_call_target="tpu_custom_call"' in instruction.rest
+        return "kernel" if is_kernel else "custom call"
+    if instruction.opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
+        return "copy"
+    products = [inside for inside, _ in within if inside.opcode in ("dot", "convolution")]
+    if products:
+        return "window" if all(_GROUPS.search(product.rest) for product in products) else "matrix"
+    opcodes = {inside.opcode for inside, _ in within}
+    if opcodes & {"reduce-window", "select-and-scatter"}:
+        return "window"
+    if opcodes & {"gather", "scatter"}:
+        return "gather"
+    if "reduce" in opcodes:
+        return "reduction"
+    if opcodes <= {"fusion", "parameter", "copy", "transpose", "bitcast", "reshape"}:
+        return "copy"
+    return "elementwise"
+
+
+def layer_of(instruction: Instruction, step: LoweredStep, kind: str = "") -> str:
+    """Returns the layer of an instruction, or a part of the step in parentheses."""
+    path = step.layer_path(instruction.op_name)
+    if path:
+        return path
+    if kind == "collective":
+        return "(exchange between devices)"
+    scope = step.scope(instruction.op_name)
+    return f"({scope})" if scope else _REST
+
+
+def all_within(
+    module: Module, instruction: Instruction, computation: Computation
+) -> list[tuple[Instruction, Computation]]:
+    """Returns an instruction, and those it fuses, each with its computation."""
+    found = [(instruction, computation)]
+    for outer, _ in found:
+        for name in outer.called if outer.opcode in ("fusion", "async-start") else ():
+            inner = module.computations[name]
+            found += [(inside, inner) for inside in inner.values()]
+    return found
