@@ -9,6 +9,7 @@ Between slices the hosts exchange, over the data-centre network: the program sen
 a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rendezvous.
 """
 
+import collections
 import math
 import re
 
@@ -171,23 +172,29 @@ def group_size(instruction: Instruction) -> int | None:
 class Timeline:
     """The time while a computation runs once: its instructions, and the exchange beside them.
 
-    Collectives take turns, in the order in which they start: those of a slice's own links, and
-    those of the network between slices.
+    Exchanges over one link take turns, in the order in which they start. There are the links of a
+    slice, the network between slices, and the way to the host.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._free = {False: 0.0, True: 0.0}  # the links, and the network
+        self._free: dict[str, float] = collections.defaultdict(float)  # by link
         self._ends: dict[str, float] = {}
 
     def work(self, seconds: float) -> None:
         """Lets an instruction run."""
         self._now += seconds
 
-    def start(self, key: str, seconds: float, over_network: bool = False) -> None:
-        """Starts an asynchronous collective that takes this long."""
-        free = max(self._free[over_network], self._now) + seconds
-        self._free[over_network] = self._ends[key] = free
+    def start(self, key: str, seconds: float, link: str = "slice") -> None:
+        """Starts an asynchronous exchange that takes this long.
+
+        Args:
+            key: tells it from others.
+            seconds: its time.
+            link: that carries it.
+        """
+        free = max(self._free[link], self._now) + seconds
+        self._free[link] = self._ends[key] = free
 
     def is_running(self, key: str) -> bool:
         """Returns whether a collective has been started, and nothing has waited for it yet."""

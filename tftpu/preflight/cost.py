@@ -116,7 +116,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
     instructions = [
         pricing.price(instruction, times, computation)
         for instruction, times, computation in runs.walk()
-        if not is_free(instruction)
+        if not is_free(instruction, computation)
     ]
     hbm_bytes = sum(p.hbm_bytes for p in instructions)
     exchanging = sum(p.seconds for p in instructions if p.kind == "collective")
@@ -162,8 +162,9 @@ def model_flops(step: LoweredStep) -> int:
 def memory_of(stats: dict[str, int]) -> Memory:
     """Returns one replica's HBM use, given `Compiled.memory`.
 
-    The compiler's sum of temporaries can exceed the chip's memory for a program that fits, and its
-    peak also counts arrays that lie on the core instead of in HBM. The lower of the two is taken.
+    The compiler's sum of temporaries can exceed the chip's memory for a program that fits. Its peak
+    also counts arrays that lie on the core, or on the host, instead of in HBM. The lower of the two
+    is taken.
     """
     arguments, outputs = stats["argument_size_in_bytes"], stats["output_size_in_bytes"]
     aliased = stats["alias_size_in_bytes"]
@@ -189,7 +190,7 @@ def _large_tensors(module: Module, step: LoweredStep, count: int = 5) -> list[La
             layer = layer_of(instruction, step)
         for tensor in instruction.shape:
             size = tensor.padded_bytes
-            if not tensor.on_chip and tensor.dims:
+            if tensor.in_hbm and tensor.dims:
                 found[str(tensor), layer] = LargeTensor(
                     str(tensor), size, size - tensor.bytes, layer
                 )

@@ -54,8 +54,18 @@ class Tensor:
 
     @property
     def on_chip(self) -> bool:
-        """True if the array is in the core's own memory (VMEM, CMEM, SMEM) and not in HBM."""
-        return bool(re.search(r"S\([1-9]", self.layout))
+        """True if the array is in the core's own memory (VMEM, CMEM, SMEM)."""
+        return bool(re.search(r"S\([1-9]", self.layout)) and not self.on_host
+
+    @property
+    def on_host(self) -> bool:
+        """True if the array is in the memory of the host."""
+        return "S(5)" in self.layout
+
+    @property
+    def in_hbm(self) -> bool:
+        """True if the array is in the memory of the chip."""
+        return not self.on_chip and not self.on_host
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(str(d) for d in self.dims)}]"
@@ -211,7 +221,7 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: Computation
     If a fusion only slices an operand, or updates an array in place, only that part counts.
     """
     if instruction.opcode in ASYNCHRONOUS:  # the shape is a pair of source and destination
-        return sum(t.padded_bytes for t in instruction.shape[:2] if not t.on_chip)
+        return sum(t.padded_bytes for t in instruction.shape[:2] if t.in_hbm)
     inner = _fused(module, instruction)
     read = sum(
         _read_bytes(inner, index, computation[name].shape)
@@ -230,7 +240,7 @@ def _fused(module: Module, instruction: Instruction) -> Computation:
 
 def _read_bytes(inner: Computation, index: int, shape: list[Tensor]) -> int:
     """Returns the bytes that a fusion's body reads from HBM of its operand number `index`."""
-    whole = sum(t.padded_bytes for t in shape if not t.on_chip)
+    whole = sum(t.padded_bytes for t in shape if t.in_hbm)
     if not whole:
         return 0
     names = [n for n, i in inner.items() if i.opcode == "parameter" and i.argument == str(index)]
@@ -248,7 +258,7 @@ def _read_bytes(inner: Computation, index: int, shape: list[Tensor]) -> int:
 
 def _written_bytes(inner: Computation, instruction: Instruction) -> int:
     """Returns the bytes that an instruction, with this body if it is a fusion, writes to HBM."""
-    whole = sum(t.padded_bytes for t in instruction.shape if not t.on_chip)
+    whole = sum(t.padded_bytes for t in instruction.shape if t.in_hbm)
     updates = [i for i in inner.values() if i.opcode == "dynamic-update-slice"]
     if len(updates) == 1 and len(instruction.shape) == 1:
         return min(whole, inner[updates[0].operands[1]].shape[0].bytes)

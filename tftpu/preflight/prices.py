@@ -22,7 +22,7 @@ from typing import Literal
 # fmt: off
 Kind = Literal[
     "matrix", "window", "reduction", "gather", "elementwise", "copy",
-    "kernel", "custom call", "collective",
+    "kernel", "custom call", "collective", "host copy",
 ]
 # fmt: on
 

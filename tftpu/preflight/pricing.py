@@ -5,7 +5,7 @@ import dataclasses
 import re
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import collectives
+from tftpu.preflight import collectives, host_copies
 from tftpu.preflight.collectives import Timeline, key_of
 from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
 from tftpu.preflight.kernels import kernel_flops
@@ -52,11 +52,13 @@ class Priced:
     overlaps: bool = False
 
 
-def is_free(instruction: Instruction) -> bool:
+def is_free(instruction: Instruction, computation: Computation) -> bool:
+    """Returns whether an instruction takes no time, nor waits for anything."""
     if instruction.opcode in FREE:
         return True
     if instruction.opcode.endswith("-done"):
-        return not collectives.is_collective(instruction)
+        waits = collectives.is_collective(instruction)
+        return not waits and not host_copies.ends(instruction, computation)
     target = instruction.attribute(r'custom_call_target="([^"]*)"')
     return target.startswith(_FREE_CALLS) if target else False
 
@@ -103,6 +105,12 @@ class Pricing:
             work = seconds if flops or timeline.is_running(key_of(instruction, within)) else 0.0
             kind, seconds = self._exchange(instruction, within, kind, work, timeline)
             overlaps = False
+        elif host_copies.starts(instruction, computation):
+            seconds = host_copies.seconds(instruction, computation, self._target)
+            timeline.start(instruction.name, seconds, host_copies.LINK)
+            kind, overlaps = "host copy", True
+        elif host_copies.ends(instruction, computation):
+            kind, seconds = "host copy", timeline.wait(instruction.operands[0])
         elif not overlaps:
             timeline.work(seconds)
         return Priced(
@@ -139,7 +147,8 @@ class Pricing:
             return "collective", timeline.wait(key)
         seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
         if collectives.starts(instruction, within):
-            timeline.start(key, seconds, collectives.is_between_slices(instruction))
+            between = collectives.is_between_slices(instruction)
+            timeline.start(key, seconds, "network" if between else "slice")
             timeline.work(work)
             return kind if work else "collective", work
         if timeline.is_running(key):  # the work of others, while the collective carries on

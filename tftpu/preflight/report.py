@@ -89,9 +89,9 @@ class Report:
         """Returns lines about the sources of the figures."""
         lines = [
             "",
-            "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices fitted "
-            f"to published runs: {self._runs()}; the ranges are as wide as predictions were off for "
-            "models that the fit did not know.",
+            "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
+            f"fitted to published runs: {self._runs()}; the ranges are as wide as predictions were "
+            "off for models that the fit did not know.",
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
         if any(item.kwh_per_run is not None for item in self.slices):

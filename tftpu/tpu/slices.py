@@ -35,6 +35,7 @@ class Generation:
             v5p optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere an
             axis closes where it is as long as the pod.
         network_gbps: a chip's share of its host's bandwidth into the data-centre network, GB/s.
+        host_gbps: a chip's bandwidth to its host's memory, in one direction, GB/s.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
         watts: mean power (`POWER_SOURCE`); None if not published.
         shapes: chips along each axis of every slice on sale, smallest slice first.
@@ -53,6 +54,7 @@ class Generation:
     link_gbps: float
     ring: int
     network_gbps: float
+    host_gbps: float
     usd_hour: float
     watts: float | None
     shapes: tuple[str, ...]
@@ -73,22 +75,40 @@ _CUBES = (
 
 # Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
 # (arXiv:2304.01433) for v4. Network: what the documentation gives for a pod of v5e and of v6e,
-# divided by its chips, and 100 or 200 Gbit/s for the four chips of the others' hosts.
+# divided by its chips, and 100 or 200 Gbit/s for the four chips of the others' hosts. Host:
+# assumed, 16 lanes of PCIe of the third generation, and of the fourth for v6e.
 _ALONE = ("v2", "v3")  # their slices are not joined by a network
 GENERATIONS = {
     g.name: g
     for g in (
-        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 16, 3.1, 1.125, None, _FLAT),
+        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 16, 3.1, 16, 1.125, None, _FLAT),
         Generation(
-            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 3.1, 2.00, 220),
+            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 3.1, 16, 2.00, 220),
             (*_FLAT, "16x32", "32x32"),
         ),
         Generation(
-            "v4", 1, 2, 1.05, 275, 1200, _gib(30.75), 50, 4, 3.1, 3.22, 170, _CUBES, 4, "megacore"
+            "v4",
+            1,
+            2,
+            1.05,
+            275,
+            1200,
+            _gib(30.75),
+            50,
+            4,
+            3.1,
+            16,
+            3.22,
+            170,
+            _CUBES,
+            4,
+            "megacore",
         ),
-        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 3.1, 1.20, None, _LITE, 8),
-        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 6.2, 4.20, None, _CUBES),
-        Generation("v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 12.5, 2.70, None, _LITE, 8),
+        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 3.1, 16, 1.20, None, _LITE, 8),
+        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 6.2, 16, 4.20, None, _CUBES),
+        Generation(
+            "v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE, 8
+        ),
     )
 }
 

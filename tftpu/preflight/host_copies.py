@@ -1,0 +1,44 @@
+"""Copies between a chip and the memory of its host, which offloaded activations and states need.
+
+The compiler writes such a copy as a pair: one instruction starts it, another waits for its end. It
+tells the memory of the host from others by the number 5.
+"""
+
+from tftpu.preflight.hlo import Computation, Instruction, Tensor
+from tftpu.tpu.slices import Slice
+
+LINK = "host"  # one at a time: see `collectives.Timeline`
+_STARTS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+
+
+def starts(instruction: Instruction, computation: Computation) -> bool:
+    """Returns whether an instruction starts a copy from or to the memory of the host."""
+    return instruction.opcode in _STARTS and any(
+        tensor.on_host for tensor in _arrays(instruction, computation)
+    )
+
+
+def ends(instruction: Instruction, computation: Computation) -> bool:
+    """Returns whether an instruction waits for the end of such a copy."""
+    started = computation.get(instruction.operands[0]) if instruction.operands else None
+    is_end = instruction.opcode.endswith("-done")
+    return is_end and started is not None and starts(started, computation)
+
+
+def seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
+    """Returns the time of a copy: that of its bytes over a device's share of the chip's PCIe link.
+
+    Args:
+        instruction: what starts it.
+        computation: the one that contains it.
+        target: the slice.
+    """
+    # Of a part that is read or written, the whole array is an operand, too.
+    sizes = [t.bytes for t in _arrays(instruction, computation) if t.dims]
+    generation = target.generation
+    return min(sizes) / (generation.host_gbps / generation.cores * 1e9)
+
+
+def _arrays(instruction: Instruction, computation: Computation) -> list[Tensor]:
+    known = [computation[name] for name in instruction.operands if name in computation]
+    return [*instruction.shape, *(tensor for operand in known for tensor in operand.shape)]
