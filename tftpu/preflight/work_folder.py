@@ -1,0 +1,53 @@
+"""Folders for compilations in progress, and the removal of those that a killed process left."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "compiling-"
+_SETTLED = 3600.0  # seconds; a younger folder may belong to a process that has not locked it yet
+
+
+@contextlib.contextmanager
+def work_folder(parent: Path) -> Iterator[Path]:
+    """Yields a new folder, which is locked within the block and removed after it.
+
+    Those of processes that were killed are removed first.
+
+    Args:
+        parent: folder to make it in.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(parent)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the folders that no living process has locked, except those of the last hour."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        # Another process may remove the same folder, and a file system may have no locks.
+        with contextlib.suppress(OSError), _locked(folder):
+            if time.time() - folder.stat().st_mtime > _SETTLED:
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, which ends with the process.
+
+    Raises:
+        BlockingIOError: another holds it.
+        OSError: the folder is gone, or its file system has no locks.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
