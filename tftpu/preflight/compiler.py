@@ -86,7 +86,7 @@ def compile_program(
     with _CONVERTING:  # one thread converts, the others find the result
         module = step.program if step.partitioned else _to_stablehlo(step.program)
     options = options or {}
-    folder = _cache_folder() / _key(module, target, options)
+    folder = cache_folder() / _key(module, target, options)
     if (folder / "result.json").exists():
         return _read(folder, cached=True)
     if processes is None:
@@ -229,7 +229,8 @@ def _use_hardware_generator(block: Any, jax: _Internals) -> None:
         op.operation.erase()
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Returns the folder of compiled programs: in `TFTPU_CACHE`, or in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu") / "preflight"
 
