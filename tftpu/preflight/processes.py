@@ -92,10 +92,8 @@ class Processes:
             "TPU_WORKER_HOSTNAMES": "localhost",
         }
         with self._changed:
-            if not self._room(need):
-                with self.progress.phase(f"{target.name} waits for memory and a core"):
-                    while not self._room(need):
-                        self._changed.wait(1.0)  # other programs use memory, too
+            while not self._room(need):
+                self._changed.wait(1.0)  # other programs use memory, too
             if self._stopped:
                 raise StoppedError
             process = subprocess.Popen(

@@ -24,30 +24,33 @@ def work_folder(parent: Path) -> Iterator[Path]:
     """
     parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(parent)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder, _locked(Path(folder)):
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: nobody can remove it
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(handle)
 
 
 def remove_abandoned(parent: Path) -> None:
     """Removes the folders that no living process has locked, except those of the last hour."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        # Another process may remove the same folder, and a file system may have no locks.
-        with contextlib.suppress(OSError), _locked(folder):
+        with contextlib.suppress(OSError):  # locked; or another process has just removed it
             if time.time() - folder.stat().st_mtime > _SETTLED:
-                shutil.rmtree(folder)
+                _remove(folder)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, which ends with the process.
+def _remove(folder: Path) -> None:
+    """Removes a folder.
 
     Raises:
-        BlockingIOError: another holds it.
-        OSError: the folder is gone, or its file system has no locks.
+        OSError: a living process has locked it, it is gone, or there are no locks.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        shutil.rmtree(folder)
     finally:
         os.close(handle)
