@@ -68,11 +68,7 @@ class Inputs:
 def recorded() -> Iterator[Inputs]:
     """Yields what Python reads within the block, outside tftpu and the installed packages."""
     inputs, ended, busy = Inputs(_code()), threading.Event(), threading.local()
-    own = [f"{folder}/" for folder in _own()]
-    skipped = (*_SYSTEM, *_installed(), *own, f"{cache_folder()}/")
-    loaded = (getattr(m, "__file__", None) for n, m in [*sys.modules.items()] if n != "__main__")
-    if any(file and not file.startswith(skipped) for file in loaded):
-        inputs.complete = False  # a user's module, imported earlier in this process
+    skipped = _skipped()
 
     def see(event: str, arguments: tuple) -> None:
         if event not in _EVENTS or ended.is_set() or getattr(busy, "now", False):
@@ -145,6 +141,8 @@ def keep(name: str | None, report: "Report", inputs: Inputs) -> None:
     """
     if name is None or not inputs.complete or inputs.code != _code():  # it changed meanwhile
         return
+    if any(f"file:{path}" not in inputs.digests for path in _users_modules()):
+        return  # one that was imported earlier, or in a way that no event tells
     if all(item.fits for item in report.slices):
         kept = {"inputs": inputs.digests, "report": dataclasses.asdict(report)}
         with contextlib.suppress(OSError):  # a full disk is no reason to fail
@@ -176,6 +174,19 @@ def _code() -> str:
     lists = sorted(p for folder in _installed() for p in Path(folder).glob("*.dist-info/RECORD"))
     digests = [[str(path), _digest("file", str(path))] for path in (*own, *lists)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+def _users_modules() -> list[str]:
+    """Returns the files of all modules that are neither tftpu's nor installed."""
+    files_of = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    found = {_absolute(path) for path in files_of if path}
+    return [path for path in found if not path.startswith(_skipped())]
+
+
+def _skipped() -> tuple[str, ...]:
+    """Returns the folders that are no inputs, or have a digest of their own."""
+    scripts = sysconfig.get_path("scripts")
+    return (*_SYSTEM, *_installed(), *(f"{f}/" for f in (*_own(), cache_folder(), scripts)))
 
 
 def _own() -> list[Path]:

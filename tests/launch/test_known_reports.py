@@ -151,6 +151,14 @@ def test_data_that_have_to_be_opened_are_opened_every_time(project, rest):
     assert checked(project) == checked(project) == "new"
 
 
+def test_a_module_whose_file_python_did_not_open_is_not_trusted(project, tmp_path):
+    prefix = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled")}
+    checked(project, **prefix)
+    checked(project, **prefix)  # reads compiled modules, which lie elsewhere
+    edit(project, "helper.py", "SIZE = 4\n")
+    assert checked(project, **prefix) == "new"
+
+
 def test_a_report_of_a_failure_is_not_kept(project):
     assert checked(project, fits="no") == checked(project, fits="no") == "new"
 
