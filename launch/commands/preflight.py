@@ -7,15 +7,19 @@ cannot run on any of the slices.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch import predictions
+from tftpu.launch import known_reports, predictions
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.preflight_check import check, parse_prices, print_report
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
+
+if TYPE_CHECKING:
+    from tftpu.preflight import Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,20 @@ class Options(ConfigOptions):
 
 def run(options: Options) -> None:
     """Prints the report, and writes it to the workdir and to --json."""
+    with known_reports.recorded() as inputs:
+        report = _report(options, inputs)
+    print_report(report, options.explain)
+    text = report.to_json().encode()
+    workdir = options.workdir or options.default_workdir
+    for path in {files.join(workdir, predictions.FILE), options.json}:
+        if path:
+            files.write_whole(path, text)
+    if not any(item.fits for item in report.slices):
+        raise UserError(f"No slice of {options.slices} is known to run the step: see above.")
+
+
+def _report(options: Options, inputs: known_reports.Inputs) -> "Report":
+    """Returns the report: that of an equal command before, if nothing has changed since."""
     experiment = options.experiment()
     if options.time_limit < 1:
         raise UserError(
@@ -48,16 +66,14 @@ def run(options: Options) -> None:
     for name in names:
         parse_slice(name)
     prices = parse_prices(options.price)
+    name = known_reports.key(experiment, names, prices, inputs)
+    known = known_reports.find(name)
+    if known is not None:
+        return known
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     report = check(
         experiment, names, prices=prices, verbose=options.verbose, time_limit=options.time_limit
     )
-    print_report(report, options.explain)
-    text = report.to_json().encode()
-    workdir = options.workdir or options.default_workdir
-    for path in {files.join(workdir, predictions.FILE), options.json}:
-        if path:
-            files.write_whole(path, text)
-    if not any(item.fits for item in report.slices):
-        raise UserError(f"No slice of {options.slices} is known to run the step: see above.")
+    known_reports.keep(name, report, inputs)
+    return report

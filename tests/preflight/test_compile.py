@@ -22,7 +22,10 @@ from tftpu.engines.tensorflow.lower import TensorFlowLowering
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 from tftpu.preflight import PreflightOptions, compiler
+from tftpu.preflight.caller import Caller
 from tftpu.preflight.examine import Examiner
+from tftpu.preflight.processes import Processes
+from tftpu.preflight.progress import Progress
 from tftpu.tpu.slices import parse_slice
 
 pytestmark = pytest.mark.compiles
@@ -338,17 +341,17 @@ def test_a_crash_of_the_compiler_is_reported_and_not_cached(monkeypatch, tmp_pat
     assert examine(mlp(1, 128), classified(64, 128)).fits
 
 
-def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path, capfd):
+def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     item = examine(mlp(1, 128), classified(64, 128), time_limit=0.2)
     assert not item.compiles and "had not finished after 0" in item.error
-    assert "v3-8: compiling with libtpu" in capfd.readouterr().err
+    assert 0.2 <= item.compile_seconds < 2
 
 
 def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     first = examine(mlp(1, 128), classified(64, 128))
-    monkeypatch.setattr(compiler, "_run_compiler", None)  # the second check must not compile
+    monkeypatch.setattr(Processes, "run", None)  # the second check must not compile
     assert examine(mlp(1, 128), classified(64, 128)) == first
 
 
@@ -364,21 +367,6 @@ def test_another_version_of_libtpu_compiles_again(monkeypatch):
     assert len({before, now, *others}) == 4
 
 
-def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
-    def missing(name):
-        raise compiler.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(compiler.importlib.metadata, "version", missing)
-    with pytest.raises(UserError, match=r"pip install 'jax.*' 'libtpu>="):
-        compiler.check_machine()
-
-
-def test_an_unsupported_machine_fails_with_a_clear_error(monkeypatch):
-    monkeypatch.setattr(compiler.platform, "machine", lambda: "arm64")
-    with pytest.raises(UserError, match="x86-64 Linux only"):
-        compiler.check_machine()
-
-
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     sizes = {"vocabulary": 256, "context": 128, "layers": 4, "width": 128, "heads": 4}
@@ -388,7 +376,10 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
 
     spec = tuple(tf.TensorSpec((8 * 8192, 128), tf.int32) for _ in range(2))
     options = PreflightOptions(precision="mixed_bfloat16", recomputing=model)
-    examiner = Examiner(functools.partial(model, "none"), spec, options, TensorFlowLowering())
+    examiner = Examiner(
+        *(functools.partial(model, "none"), spec, options, TensorFlowLowering()),
+        *(Caller(), Processes(Progress())),
+    )
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
     said = examiner.recompute(target, 8192, model)

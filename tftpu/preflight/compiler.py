@@ -5,6 +5,7 @@ because libtpu aborts its process on some errors, writes to standard error, and 
 interrupted.
 """
 
+import functools
 import gzip
 import hashlib
 import importlib.metadata
@@ -12,10 +13,8 @@ import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +22,16 @@ from typing import Any, NamedTuple
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
 from tftpu.preflight.jax_internals import Internals, install, internals
+from tftpu.preflight.processes import Processes
+from tftpu.preflight.progress import Progress
+from tftpu.preflight.work_folder import work_folder
 from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
 KERNEL_MEMORY = "memory space vmem"
+_CONVERTING = threading.Lock()
 
 
 class Compiled(NamedTuple):
@@ -59,6 +62,7 @@ def compile_program(
     options: dict[str, str] | None = None,
     time_limit: float = TIME_LIMIT,
     verbose: bool = False,
+    processes: Processes | None = None,
 ) -> Compiled:
     """Compiles a step for a slice in a separate process, and caches the result on disk.
 
@@ -68,20 +72,25 @@ def compile_program(
         options: XLA's options by name; what is not named keeps XLA's default.
         time_limit: seconds after which the compiler is stopped.
         verbose: whether to pass libtpu's messages through to standard error.
+        processes: runs the compiler's process beside others; None runs it alone.
 
     Raises:
         UserError: libtpu or jax is missing, has an unsupported version, or cannot run on this
             machine.
     """
     check_machine()
-    module = step.program if step.partitioned else _to_stablehlo(step.program)
+    with _CONVERTING:  # one thread converts, the others find the result
+        module = step.program if step.partitioned else _to_stablehlo(step.program)
     options = options or {}
-    folder = _cache_folder() / _key(module, target, options)
+    folder = cache_folder() / _key(module, target, options)
     if (folder / "result.json").exists():
         return _read(folder, cached=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="compiling-") as work:
-        job = Path(work) / "job"
+    if processes is None:
+        with Progress() as progress:
+            alone = Processes(progress)
+            return compile_program(step, target, options, time_limit, verbose, alone)
+    with work_folder(folder.parent) as work:
+        job = work / "job"
         job.mkdir()
         (job / "module.mlir").write_bytes(module)
         settings = {
@@ -92,11 +101,10 @@ def compile_program(
             "options": options,
         }
         _write_json(job / "job.json", settings)
-        failure = _run_compiler(job, target, time_limit, verbose)
+        failure, seconds = processes.run(job, target, time_limit, verbose)
         if failure:  # a crash or a time-out is not cached, so the next call compiles again
-            return Compiled(failure, False, "", {}, 0.0, time_limit, False)
-        shutil.rmtree(folder, ignore_errors=True)
-        job.rename(folder)
+            return Compiled(failure, False, "", {}, 0.0, seconds, False)
+        _keep(job, folder)
     return _read(folder, cached=False)
 
 
@@ -127,6 +135,7 @@ def libtpu_version() -> str:
 # In the calling process
 
 
+@functools.lru_cache(maxsize=2)
 def _to_stablehlo(hlo: bytes) -> bytes:
     """Converts HLO to StableHLO with op names, and rewrites what libtpu would reject."""
     jax = internals()
@@ -176,7 +185,8 @@ def _use_hardware_generator(block: Any, jax: Internals) -> None:
         op.operation.erase()
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Returns the folder of compiled programs: in `TFTPU_CACHE`, or in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu") / "preflight"
 
@@ -188,63 +198,15 @@ def _key(module: bytes, target: Slice, options: dict[str, str]) -> str:
     return f"{target.name}{chip}-libtpu{libtpu_version()}-{text[:32]}"
 
 
-def _run_compiler(job: Path, target: Slice, time_limit: float, verbose: bool) -> str:
-    """Runs the compiler's process to its end. Returns an error message, "" on success."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu waits for a cloud's metadata server
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise one process per machine may use libtpu
-        "TPU_ACCELERATOR_TYPE": target.single.name,
-        "TPU_WORKER_HOSTNAMES": "localhost",
-    }
-    command = [sys.executable, "-P", "-m", "tftpu.preflight.compiler", str(job)]
-    with (job / "stderr.txt").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=None if verbose else log
-        )
-        try:
-            _wait(process, target, time_limit)
-        except subprocess.TimeoutExpired:
-            return (
-                f"The TPU compiler had not finished after {time_limit:.0f} s and was stopped: "
-                "raise time_limit, or try a smaller model first."
-            )
-        finally:
-            process.kill()
-            process.wait()
-    if process.returncode == 0:
-        return ""
-    died = process.returncode
-    how = f"was killed by {signal.Signals(-died).name}" if died < 0 else f"exited with code {died}"
-    last = [line for line in (job / "stderr.txt").read_text(errors="replace").splitlines() if line]
-    return f"The TPU compiler {how}. Its last output: {' '.join(last[-2:])[-300:] or 'none'}"
-
-
-def _wait(process: subprocess.Popen, target: Slice, time_limit: float) -> None:
-    """Waits for the process, with a progress line on standard error.
-
-    Raises:
-        subprocess.TimeoutExpired: the time limit has passed.
-    """
-    start = time.monotonic()
-    live = sys.stderr.isatty()
-    while True:
-        elapsed = time.monotonic() - start
-        line = f"{target.name}: compiling with libtpu, {elapsed:.0f} s (limit {time_limit:.0f} s)"
-        if live:
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
-        elif elapsed < 1:
-            print(line, file=sys.stderr, flush=True)
-        try:
-            process.wait(min(1.0, time_limit - elapsed) if live else time_limit)
-            return
-        except subprocess.TimeoutExpired:
-            if time.monotonic() - start >= time_limit:
-                raise
-        finally:
-            if live:
-                print("\r" + " " * len(line) + "\r", end="", file=sys.stderr, flush=True)
+def _keep(job: Path, folder: Path) -> None:
+    """Moves a compiled program to its place, where another process may have put the same one."""
+    if not (folder / "result.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        job.rename(folder)
+    except OSError:
+        if not (folder / "result.json").exists():
+            raise
 
 
 def _read(folder: Path, cached: bool) -> Compiled:

@@ -14,9 +14,12 @@ from tftpu.engines.data import with_examples
 from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight import advise
+from tftpu.preflight.caller import Caller
 from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
 from tftpu.preflight.cost import memory_of, model_flops, price
 from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.processes import Processes
+from tftpu.preflight.progress import Progress
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
 from tftpu.preflight.units import duration, size
@@ -73,12 +76,16 @@ def check(
     check_machine()
     for spec in keras.tree.flatten(batch_spec):
         checks.refuse_spec(spec)
-    examiner = Examiner(model_fn, batch_spec, options, lowering)
+    caller = Caller()
+    with Progress() as progress:
+        processes = Processes(progress)
+        examiner = Examiner(model_fn, batch_spec, options, lowering, caller, processes)
+        found = caller.each(examiner.examine, targets, processes.stop)
     return Report(
         global_batch_size=examiner.global_batch_size,
         precision=examiner.precision,
         steps=options.steps,
-        slices=[examiner.examine(target) for target in targets],
+        slices=found,
     )
 
 
@@ -90,6 +97,8 @@ class Examiner:
         batch_spec: the global batch.
         options: options of the check.
         lowering: lowers the steps of an engine.
+        caller: the thread that builds and lowers models.
+        processes: runs the compiler.
     """
 
     def __init__(
@@ -98,15 +107,18 @@ class Examiner:
         batch_spec: Nest,
         options: PreflightOptions,
         lowering: Lowering,
+        caller: Caller,
+        processes: Processes,
     ):
         self.lowering = lowering
+        self.caller, self.processes = caller, processes
         self.model_fn = model_fn
         self.batch_spec = batch_spec
         self.options = options
         self.precision = "mixed_bfloat16" if options.precision == "auto" else options.precision
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
         self.microbatches = options.train.gradient_accumulation_steps
-        self._cached_step = functools.lru_cache(maxsize=2)(self.lower)
+        self._shared_step = functools.cache(self._lower)
 
     def examine(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, with advice if the step does not fit."""
@@ -136,7 +148,9 @@ class Examiner:
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
         per_core = share * self.microbatches
-        step = self._cached_step(target.replicas, per_core)
+        # Only slices of as many devices share a step: a batch is cut by the devices, and the shapes
+        # of its shares are part of the traced graph.
+        step = self.caller.run(lambda: self._shared_step(target.replicas, per_core))
         report = SliceReport(
             slice=target.name,
             replicas=target.replicas,
@@ -156,13 +170,21 @@ class Examiner:
             error=_with_advice(compiled.error, target),
             compile_seconds=round(compiled.seconds, 1),
         )
-        if not compiled.error and not compiled.text:
-            fill_unpriced(report, compiled, model_flops(step), target)
-        elif not compiled.error:
-            cost = price(step, compiled, target)
-            fill(report, cost, target, self.options, self.global_batch_size)
-            report.lints = [str(item) for item in advise.lint(step, cost, share)]
+        if not compiled.error:
+            with self.processes.progress.phase(f"reading {target.name}"):
+                self._fill(report, step, compiled, target, share)
         return report
+
+    def _fill(
+        self, report: SliceReport, step: LoweredStep, compiled: Compiled, target: Slice, share: int
+    ) -> None:
+        """Adds to the report of a slice what its compiled program costs."""
+        if not compiled.text:
+            fill_unpriced(report, compiled, model_flops(step), target)
+            return
+        cost = price(step, compiled, target)
+        fill(report, cost, target, self.options, self.global_batch_size)
+        report.lints = [str(item) for item in advise.lint(step, cost, share)]
 
     def _cut_more(self, target: Slice) -> SliceReport | None:
         """Returns the report of the mesh that cuts the model least among those that fit, or None.
@@ -174,7 +196,10 @@ class Examiner:
         tried = candidates[-1:]  # if the last does not fit, none does
         while tried:
             [lowering] = tried
-            other = Examiner(self.model_fn, self.batch_spec, self.options, lowering)
+            other = Examiner(
+                *(self.model_fn, self.batch_spec, self.options, lowering),
+                *(self.caller, self.processes),
+            )
             report = other._examined(target)
             place = candidates.index(lowering)
             if report.fits:
@@ -193,7 +218,9 @@ class Examiner:
         microbatches: int | None = None,
         model_fn: ModelFn | None = None,
     ) -> LoweredStep:
-        """Lowers the step for another batch or number of microbatches, or of another model.
+        """Lowers the step for a batch, a number of microbatches or another model.
+
+        The thread of the caller does it.
 
         Args:
             devices: number of devices of the slice.
@@ -201,18 +228,37 @@ class Examiner:
             microbatches: None takes that of the options.
             model_fn: None takes the model under examination.
         """
+        return self.caller.run(lambda: self._lower(devices, per_core, microbatches, model_fn))
+
+    def _lower(
+        self,
+        devices: int,
+        per_core: int,
+        microbatches: int | None = None,
+        model_fn: ModelFn | None = None,
+    ) -> LoweredStep:
         train = dataclasses.replace(
             self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
         )
         share_spec = with_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
         objectives = self.options.objectives
-        return self.lowering.lower(make, share_spec, devices, self.precision, train, objectives)
+        with self.processes.progress.phase("building the model") as phase:
+
+            def built() -> keras.Model:
+                model = make()
+                phase.text = f"lowering for {devices} devices"
+                return model
+
+            return self.lowering.lower(
+                built, share_spec, devices, self.precision, train, objectives
+            )
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:
         """Compiles a lowered step for a slice."""
         chosen = self.lowering.compiler_options(target)
-        return compile_program(step, target, chosen, self.options.time_limit, self.options.verbose)
+        limit, verbose = self.options.time_limit, self.options.verbose
+        return compile_program(step, target, chosen, limit, verbose, self.processes)
 
     def recompute(self, target: Slice, per_core: int, rebuilt: Callable[[str], keras.Model]) -> str:
         """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.

@@ -1,0 +1,218 @@
+"""Several slices at once: their threads, their compilers' processes, what is shown meanwhile."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tftpu import preflight
+from tftpu.errors import UserError
+from tftpu.preflight import examine, processes
+from tftpu.preflight.caller import Caller
+from tftpu.preflight.compiler import Compiled
+from tftpu.preflight.processes import Processes
+from tftpu.preflight.progress import Progress
+from tftpu.preflight.work_folder import work_folder
+from tftpu.tpu.slices import parse_slice
+
+V3, V5E = parse_slice("v3-8"), parse_slice("v5e-8")
+
+
+def nothing():
+    pass
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Replaces the compiler by a program that notes its start and end and takes some seconds."""
+    script = tmp_path / "compiler"
+
+    def replace(seconds):
+        job = "${4}"
+        script.write_text(
+            f'#!/bin/sh\ndate +%s.%N > "{job}/times"\nsleep {seconds}\n'
+            f'date +%s.%N >> "{job}/times"\n'
+        )
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return replace
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """Returns the folders of two small programs, with their slices."""
+    made = []
+    for target in (V3, V5E):
+        folder = tmp_path / target.name
+        folder.mkdir()
+        (folder / "module.mlir").write_bytes(b"module")
+        made.append((folder, target))
+    return made
+
+
+def run_both(jobs, compilers, limits=(60.0, 60.0)):
+    """Compiles both programs in threads; returns their errors and seconds."""
+    numbered = list(zip(jobs, limits))
+    return Caller().each(
+        lambda item: compilers.run(*item[0], item[1], verbose=False), numbered, compilers.stop
+    )
+
+
+def times(jobs):
+    return [tuple(map(float, (job / "times").read_text().split())) for job, _ in jobs]
+
+
+def test_two_compilers_run_side_by_side_where_memory_and_cores_allow(stand_in, jobs, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    stand_in(1)
+    assert [error for error, _ in run_both(jobs, Processes(Progress()))] == ["", ""]
+    (start, end), (other_start, other_end) = times(jobs)
+    assert max(start, other_start) < min(end, other_end)
+
+
+@pytest.mark.parametrize(("cores", "memory"), [({0}, 1e12), ({0, 1}, 1e8)])
+def test_the_second_waits_for_a_core_and_for_memory(stand_in, jobs, monkeypatch, cores, memory):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setattr(processes, "available_memory", lambda: memory)
+    stand_in(0.5)
+    run_both(jobs, Processes(Progress()))
+    first, second = sorted(times(jobs))
+    assert first[1] <= second[0]
+
+
+def test_each_compiler_has_its_own_time_limit(stand_in, jobs):
+    stand_in(1.5)
+    (slow, seconds), (done, _) = run_both(jobs, Processes(Progress()), (0.3, 60.0))
+    assert "had not finished after 0 s" in slow and 0.3 <= seconds < 1.5
+    assert done == ""
+
+
+def test_ctrl_c_ends_all_compilers(stand_in, jobs):
+    stand_in(60)
+    compilers = Processes(Progress())
+    started: list[subprocess.Popen] = []
+
+    def interrupt():
+        while len(compilers._running) < 2:
+            time.sleep(0.05)
+        started.extend(compilers._running)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_both(jobs, compilers)
+    assert time.monotonic() - start < 20
+    assert [process.poll() for process in started] == [-signal.SIGKILL] * 2
+
+
+def test_the_callers_thread_serves_all_and_results_keep_their_order():
+    caller, here = Caller(), threading.get_ident()
+
+    def examined(seconds):
+        time.sleep(seconds)
+        return seconds, caller.run(threading.get_ident), threading.get_ident()
+
+    found = caller.each(examined, [0.3, 0.0, 0.1], nothing)
+    assert [item[0] for item in found] == [0.3, 0.0, 0.1]
+    assert {item[1] for item in found} == {here}
+    assert len({here, *(item[2] for item in found)}) == 4
+
+
+def test_an_error_in_one_thread_stops_the_others_and_is_raised():
+    caller, stopped = Caller(), threading.Event()
+
+    def failing():
+        raise UserError("no TPU can run it")
+
+    def examined(first):
+        if first:
+            caller.run(failing)
+        assert stopped.wait(20)
+        caller.run(nothing)  # nobody serves it any more, and it does not hang
+
+    with pytest.raises(UserError, match="no TPU can run it"):
+        caller.each(examined, [True, False], stopped.set)
+
+
+def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypatch):
+    built, lowered = [], {}
+
+    def refuse(step, target, *_):
+        lowered[target.name] = step
+        return Compiled("no compiler", False, "", {}, 0.0, 1.0, False)
+
+    def model_fn():
+        built.append(threading.get_ident())
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    monkeypatch.setattr(examine, "compile_program", refuse)
+    spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
+    names = ["v3-8", "v5e-4", "v5e-8", "v2-8"]
+    report = preflight.check(model_fn, spec, names)
+    assert [item.slice for item in report.slices] == names
+    assert built == [threading.get_ident()] * 2  # for 8 devices and for 4
+    assert lowered["v3-8"] is lowered["v5e-8"] is lowered["v2-8"] is not lowered["v5e-4"]
+
+
+def shown(capfd, seconds):
+    with Progress() as progress, progress.phase("lowering") as phase:
+        sleeper = subprocess.Popen(["sleep", "60"])
+        with progress.phase("compiling v5e-8", sleeper.pid, 100.0):
+            time.sleep(seconds)
+            phase.text = "lowering more"
+        sleeper.kill()
+        sleeper.wait()
+    return capfd.readouterr().err
+
+
+def test_plain_lines_are_sparse_and_name_phase_seconds_and_memory(capfd):
+    first, second = sorted(shown(capfd, 3.2).splitlines())  # one each in three seconds
+    assert re.fullmatch(r"compiling v5e-8, 1 s \(limit 100 s\), \d\S* [KM]iB", first)
+    assert second == "lowering, 1 s"
+
+
+def test_a_terminal_gets_one_live_line_with_all_phases(capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    said = shown(capfd, 1.8)
+    assert "\n" not in said
+    assert re.search(r"\rlowering, 1 s; compiling v5e-8, 1 s \(limit 100 s\), \d\S* [KM]iB", said)
+    assert re.search(r"\r +\r$", said)  # nothing is left
+
+
+def test_a_phase_that_is_over_soon_is_not_shown(capfd):
+    assert shown(capfd, 0.2) == ""
+
+
+def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from tftpu.preflight.work_folder import work_folder\n"
+        "with work_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    made = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    folders = [process.stdout.readline().strip() for process in made]
+    killed, living, young = made
+    for process in (killed, young):
+        process.kill()
+        process.wait()
+    for folder in folders[:2]:
+        os.utime(folder, (0, 0))
+    with work_folder(tmp_path) as mine:
+        assert mine.exists()
+        assert [os.path.exists(folder) for folder in folders] == [False, True, True]
+    living.kill()
+    living.wait()
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(folders[1:])

@@ -1,0 +1,88 @@
+"""Slices side by side: a thread examines each, and one thread builds and lowers all models."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+
+
+class StoppedError(Exception):
+    """Raised in the threads of other slices after one failed, or after Ctrl-C."""
+
+
+class Caller:
+    """The thread that makes this object.
+
+    Keras and TensorFlow keep settings such as the dtype policy for each thread, and neither traces
+    in two threads at once. So what needs them runs here, whichever thread asks for it.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = (
+            queue.SimpleQueue()
+        )
+
+    def run(self, function: Callable[[], _T]) -> _T:
+        """Runs a function in the thread that made this object, and returns its result."""
+        if threading.get_ident() == self._thread:
+            return function()
+        answer: Future[_T] = Future()
+        self._asked.put((function, answer))
+        return answer.result()
+
+    def each(
+        self,
+        function: Callable[[_Item], _T],
+        items: Iterable[_Item],
+        stop: Callable[[], None],
+    ) -> list[_T]:
+        """Returns a function's results for items, in their order; each item has a thread.
+
+        Args:
+            function: examines one item; it may call `run`.
+            items: one or more.
+            stop: called once if a thread fails, or on Ctrl-C: ends what the others wait for.
+
+        Raises:
+            Exception: the first that a thread raised; the others have ended by then.
+        """
+        given = list(items)
+        pool = ThreadPoolExecutor(len(given), "preflight")
+        waiting = [pool.submit(function, item) for item in given]
+        for future in waiting:
+            future.add_done_callback(lambda _: self._asked.put(None))
+        try:
+            while not all(future.done() for future in waiting):
+                asked = self._asked.get()
+                if asked is not None:
+                    _answer(*asked)
+                for future in waiting:
+                    if future.done():
+                        future.result()  # raises what the thread raised
+            return [future.result() for future in waiting]
+        except BaseException:
+            stop()
+            for future in waiting:
+                future.cancel()
+            while not all(future.done() for future in waiting):
+                asked = self._asked.get()
+                if asked is not None:
+                    asked[1].set_exception(StoppedError())
+            raise
+        finally:
+            pool.shutdown()
+
+
+def _answer(function: Callable[[], Any], answer: Future) -> None:
+    try:
+        answer.set_result(function())
+    except Exception as error:
+        answer.set_exception(error)
+    except BaseException:
+        answer.set_exception(StoppedError())
+        raise

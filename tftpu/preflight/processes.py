@@ -1,0 +1,144 @@
+"""The compiler's processes: side by side as far as memory and cores allow, each with its limit."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from tftpu.preflight.caller import StoppedError
+from tftpu.preflight.progress import Progress
+from tftpu.tpu.slices import Slice
+
+# Bytes of memory that a compiler needs: at its start, and for each byte of the program's text.
+# Peaks: 0.6 GB for 1.3 MB of text (python_gpt), 2.0 for 2.9 (ResNet-50), 2.9 for 5.1 (BERT base).
+_AT_START, _PER_BYTE = 0.3e9, 600
+_TOO_LONG = (
+    "The TPU compiler had not finished after {:.0f} s and was stopped: raise time_limit, or try a "
+    "smaller model first."
+)
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Processes:
+    """Runs the compiler's processes of one check; threads may share it.
+
+    Args:
+        progress: shows the processes.
+    """
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+        self._changed = threading.Condition()
+        self._running: dict[subprocess.Popen, float] = {}  # with the bytes that each may need
+        self._stopped = False
+
+    def run(self, job: Path, target: Slice, time_limit: float, verbose: bool) -> tuple[str, float]:
+        """Compiles the program in a folder, in a process of its own, and waits for its end.
+
+        Args:
+            job: folder of the program, which gets the result.
+            target: the slice to compile for.
+            time_limit: seconds after its start at which the process is stopped.
+            verbose: whether to pass its messages through to standard error.
+
+        Returns:
+            An error message, "" on success; and the seconds that the process ran.
+
+        Raises:
+            StoppedError: by `stop`.
+        """
+        text = f"compiling {target.name}"
+        with (
+            (job / "stderr.txt").open("wb") as log,
+            self._started(job, target, verbose, log) as process,
+            self.progress.phase(text, process.pid, time_limit) as phase,
+        ):
+            try:
+                process.wait(time_limit)
+            except subprocess.TimeoutExpired:
+                return _TOO_LONG.format(time_limit), phase.seconds
+        if self._stopped:
+            raise StoppedError
+        return _failure(process.returncode, job / "stderr.txt"), phase.seconds
+
+    def stop(self) -> None:
+        """Ends all processes; no other is started."""
+        with self._changed:
+            self._stopped = True
+            for process in self._running:
+                process.kill()
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _started(
+        self, job: Path, target: Slice, verbose: bool, log: IO[bytes]
+    ) -> Iterator[subprocess.Popen]:
+        """Yields a compiler's process, started when there is room; it has ended after the block."""
+        need = _AT_START + _PER_BYTE * (job / "module.mlir").stat().st_size
+        command = [sys.executable, "-P", "-m", "tftpu.preflight.compiler", str(job)]
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu waits for a cloud's metadata server
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise one process per machine may use libtpu
+            "TPU_ACCELERATOR_TYPE": target.single.name,
+            "TPU_WORKER_HOSTNAMES": "localhost",
+        }
+        with self._changed:
+            while not self._room(need):
+                self._changed.wait(1.0)  # other programs use memory, too
+            if self._stopped:
+                raise StoppedError
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=None if verbose else log
+            )
+            self._running[process] = need
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            with self._changed:
+                del self._running[process]
+                self._changed.notify_all()
+
+    def _room(self, need: float) -> bool:
+        """Returns whether a process need not wait: the first never does, nor any after `stop`."""
+        if not self._running or self._stopped:
+            return True
+        growing = sum(max(0.0, most - _memory(p)) for p, most in self._running.items())
+        cores = len(os.sched_getaffinity(0))
+        return len(self._running) < cores and available_memory() - growing > need
+
+
+def available_memory() -> float:
+    """Returns the bytes of memory that are free for this process, in a container too."""
+    available = float(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or no limit: "max"
+        limit, used = (
+            int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        available = min(available, limit - used)
+    return available
+
+
+def _memory(process: subprocess.Popen) -> float:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process.pid).memory_info().rss
+    return 0.0
+
+
+def _failure(code: int, log: Path) -> str:
+    """Returns an error message for the exit code of a compiler, "" for 0."""
+    if code == 0:
+        return ""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    last = [line for line in log.read_text(errors="replace").splitlines() if line]
+    return f"The TPU compiler {how}. Its last output: {' '.join(last[-2:])[-300:] or 'none'}"

@@ -1,0 +1,113 @@
+"""Progress of a check: one live line on a terminal, a few plain lines elsewhere."""
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from tftpu.preflight.units import size
+
+_EVERY = 0.5  # seconds between two looks
+_FIRST, _SECOND = 1.0, 30.0  # a phase gets its plain lines after these seconds, then at doubles
+
+
+@dataclasses.dataclass
+class Phase:
+    """Something that takes time.
+
+    Attributes:
+        text: what is being done, such as "compiling v5e-8".
+        process: id of the compiler's process; None: it is done in this process.
+        limit: seconds after which it is stopped; None: never.
+        start: on the monotonic clock.
+        next_line: seconds after the start at which the next plain line is due.
+    """
+
+    text: str
+    process: int | None = None
+    limit: float | None = None
+    start: float = dataclasses.field(default_factory=time.monotonic)
+    next_line: float = _FIRST
+
+    @property
+    def seconds(self) -> float:
+        """The time since the start."""
+        return time.monotonic() - self.start
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f" (limit {self.limit:.0f} s)"
+        return f"{self.text}, {self.seconds:.0f} s{limit}{_memory(self.process)}"
+
+
+class Progress:
+    """The phases that run now, shown on standard error while the object is a context.
+
+    Several may run at once. A thread of its own shows them, because tracing keeps the caller busy.
+    """
+
+    def __init__(self) -> None:
+        self._phases: list[Phase] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def phase(
+        self, text: str, process: int | None = None, limit: float | None = None
+    ) -> Iterator[Phase]:
+        """Shows a phase within the block; its text may be set while it runs.
+
+        Args:
+            text, process, limit: as in `Phase`.
+        """
+        phase = Phase(text, process, limit)
+        with self._lock:
+            self._phases.append(phase)
+        try:
+            yield phase
+        finally:
+            with self._lock:
+                self._phases.remove(phase)
+
+    def _show(self) -> None:
+        live, widest = sys.stderr.isatty(), 0
+        while not self._ended.wait(_EVERY):
+            with self._lock:
+                phases = list(self._phases)
+            if live:
+                columns = shutil.get_terminal_size().columns - 1
+                line = "; ".join(map(str, phases))[:columns]
+                widest = max(widest, len(line))
+                print(f"\r{line:{widest}}", end="", file=sys.stderr, flush=True)
+            else:
+                for phase in phases:
+                    _print_if_due(phase)
+        if widest:
+            print("\r" + " " * widest + "\r", end="", file=sys.stderr, flush=True)
+
+
+def _print_if_due(phase: Phase) -> None:
+    if phase.seconds >= phase.next_line:
+        print(phase, file=sys.stderr, flush=True)
+        phase.next_line = max(_SECOND, 2 * phase.next_line)
+
+
+def _memory(process: int | None) -> str:
+    """Returns the memory that a process takes, as text; "" if it has ended."""
+    try:
+        return f", {size(psutil.Process(process).memory_info().rss)}" if process else ""
+    except psutil.Error:
+        return ""

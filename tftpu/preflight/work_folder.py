@@ -1,0 +1,56 @@
+"""Folders for compilations in progress, and the removal of those that a killed process left."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "compiling-"
+_SETTLED = 3600.0  # seconds; a younger folder may belong to a process that has not locked it yet
+
+
+@contextlib.contextmanager
+def work_folder(parent: Path) -> Iterator[Path]:
+    """Yields a new folder, which is locked within the block and removed after it.
+
+    Those of processes that were killed are removed first.
+
+    Args:
+        parent: folder to make it in.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(parent)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: nobody can remove it
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(handle)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the folders that no living process has locked, except those of the last hour."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # locked; or another process has just removed it
+            if time.time() - folder.stat().st_mtime > _SETTLED:
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder.
+
+    Raises:
+        OSError: a living process has locked it, it is gone, or there are no locks.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(handle)
