@@ -71,7 +71,8 @@ def project(tmp_path):
 
 def checked(folder, *overrides, fits="fits", price="2", **environment):
     arguments = [sys.executable, "-c", RUN, "mine.py", fits, price, *overrides]
-    changed = {"TFTPU_CACHE": str(folder.parent / "cache"), **environment}
+    changed = {"TFTPU_CACHE": str(folder.parent / "cache"), "PYTHONDONTWRITEBYTECODE": ""}
+    changed |= environment
     inherited = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(
         arguments, cwd=folder, env=inherited | changed, capture_output=True, text=True
@@ -153,8 +154,8 @@ def test_data_that_have_to_be_opened_are_opened_every_time(project, rest):
 
 def test_a_module_whose_file_python_did_not_open_is_not_trusted(project, tmp_path):
     prefix = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled")}
-    checked(project, **prefix)
-    checked(project, **prefix)  # reads compiled modules, which lie elsewhere
+    assert checked(project, **prefix) == "new"
+    assert checked(project, **prefix) == "new"  # it reads compiled modules, which lie elsewhere
     edit(project, "helper.py", "SIZE = 4\n")
     assert checked(project, **prefix) == "new"
 
