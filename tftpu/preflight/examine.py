@@ -17,6 +17,7 @@ from tftpu.preflight import advise
 from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
 from tftpu.preflight.cost import memory_of, model_flops, price
 from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.plots import plots_of
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
 from tftpu.preflight.units import duration, size
@@ -162,6 +163,7 @@ class Examiner:
             cost = price(step, compiled, target)
             fill(report, cost, target, self.options, self.global_batch_size)
             report.lints = [str(item) for item in advise.lint(step, cost, share)]
+            report.plots = plots_of(step, compiled, cost, target)
         return report
 
     def _cut_more(self, target: Slice) -> SliceReport | None:
