@@ -52,6 +52,17 @@ def test_a_page_has_every_part_of_a_slice():
     ]
 
 
+def test_the_first_table_ranks_the_slices_with_a_verdict():
+    misfit = written("v2-8", fits=False, usd_per_1000_steps=None, step_ms=None, plots=None)
+    dear = written("v3-8", usd_per_1000_steps=2.0)
+    table = next(parsed(misfit, dear, written("v5e-8", step_ms=9.0)).iter("table"))
+    rows = [[cell.text for cell in row[:2]] for row in table.iter("tr")]
+    assert rows == [
+        ["slice", "verdict"],
+        *(["v5e-8", "cheapest"], ["v3-8", "fastest"], ["v2-8", "does not fit"]),
+    ]
+
+
 def test_a_page_loads_nothing():
     text = page(report(written()))
     assert "default-src 'none'" in text
@@ -174,4 +185,5 @@ def test_text_and_areas_stand_out_in_both_themes(theme):
 def test_every_class_has_a_style():
     root = parsed(written(fits=False), written())
     used = {name for found in root.iter() for name in (found.get("class") or "").split()}
+    assert {"base", "live", "loops", "point", "waited", "hidden", "bad"} <= used
     assert not {name for name in used if f".{name}" not in STYLE}

@@ -22,7 +22,7 @@ from tftpu.tpu.slices import Slice
 
 NARROW = 440  # width below which a plot is drawn for a phone
 _ROW, _BAR = 24, 14  # heights in a plot of bars
-_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 14, 30, 42  # margins of a plot with axes
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 30, 30, 42  # margins of a plot with axes
 
 
 class Segment(NamedTuple):
@@ -65,7 +65,11 @@ def bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
     narrow = width < NARROW  # names are above the bars then
     pitch = _ROW + (16 if narrow else 0)
     figure = CHARACTER * max((len(row.shown) for row in rows), default=0) + 8
-    names = 0.0 if narrow else min(0.4 * width, CHARACTER * max(len(r.name) for r in rows) + 16)
+    names = (
+        0.0
+        if narrow
+        else min(0.4 * width, CHARACTER * max((len(r.name) for r in rows), default=0) + 16)
+    )
     longest = max((sum(s.value for s in row.segments) for row in rows), default=0) or 1
     scale = (width - names - figure) / longest
     parts = []
@@ -100,7 +104,7 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
     height = 300
     top = max(curve.bytes)
     near = top > 0.5 * limit
-    high = 1.08 * (max(top, limit) if near else top)
+    high = 1.15 * (max(top, limit) if near else top)
     frame = _Frame(width, height)
     places = len(curve.bytes)
 
@@ -112,13 +116,13 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
 
     steps = [(x(p + side), y(size)) for p, size in enumerate(curve.bytes) for side in (0, 1)]
     floor, beneath = y(curve.base), y(curve.base - code)
-    parts = [
+    parts = [_loop(frame, x(lp.first), x(lp.last + 1), lp.times) for lp in curve.loops]
+    parts += [
         _band(frame, frame.bottom, beneath, "base", f"arguments {units.size(curve.base - code)}"),
         _band(frame, beneath, floor, "code", f"code {units.size(code)}"),
     ]
     area = [(frame.left, floor), *steps, (frame.right, floor)]
     parts.append(element("path", d=path(area, closed=True), class_="live"))
-    parts += [_loop(frame, x(lp.first), x(lp.last + 1), lp.times) for lp in curve.loops]
     parts += [frame.row(y(size), shown) for size, shown in size_ticks(high, 5)]
     count = 3 if width < NARROW else 6
     for tick in linear_ticks(curve.instructions, count):
@@ -128,11 +132,7 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
         line = {"x1": frame.left, "x2": frame.right, "y1": y(limit), "y2": y(limit)}
         parts.append(element("line", class_="limit", **line))
         parts.append(label(f"limit {units.size(limit)}", frame.left + 6, y(limit) - 5, "note"))
-    for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
-        at = place * curve.instructions // places
-        told = hover(f"instruction {at:,}: {units.size(size)}, {layer}")
-        box = {"x": x(place), "y": frame.top, "width": x(1) - x(0), "height": frame.height}
-        parts.append(element("rect", told, class_="sense", **box))
+    parts += _places(frame, curve)
     peak = curve.peak
     parts.append(element("circle", cx=x(peak + 0.5), cy=y(top), r=4, class_="peak"))
     shown = f"peak {units.size(top)}"
@@ -165,7 +165,7 @@ def roofline(
     moving = [p.flops / p.hbm_bytes for p in points if p.hbm_bytes]
     rates = [p.flops / p.ms * 1e3 for p in points]
     low_x, high_x = min([ridge / 30, *moving]) / 1.5, max([ridge * 10, *moving]) * 1.5
-    low_y = min([target.flops_per_s / 300, *rates]) / 1.5
+    low_y = min([target.flops_per_s / 30, *rates]) / 2
     high_y = max([target.flops_per_s, *rates]) * 2
 
     def x(intensity: float) -> float:
@@ -188,17 +188,10 @@ def roofline(
     if len(moving) < len(points):
         parts.append(label("no HBM", aside, frame.bottom + 16, "tick", text_anchor="middle"))
     for point, rate in zip(points, rates):
-        share = point.ms / step_ms
-        told = (
-            f"{point.layer} ({point.name}, {point.kind}): {units.duration(point.ms / 1e3)}, "
-            f"{share:.1%} of the step; {units.quantity(rate, 'FLOP/s')}"
-        )
-        at = aside
-        if point.hbm_bytes:
-            at = x(point.flops / point.hbm_bytes)
-            told += f" with {units.number(point.flops / point.hbm_bytes)} FLOP/B"
-        size = 3 + 14 * math.sqrt(share)
-        parts.append(element("circle", hover(told), cx=at, cy=y(rate), r=size, class_="point"))
+        at = x(point.flops / point.hbm_bytes) if point.hbm_bytes else aside
+        size = 3 + 14 * math.sqrt(point.ms / step_ms)
+        told = hover(_told(point, rate, step_ms))
+        parts.append(element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
     longest = "; ".join(f"{p.layer}: {units.quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
     description = f"{peak}. The longest instructions: {longest[:600]}"
     return plot(name, "Roofline of the instructions", description, width, height, *parts)
@@ -247,6 +240,28 @@ class _Frame:
         return label(shown, x, y, "note", text_anchor="middle")
 
 
+def _places(frame: _Frame, curve: MemoryCurve) -> list[str]:
+    """Returns what a pointer over each place of a memory curve finds."""
+    width, count = frame.width / len(curve.bytes), len(curve.bytes)
+    found = []
+    for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
+        at = place * curve.instructions // count
+        told = hover(f"instruction {at:,}: {units.size(size)}, {layer}")
+        box = {"x": frame.left + place * width, "y": frame.top, "height": frame.height}
+        found.append(element("rect", told, class_="sense", width=width, **box))
+    return found
+
+
+def _told(point: RooflinePoint, rate: float, step_ms: float) -> str:
+    """Returns what a pointer over a point of a roofline shows."""
+    share = f"{units.duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
+    told = f"{point.layer} ({point.name}, {point.kind}): {share}; "
+    told += units.quantity(rate, "FLOP/s")
+    if not point.hbm_bytes:
+        return f"{told} without HBM traffic"
+    return f"{told} with {units.number(point.flops / point.hbm_bytes)} FLOP/B"
+
+
 def _band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:
     box = {"x": frame.left, "y": top, "width": frame.width, "height": max(0.0, bottom - top)}
     return element("rect", hover(told), class_=style, **box)
@@ -255,8 +270,11 @@ def _band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> st
 def _loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
     """Returns the place of a loop, with the number of its iterations where there is room."""
     shown = "loop" if times is None else f"× {times:,}"  # noqa: RUF001 (a multiplication sign)
-    box = {"x": first, "y": frame.top, "width": last - first, "height": frame.height}
-    parts = [element("rect", class_="loop", **box)]
+    box = {"x": first, "y": frame.top, "width": last - first}
+    parts = [
+        element("rect", class_="loop", height=frame.height, **box),
+        element("rect", class_="loops", height=3, **box),
+    ]
     if last - first > CHARACTER * len(shown) + 4:
         middle = (first + last) / 2
         parts.append(label(shown, middle, frame.top - 6, "tick", text_anchor="middle"))

@@ -57,8 +57,10 @@ def _overview(report: Report) -> str:
     rows = [table.cells_of(s, report.marks(s), bool(report.steps)) for s in report.ranked()]
     if not rows:
         return ""
-    names = list(rows[0])
-    return _table(names, [[row[name] for name in names] for row in rows], "All slices")
+    names = ["slice", "", *(name for name in rows[0] if name not in ("slice", ""))]
+    shown = [name or "verdict" for name in names]  # before what a phone has no room for
+    cells = [[row[name] or "fits" for name in names] for row in rows]
+    return _table(shown, cells, "All slices", left=("slice", "verdict", "bound"))
 
 
 def _slice(item: SliceReport, name: str) -> str:
@@ -67,9 +69,9 @@ def _slice(item: SliceReport, name: str) -> str:
         parts.append(_summary(item))
     else:  # as in the terminal
         lines = [str(line).strip() for line in table.details(item, explain=False)[2:]]
-        verdict = "does not fit" if item.compiles else "does not compile"
-        told = [element("p", element("strong", text(verdict.capitalize())), ".")]
-        told += [element("p", text(line)) for line in lines if line]
+        told = [element("p", text(line)) for line in lines if line]
+        if not item.compiles:
+            told.insert(0, element("p", element("strong", "Does not compile.")))
         parts.append(element("div", *told, class_="bad"))
     if item.plots is not None:
         parts.append(_memory(item, item.plots.memory, f"{name}-memory"))
@@ -113,7 +115,7 @@ def _summary(item: SliceReport) -> str:
 
 
 def _memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
-    if not curve.bytes:
+    if not curve.instructions or not any(curve.bytes):
         return ""
     code = min(item.hbm.get("code", 0), curve.base)
     drawn = _both(
@@ -124,7 +126,7 @@ def _memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
         ("base", f"arguments {units.size(curve.base - code)}{f' ({held})' if held else ''}"),
         ("code", f"code {units.size(code)}"),
         ("live", f"temporaries, up to {units.size(max(curve.bytes) - curve.base)}"),
-        *([("loop", "bodies of loops, drawn once")] if curve.loops else []),
+        *([("loops", "bodies of loops, drawn once")] if curve.loops else []),
     ]
     large = [t for t in curve.arrays if t.bytes > _WORTH * max(curve.bytes)]
     rows = [[t.shape, units.size(t.bytes), _padding(t), t.layer] for t in large]
@@ -270,9 +272,7 @@ def _folded(title: str, columns: Sequence[str], rows: Rows, left: Sequence[str])
     return element("details", element("summary", text(title)), _table(columns, rows, title, left))
 
 
-def _table(
-    columns: Sequence[str], rows: Rows, title: str, left: Sequence[str] = ("slice", "bound", "")
-) -> str:
+def _table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[str]) -> str:
     """Returns a table that scrolls sideways on a narrow screen.
 
     Args:

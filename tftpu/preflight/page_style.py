@@ -76,7 +76,7 @@ svg .note { font-weight: 600; }
 .axis { stroke: var(--soft); }
 .base { fill: var(--grey); } .code { fill: var(--dark); }
 .live { fill: var(--blue); }
-.loop { fill: var(--violet); fill-opacity: .13; }
+.loop { fill: var(--violet); fill-opacity: .13; } .loops { fill: var(--violet); }
 .limit { stroke: var(--orange); stroke-width: 2; stroke-dasharray: 6 4; }
 .peak { fill: var(--orange); stroke: var(--page); stroke-width: 1.5; }
 .sense { fill: transparent; } .sense:hover { fill: var(--text); fill-opacity: .18; }

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import types
 import typing
 from typing import Any
@@ -12,6 +11,8 @@ from tftpu.preflight.report import Report
 from tftpu.storage import side_files
 from tftpu.tpu.slices import parse_slice
 from tftpu.version import __version__
+
+_SMALLEST, _LARGEST = 1e-15, 1e24  # of the figures of any step, apart from 0
 
 
 def read_report(path: str) -> Report:
@@ -44,8 +45,12 @@ def read_report(path: str) -> Report:
         )
     try:
         report: Report = _built(Report, record, "the report")
+        if not report.global_batch_size:
+            raise ValueError("the report has no examples.")
         for item in report.slices:
             parse_slice(item.slice)
+            if item.fits and not item.hbm_limit_bytes:
+                raise ValueError(f"{item.slice} has no memory.")
     except (ValueError, UserError) as error:
         raise UserError(f"{path} is damaged: {error} Run tftpu preflight again.") from error
     return report
@@ -74,8 +79,8 @@ def _built(kind: Any, value: Any, where: str) -> Any:
     known = (float, int) if kind is float else (kind,)
     if type(value) not in known or origin is not None:
         raise ValueError(f"{where} is {str(value)[:40]!r}.")
-    if isinstance(value, int | float) and not 0 <= value < math.inf:
-        raise ValueError(f"{where} is {value}.")
+    if isinstance(value, int | float) and value and not _SMALLEST < value < _LARGEST:
+        raise ValueError(f"{where} is {str(value)[:40]}.")
     return value
 
 
