@@ -14,6 +14,7 @@ from tftpu.tpu.slices import GENERATIONS
 
 if TYPE_CHECKING:
     import keras
+    from rich.console import Console
 
     from tftpu.preflight import PreflightOptions, Report
 
@@ -88,17 +89,33 @@ def print_report(report: "Report", explain: bool) -> None:
         report: the report.
         explain: whether to include the time by layer, kind and instruction, and all findings.
     """
+    console = _console()
+    report.print(console, explain)
+    hint = "" if explain else "--explain shows the time by layer and all findings; "
+    console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") -> None:
+    """Prints what changed between two reports, each with what to call it.
+
+    Raises:
+        UserError: they have no slice in common.
+    """
+    from tftpu.preflight import compare
+
+    compare.print_comparison(compare.Named(*before), compare.Named(*after), _console())
+    sys.stdout.flush()
+
+
+def _console() -> "Console":
+    """Returns the terminal, or for output that is piped, one wide enough for every column."""
     from rich.console import Console
 
     from tftpu.preflight.report import WIDTH
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    report.print(console, explain)
-    hint = "" if explain else "--explain shows the time by layer and all findings; "
-    console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
-    sys.stdout.flush()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def _options(experiment: Experiment) -> "PreflightOptions":

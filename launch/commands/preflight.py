@@ -3,7 +3,12 @@
 The report is printed, and written to preflight.json in the workdir. The exit code is 2 if the step
 cannot run on any of the slices.
 
+With --compare, the difference to another check is printed instead: that of a report written
+earlier, or of a config without overrides. With --report, nothing is compiled.
+
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
+    tftpu preflight --config=python_gpt --config.model.width=256 --compare=python_gpt
+    tftpu preflight --report=runs/after --compare=runs/before --html=after.html
 """
 
 import dataclasses
@@ -11,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch import known_reports, predictions
+from tftpu.launch import known_reports, predictions, preflight_reports
 from tftpu.launch.options import ConfigOptions, flag
-from tftpu.launch.preflight_check import check, parse_prices, print_report
+from tftpu.launch.preflight_check import check, parse_prices, print_comparison, print_report
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
@@ -21,59 +26,129 @@ from tftpu.tpu.slices import parse_slice
 if TYPE_CHECKING:
     from tftpu.preflight import Report
 
+# Flags that a report which is written already cannot follow.
+_OF_A_CHECK = ("config", "workdir", "slices", "price", "verbose", "time_limit", "overrides")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """The config to compile, and the slices."""
+    """The config to compile, and the slices; or a report to show again."""
 
+    config: str = flag(
+        "", "name of a config (`tftpu configs`), or path of your own", metavar="NAME"
+    )
+    report: str | None = flag(
+        None, "instead of a config: a report written earlier, or its folder", metavar="FILE"
+    )
     workdir: str | None = flag(
         None, "folder for preflight.json, local or gs://", metavar="DIR", shown="runs/<config>"
     )
     slices: str = flag("v3-8,v5e-8", "TPU slices to compare", metavar="SLICE,...")
     json: str | None = flag(None, "write the report to this file, too", metavar="FILE")
+    html: str | None = flag(None, "write a page with plots to this file", metavar="FILE")
     explain: bool = flag(False, "show the time of each layer")
+    compare: str | None = flag(
+        None,
+        "show what changed since another check: a report, its folder, or a config",
+        metavar="OTHER",
+    )
     price: str = flag(
         "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
     )
     verbose: bool = flag(False, "show the messages of the TPU compiler")
     time_limit: int = flag(1800, "limit for one compilation, in seconds", metavar="SECONDS")
 
+    def validate(self) -> None:
+        """Raises `UserError` for flags that contradict each other or have no meaning."""
+        if not self.config and not self.report:
+            raise UserError(
+                "tftpu preflight needs --config=NAME, or --report=FILE. `tftpu configs` lists the "
+                "configs; or give the path of your own."
+            )
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in _OF_A_CHECK if self.report else ():
+            if getattr(self, name) != defaults[name]:
+                given = self.overrides[0] if name == "overrides" else f"--{name}"
+                raise UserError(
+                    f"--report={self.report} shows a report as it was written: leave out {given}."
+                )
+        if self.time_limit < 1:
+            raise UserError(
+                f"--time_limit is {self.time_limit}: give the seconds that a compilation may take."
+            )
+        if not self.names:
+            raise UserError(
+                f"--slices={self.slices} names no slice: give some, such as v3-8,v5e-8."
+            )
+        for name in self.names:
+            parse_slice(name)
+        parse_prices(self.price)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the slices."""
+        return [name for name in self.slices.split(",") if name]
+
 
 def run(options: Options) -> None:
-    """Prints the report, and writes it to the workdir and to --json."""
-    with known_reports.recorded() as inputs:
-        report = _report(options, inputs)
-    print_report(report, options.explain)
+    """Prints the report or the comparison, and writes the files."""
+    options.validate()
+    other = _other(options) if options.compare else None
+    report = _read_or_checked(options)
+    if other is None:
+        print_report(report, options.explain)
+    else:
+        name = options.report or " ".join((options.config, *options.overrides))
+        print_comparison((str(options.compare), other), (name, report))
     text = report.to_json().encode()
-    workdir = options.workdir or options.default_workdir
-    for path in {files.join(workdir, predictions.FILE), options.json}:
+    workdir = None if options.report else options.workdir or options.default_workdir
+    for path in {workdir and files.join(workdir, predictions.FILE), options.json}:
         if path:
             files.write_whole(path, text)
-    if not any(item.fits for item in report.slices):
+    if options.html:
+        from tftpu.preflight.page import page
+
+        files.write_whole(options.html, page(report).encode())
+    if not options.report and not any(item.fits for item in report.slices):
         raise UserError(f"No slice of {options.slices} is known to run the step: see above.")
 
 
-def _report(options: Options, inputs: known_reports.Inputs) -> "Report":
-    """Returns the report: that of an equal command before, if nothing has changed since."""
+def _other(options: Options) -> "Report":
+    """Returns the report to compare with; what is compiled for it is that config, as it is."""
+    other = str(options.compare)
+    if not preflight_reports.is_config(other):
+        return preflight_reports.read("compare", other)
+    if options.config:
+        options.experiment()  # whose mistakes should not wait for the other's compilation
+    return _checked(dataclasses.replace(options, config=other, overrides=()))
+
+
+def _read_or_checked(options: Options) -> "Report":
+    if options.report:
+        return preflight_reports.read("report", options.report)
+    return _checked(options)
+
+
+def _checked(options: Options) -> "Report":
+    """Returns the report of the config.
+
+    It is loaded right before it is compiled: configs of two folders may import modules of the same
+    name, and the modules of the one that was loaded last are found.
+    """
     experiment = options.experiment()
-    if options.time_limit < 1:
-        raise UserError(
-            f"--time_limit is {options.time_limit}: give the seconds that a compilation may take."
-        )
-    names = [name for name in options.slices.split(",") if name]
-    if not names:
-        raise UserError(f"--slices={options.slices} names no slice: give some, such as v3-8,v5e-8.")
-    for name in names:
-        parse_slice(name)
     prices = parse_prices(options.price)
-    name = known_reports.key(experiment, names, prices, inputs)
+    name = known_reports.key(options.config, experiment, options.names, prices)
     known = known_reports.find(name)
     if known is not None:
         return known
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     report = check(
-        experiment, names, prices=prices, verbose=options.verbose, time_limit=options.time_limit
+        experiment,
+        options.names,
+        prices=prices,
+        verbose=options.verbose,
+        time_limit=options.time_limit,
     )
-    known_reports.keep(name, report, inputs)
+    known_reports.keep(name, report)
     return report

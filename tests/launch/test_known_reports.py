@@ -1,5 +1,6 @@
 """Reports that a repeated `tftpu preflight` gives again, and all that makes it check again."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,178 +10,100 @@ from pathlib import Path
 import pytest
 
 from tests.support import projects
-from tftpu.launch import known_reports
-
-# Runs what the command does without the check itself: prints whether the report is known.
-RUN = """
-import sys
 from tftpu.launch import config_flags, known_reports
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport
 
-with known_reports.recorded() as inputs:
-    config, fits, price, *overrides = sys.argv[1:]
-    experiment = config_flags.load(config, overrides)
-    prices = {"v3": float(price)}
-    name = known_reports.key(experiment, ["v3-8"], prices, inputs)
-    known = known_reports.find(name)
-    if known is None:
-        experiment.model.build()
-        found = SliceReport("v3-8", 8, fits=fits == "fits", step_ms=1.5)
-        known_reports.keep(name, Report(16, "float32", 3, [found]), inputs)
-print("new" if known is None else known)
+# Prints the name under which the report of a config would be kept, in a process of its own.
+KEY = """
+import sys
+from tftpu.launch import config_flags, known_reports
+config, *overrides = sys.argv[1:]
+experiment = config_flags.load(config, overrides)
+print(known_reports.key(config, experiment, ["v3-8"], {}))
 """
-MODEL = """
-import dataclasses
-import os
-import pathlib
-import tftpu
-
-@dataclasses.dataclass
-class Linear(tftpu.Model):
-    outputs: int = 1
-
-    def build(self):
-        import helper
-        return helper.SIZE, pathlib.Path("words.txt").read_text(), os.listdir("classes")
-"""
-DATA = """
-import dataclasses
-import tftpu
-
-@dataclasses.dataclass
-class Sums(tftpu.Data):
-    global_batch_size: int = 16
-
-    def batch_spec(self, examples):
-        return ()
-"""
-KNOWN = "Report(global_batch_size=16, precision='float32', steps=3, slices=[SliceReport("
 
 
-@pytest.fixture
-def project(tmp_path):
-    """Writes a project whose model imports a module, reads a file and lists a folder."""
-    folder = tmp_path / "project"
-    files = {"model": MODEL, "data": DATA, "helper": "SIZE = 3\n"}
-    projects.write(folder, "train=tftpu.Train(steps=3)", **files)
-    (folder / "words.txt").write_text("a b c")
-    (folder / "classes" / "cat").mkdir(parents=True)
-    return folder
-
-
-def checked(folder, *overrides, fits="fits", price="2", **environment):
-    arguments = [sys.executable, "-c", RUN, "mine.py", fits, price, *overrides]
-    changed = {"TFTPU_CACHE": str(folder.parent / "cache"), "PYTHONDONTWRITEBYTECODE": ""}
-    changed |= environment
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+def key_of(config: str, *overrides: str, cwd: Path | None = None, **environment: str) -> str:
     done = subprocess.run(
-        arguments, cwd=folder, env=inherited | changed, capture_output=True, text=True
+        [sys.executable, "-c", KEY, config, *overrides],
+        env=os.environ | environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def edit(folder, name, text):
-    """Changes a file's content, and neither its size nor its date."""
-    path = folder / name
-    before = path.stat()
-    path.write_text(text)
-    assert path.stat().st_size == before.st_size
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def test_the_same_command_gives_the_same_report_again(project):
-    assert checked(project) == "new"
-    known = checked(project)
-    assert known.startswith(KNOWN) and "step_ms=1.5" in known
-    # Dates, and what a run writes beside the project, decide nothing.
-    (project / "helper.py").touch()
-    (project / "runs" / "mine").mkdir(parents=True)
-    assert checked(project, SHLVL="7").startswith(KNOWN)
-
-
-def package(folder):
-    (folder / "helper").mkdir()
-    (folder / "helper" / "__init__.py").write_text("SIZE = 3\n")
-
-
-CHANGES = {
-    "the config": lambda f: edit(f, "mine.py", (f / "mine.py").read_text().replace("=3", "=4")),
-    "the model": lambda f: edit(f, "model.py", MODEL.replace("int = 1", "int = 2")),
-    "a module that the model imports": lambda f: edit(f, "helper.py", "SIZE = 4\n"),
-    "a package in place of the module": package,
-    "a file that the model reads": lambda f: edit(f, "words.txt", "a b d"),
-    "a folder that the model lists": lambda f: (f / "classes" / "dog").mkdir(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_any_edit_of_what_was_read_is_checked_again(project, change):
-    assert checked(project) == "new" and checked(project) != "new"
-    CHANGES[change](project)
-    assert checked(project) == "new"
-
-
-def test_other_words_another_price_and_another_environment_are_checked_again(project):
-    assert checked(project) == "new" and checked(project) != "new"
-    assert checked(project, "--config.model.outputs=2") == "new"
-    assert checked(project, price="3") == "new"
-    assert checked(project, XLA_FLAGS="--xla_cpu_enable_fast_math=true") == "new"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "import subprocess; subprocess.run(['true'])",
-        "os.system('true')",
-        "pass  # reads by tf.io, which Python does not see",
-    ],
-)
-def test_what_cannot_be_compared_is_checked_every_time(project, body):
-    text = MODEL.replace("        import helper\n", f"        {body}\n        import helper\n")
-    (project / "model.py").write_text(text)
-    assert checked(project) == checked(project) == "new"
-
-
-@pytest.mark.parametrize("rest", ["train=tftpu.Train(epochs=3)", "train=tftpu.Train(steps=3)"])
-def test_data_that_have_to_be_opened_are_opened_every_time(project, rest):
-    (project / "data.py").write_text(
-        DATA.replace("batch_spec", "other") if "steps" in rest else DATA
-    )
-    (project / "mine.py").write_text(projects.CONFIG.format(rest=rest))
-    assert checked(project) == checked(project) == "new"
-
-
-def test_a_module_whose_file_python_did_not_open_is_not_trusted(project, tmp_path):
-    prefix = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled")}
-    assert checked(project, **prefix) == "new"
-    assert checked(project, **prefix) == "new"  # it reads compiled modules, which lie elsewhere
-    edit(project, "helper.py", "SIZE = 4\n")
-    assert checked(project, **prefix) == "new"
-
-
-def test_a_report_of_a_failure_is_not_kept(project):
-    assert checked(project, fits="no") == checked(project, fits="no") == "new"
-
-
-def test_a_damaged_report_is_made_again(project):
-    checked(project)
-    (kept,) = (project.parent / "cache" / "preflight" / "reports").glob("*.json")
-    for text in ("", "{}", "[]", '{"inputs": {}, "report": {}}'):
-        kept.write_text(text)
-        assert checked(project) == "new"
-        assert checked(project) != "new"
-
-
-def test_a_file_that_changes_during_the_check_is_not_trusted(project):
-    lines = [
-        *("words = pathlib.Path('words.txt')", "text = words.read_text()"),
-        *("words.write_text('x')", "words.read_text()", "words.write_text(text)"),
+def test_a_config_of_tftpu_has_a_name_that_all_it_follows_from_changes(tmp_path):
+    name = key_of("digits_resnet")
+    assert len(name) == 32 and name == key_of("digits_resnet", cwd=tmp_path, COLUMNS="70")
+    others = [
+        key_of("python_gpt"),
+        key_of("digits_resnet", "--config.model.width=48"),
+        key_of("digits_resnet", "--config.optimizer=adam"),
+        key_of("digits_resnet", XLA_FLAGS="--xla_cpu_enable_fast_math=false"),
     ]
-    body = "\n        ".join([*lines, "import helper"])
-    (project / "model.py").write_text(MODEL.replace("import helper", body))
-    assert checked(project) == checked(project) == "new"
+    assert len({name, *others}) == 5 and "None" not in others
+
+
+def test_slices_and_prices_are_part_of_the_name(monkeypatch):
+    monkeypatch.setattr(known_reports, "_has_own_code", lambda: False)  # the tests are
+    experiment = config_flags.load("digits_resnet", [])
+    names = {
+        known_reports.key("digits_resnet", experiment, slices, prices)
+        for slices in (["v3-8"], ["v5e-8"], ["v3-8", "v5e-8"])
+        for prices in ({}, {"v3": 1.0})
+    }
+    assert len(names) == 6 and None not in names
+
+
+def test_what_may_follow_from_more_than_the_config_has_none(tmp_path):
+    folder = tmp_path / "project"
+    config = projects.write(folder, "train=tftpu.Train(steps=3)")
+    assert key_of(str(config), cwd=folder) == "None"
+    assert key_of("bert_base_sst2") == "None"  # its batches are described in a file of the data
+
+
+def test_a_length_in_epochs_is_read_from_the_data(monkeypatch):
+    experiment = config_flags.load("digits_resnet", [])
+    assert known_reports.key("digits_resnet", experiment, ["v3-8"], {}) is None  # of a test's code
+    monkeypatch.setattr(known_reports, "_has_own_code", lambda: False)
+    assert known_reports.key("digits_resnet", experiment, ["v3-8"], {})
+    experiment.train = dataclasses.replace(experiment.train, steps=None, epochs=3)
+    assert known_reports.key("digits_resnet", experiment, ["v3-8"], {}) is None
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
+    return tmp_path / "preflight"
+
+
+REPORT = Report(16, "float32", 3, [SliceReport("v3-8", 8, fits=True, hbm_limit_bytes=1, step_ms=2)])
+
+
+def test_a_report_is_found_as_it_was_kept(cache):
+    assert known_reports.find("a") is None
+    known_reports.keep("a", REPORT)
+    assert known_reports.find("a") == REPORT and known_reports.find("b") is None
+    known_reports.keep(None, REPORT)
+    assert known_reports.find(None) is None
+
+
+def test_a_report_of_a_failure_is_not_kept(cache):
+    failed = dataclasses.replace(REPORT, slices=[*REPORT.slices, SliceReport("v2-8", 8)])
+    known_reports.keep("a", failed)
+    assert known_reports.find("a") is None
+
+
+def test_a_damaged_report_is_made_again(cache):
+    known_reports.keep("a", REPORT)
+    [file] = cache.iterdir()
+    for text in (file.read_text()[:-9], "{}", "[]", ""):
+        file.write_text(text)
+        assert known_reports.find("a") is None
 
 
 def test_tftpus_own_code_and_the_installed_packages_count_by_content(monkeypatch, tmp_path):
@@ -189,13 +112,13 @@ def test_tftpus_own_code_and_the_installed_packages_count_by_content(monkeypatch
     for path in (module, listed):
         path.parent.mkdir(parents=True)
         path.write_text("a = 1")
-    monkeypatch.setattr(known_reports, "_own", lambda: [tmp_path / "own"])
+    monkeypatch.setattr(known_reports, "_own", lambda: [f"{tmp_path}/own/"])
     monkeypatch.setattr(known_reports, "_installed", lambda: [f"{tmp_path}/installed/"])
     found = [known_reports._code()]
     os.utime(module)
     assert known_reports._code() == found[0]
     for path in (module, listed):
-        edit(path.parent, path.name, "a = 2")
+        path.write_text("a = 2")
         found.append(known_reports._code())
     (module.parent / "new.py").write_text("")
     found.append(known_reports._code())
@@ -211,9 +134,9 @@ def test_the_command_answers_again_without_tensorflow(tmp_path):
             *("--slices=v3-8", f"--workdir={tmp_path / 'run'}", *flags),
         ]
         inherited = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        reports = {"XDG_CACHE_HOME": str(tmp_path)}  # the compiled programs stay in TFTPU_CACHE
+        cache = {"TFTPU_CACHE": str(tmp_path / "cache")}
         done = subprocess.run(
-            command, env=inherited | reports, capture_output=True, text=True, check=True
+            command, env=inherited | cache, capture_output=True, text=True, check=True
         )
         return done.stdout, "tensorflow.python" in done.stderr
 

@@ -21,6 +21,7 @@ CHECKED = {
     "docs/guides/input-data.md": 3,
     "docs/guides/larger-than-a-device.md": 1,
     "docs/guides/launching.md": 7,
+    "docs/guides/preflight.md": 1,
     "docs/guides/watching-a-run.md": 2,
 }
 

@@ -18,6 +18,7 @@ from tftpu.preflight.caller import Caller
 from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
 from tftpu.preflight.cost import memory_of, model_flops, price
 from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.plots import plots_of
 from tftpu.preflight.processes import Processes
 from tftpu.preflight.progress import Progress
 from tftpu.preflight.report import Report
@@ -185,6 +186,7 @@ class Examiner:
         cost = price(step, compiled, target)
         fill(report, cost, target, self.options, self.global_batch_size)
         report.lints = [str(item) for item in advise.lint(step, cost, share)]
+        report.plots = plots_of(step, compiled, cost, target)
 
     def _cut_more(self, target: Slice) -> SliceReport | None:
         """Returns the report of the mesh that cuts the model least among those that fit, or None.

@@ -11,6 +11,7 @@ from tftpu.preflight import table
 from tftpu.preflight.prices import BASES
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, parse_slice
+from tftpu.version import __version__
 
 WIDTH = 132  # columns of text that is not printed to a terminal; every column of the table fits
 
@@ -24,12 +25,14 @@ class Report:
         precision: dtype policy of the model.
         steps: steps of the run, None if its cost was not asked for.
         slices: one report per slice, in the order in which they were given.
+        version: the version of tftpu that made the report.
     """
 
     global_batch_size: int
     precision: str
     steps: int | None
     slices: list[SliceReport]
+    version: str = __version__
 
     @property
     def cheapest(self) -> SliceReport | None:
@@ -40,6 +43,10 @@ class Report:
     def fastest(self) -> SliceReport | None:
         """The slice with the shortest step; None if no time is known."""
         return min(self._priced(), key=lambda s: _or_inf(s.step_ms), default=None)
+
+    def ranked(self) -> list[SliceReport]:
+        """Returns the slices, the one on which the run costs least first."""
+        return sorted(self.slices, key=lambda item: _or_inf(item.usd_per_1000_steps))
 
     def to_json(self) -> str:
         """Returns the report as JSON, the content of `preflight.json`."""
@@ -63,29 +70,30 @@ class Report:
             console: where to print.
             explain: whether to include the time by layer, kind and instruction, and all findings.
         """
-        ranked = sorted(self.slices, key=lambda item: _or_inf(item.usd_per_1000_steps))
         details = [line for item in self.slices for line in table.details(item, explain)]
         overview = table.overview(
-            [(item, self._marks(item)) for item in ranked], bool(self.steps), console
+            [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console
         )
-        for part in [self._title(), overview, *details, *self._evidence()]:
+        for part in [self.title(), overview, *details, *self.evidence()]:
             # Brackets in shapes are not markup; long lines stay whole when piped.
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 
     def _priced(self) -> list[SliceReport]:
         return [item for item in self.slices if item.step_ms is not None]
 
-    def _marks(self, item: SliceReport) -> str:
+    def marks(self, item: SliceReport) -> str:
+        """Returns whether a slice is the cheapest or the fastest of several."""
         if len(self.slices) == 1:
             return ""
         marks = (("cheapest", self.cheapest), ("fastest", self.fastest))
         return ", ".join(mark for mark, best in marks if best is item)
 
-    def _title(self) -> str:
+    def title(self) -> str:
+        """Returns the first line: what was checked."""
         run = f", {self.steps:,} steps" if self.steps else ""
         return f"Preflight: global batch {self.global_batch_size:,}, {self.precision}{run}"
 
-    def _evidence(self) -> list[str]:
+    def evidence(self) -> list[str]:
         """Returns lines about the sources of the figures."""
         lines = [
             "",

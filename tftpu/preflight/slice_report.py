@@ -6,6 +6,7 @@ from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight import cost as costs
 from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.plots import Plots
 from tftpu.preflight.units import size
 from tftpu.tpu.slices import GENERATIONS, Slice
 
@@ -76,6 +77,7 @@ class SliceReport:
         top_instructions: the instructions that take the longest.
         lints: findings that make the step slow.
         advice: if the step does not fit, changes that help.
+        plots: what a page draws: memory over the instructions, roofline, exchange.
     """
 
     slice: str
@@ -116,6 +118,7 @@ class SliceReport:
     top_instructions: list[Spent] = dataclasses.field(default_factory=list)
     lints: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
+    plots: Plots | None = None
 
 
 def fill(

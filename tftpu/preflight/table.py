@@ -26,7 +26,7 @@ def overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: C
         with_run: whether to show the time and cost of the run.
         console: where the table will be printed; columns that do not fit are left out.
     """
-    cells = [_cells(item, remark, with_run) for item, remark in rows]
+    cells = [cells_of(item, remark, with_run) for item, remark in rows]
     columns = list(cells[0])
     for name in _OPTIONAL:
         if _natural_width(_overview(cells, columns), console) <= console.width:
@@ -69,7 +69,7 @@ def _natural_width(table: Table, console: Console) -> int:
     return console.measure(table, options=console.options.update(width=1000)).maximum
 
 
-def _cells(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
+def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
     """Returns one row of the overview, by column."""
     hbm = f"{units.size(item.hbm_bytes)} of {units.size(item.hbm_limit_bytes)}"
     cells = {

@@ -1,7 +1,7 @@
 """Formats times, sizes and prices for people, in units that fit."""
 
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _DAYS = ((86_400.0, "d"),)  # from two days on
 
@@ -29,7 +29,7 @@ def duration_range(low: float, high: float) -> str:
 
 def size(count: float) -> str:
     """Returns a number of bytes with a binary prefix: "9.8 MiB"."""
-    return _in_unit(count, _unit(count, _SIZES))
+    return _in_unit(count, _unit(count, SIZES))
 
 
 def quantity(count: float, unit: str) -> str:

@@ -1,0 +1,184 @@
+"""Two reports side by side: the figures of each slice, and the layers whose time changed."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from tftpu.errors import UserError, counted
+from tftpu.preflight import units
+from tftpu.preflight.report import Report
+from tftpu.preflight.slice_report import SliceReport, Spent
+
+MAX_CHANGES = 15  # layers that are shown
+WORTH = 0.001  # of the step before: layers that changed less are counted together
+_COLUMNS = ("before", "after", "difference", "")
+
+
+class Named(NamedTuple):
+    """A report, and what to call it, such as its file."""
+
+    name: str
+    report: Report
+
+
+def print_comparison(before: Named, after: Named, console: Console) -> None:
+    """Prints what changed from one report to another, for each slice that both have.
+
+    Args:
+        before, after: the reports.
+        console: where to print.
+
+    Raises:
+        UserError: the reports have no slice in common.
+    """
+    earlier = {item.slice: item for item in before.report.slices}
+    both = [item for item in after.report.slices if item.slice in earlier]
+    if not both:
+        raise UserError(
+            f"The reports have no slice in common: {before.name} has {_slices(before)}, and "
+            f"{after.name} has {_slices(after)}. Give --slices that both have."
+        )
+    lines: list[str | Table] = [f"before  {_title(before)}", f"after   {_title(after)}"]
+    for item in both:
+        lines += ["", *_compared(earlier[item.slice], item, before.report, after.report)]
+    for side, other in ((before, after), (after, before)):
+        known = {item.slice for item in other.report.slices}
+        alone = [item.slice for item in side.report.slices if item.slice not in known]
+        if alone:
+            lines += ["", f"Only in {side.name}: {', '.join(alone)}."]
+    for line in lines:
+        # Brackets in shapes are not markup; long lines stay whole when piped.
+        console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
+
+
+def _slices(named: Named) -> str:
+    return ", ".join(item.slice for item in named.report.slices) or "none"
+
+
+def _title(named: Named) -> str:
+    report = named.report
+    run = f", {report.steps:,} steps" if report.steps else ""
+    return f"{named.name}: global batch {report.global_batch_size:,}, {report.precision}{run}"
+
+
+def _compared(
+    before: SliceReport, after: SliceReport, first: Report, second: Report
+) -> list[str | Table]:
+    """Returns the tables of one slice."""
+    table = _table(after.slice)
+    states = [_state(before), _state(after)]
+    if states != ["fits", "fits"]:
+        table.add_row("  verdict", *states, "", "")
+    for row in _figures(before, after, first, second):
+        if row.before is not None or row.after is not None:
+            table.add_row(*row.cells())
+    parts: list[str | Table] = [table]
+    for title, old, new in (
+        ("by layer", before.by_layer, after.by_layer),
+        ("by kind", before.by_kind, after.by_kind),
+    ):
+        if old and new:
+            parts += ["", *_changes(title, old, new, before.step_ms or 0.0)]
+    return parts
+
+
+def _state(item: SliceReport) -> str:
+    if item.fits:
+        return "fits"
+    return "does not fit" if item.compiles else "does not compile"
+
+
+class _Row(NamedTuple):
+    """A figure before and after."""
+
+    name: str
+    before: float | None
+    after: float | None
+    shown: Callable[[float], str]
+    note: str = ""
+    shown_change: Callable[[float], str] | None = None  # None: as the figure itself
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns the cells of a table."""
+        values = ("-" if v is None else self.shown(v) for v in (self.before, self.after))
+        return (f"  {self.name}", *values, self._difference(), self.note)
+
+    def _difference(self) -> str:
+        if self.before is None or self.after is None:
+            return ""
+        change = self.after - self.before
+        if not change:
+            return "same"
+        shown = self.shown_change or self.shown
+        text = f"{'+' if change > 0 else '-'}{shown(abs(change))}"
+        if not self.before:
+            return text
+        share = change / self.before
+        return f"{text} ({share:+.0%})" if abs(share) >= 1 else f"{text} ({share:+.1%})"
+
+
+def _figures(before: SliceReport, after: SliceReport, first: Report, second: Report) -> list[_Row]:
+    rows = [
+        _Row("memory", before.hbm_bytes or None, after.hbm_bytes or None, units.size),
+        _Row("step", before.step_ms, after.step_ms, _time),
+        _Row("collectives", before.collective_ms, after.collective_ms, _time),
+        _Row("MFU", before.mfu, after.mfu, "{:.1%}".format, shown_change=_points),
+        _Row("examples/s", before.examples_per_second, after.examples_per_second, units.number),
+        _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, units.price),
+        _Row("cost/run", before.usd_per_run, after.usd_per_run, units.price),
+    ]
+    if first.global_batch_size != second.global_batch_size:  # steps of different work
+        old, new = _per_million(before, first), _per_million(after, second)
+        rows.insert(6, _Row("cost/1M examples", old, new, units.price))
+    return rows
+
+
+def _per_million(item: SliceReport, report: Report) -> float | None:
+    if item.usd_per_1000_steps is None:
+        return None
+    return item.usd_per_1000_steps * 1000 / report.global_batch_size
+
+
+def _changes(
+    title: str, before: Sequence[Spent], after: Sequence[Spent], step_ms: float
+) -> list[str | Table]:
+    """Returns the table of the layers or kinds whose time changed most, and a line on the rest."""
+    old, new = ({spent.name: spent.ms for spent in side} for side in (before, after))
+    rows = [_Row(name, old.get(name), new.get(name), _time) for name in {**old, **new}]
+    rows.sort(key=lambda row: -abs(_change(row)))
+    shown = [row for row in rows if abs(_change(row)) > WORTH * step_ms][:MAX_CHANGES]
+    table = _table(title)
+    for row in shown:
+        note = "only before" if row.after is None else "only after" if row.before is None else ""
+        table.add_row(*row._replace(note=note).cells())
+    rest = rows[len(shown) :]
+    if not rest:
+        return [table]
+    change = sum(_change(row) for row in rest)
+    sign = "+" if change > 0 else "-"
+    told = f"{sign}{_time(abs(change))} in all" if abs(change) > WORTH * step_ms else "unchanged"
+    if not shown:
+        return [f"  {title}: {told}"]
+    return [table, f"  {counted(len(rest), 'other')}: {told}"]
+
+
+def _change(row: _Row) -> float:
+    return (row.after or 0.0) - (row.before or 0.0)
+
+
+def _table(title: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"  {title}" if title.startswith("by") else title, no_wrap=True)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    return table
+
+
+def _time(milliseconds: float) -> str:
+    return units.duration(milliseconds / 1e3)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f} points"

@@ -1,0 +1,294 @@
+"""The plots of a page: memory, bars of time, roofline. Each is drawn for the width it gets."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tftpu.preflight import units
+from tftpu.preflight.plots import MemoryCurve, RooflinePoint
+from tftpu.preflight.svg import (
+    CHARACTER,
+    decades,
+    element,
+    hover,
+    label,
+    linear_ticks,
+    path,
+    plot,
+    shortened,
+    size_ticks,
+)
+from tftpu.tpu.slices import Slice
+
+NARROW = 440  # width below which a plot is drawn for a phone
+_ROW, _BAR = 24, 14  # heights in a plot of bars
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 30, 30, 42  # margins of a plot with axes
+
+
+class Segment(NamedTuple):
+    """A part of a bar.
+
+    Attributes:
+        value: its length.
+        style: class of its colour.
+        told: what a pointer over it shows.
+    """
+
+    value: float
+    style: str
+    told: str
+
+
+class Bar(NamedTuple):
+    """A row in a plot of bars.
+
+    Attributes:
+        name: shown before the bar, shortened if there is no room.
+        segments: its parts.
+        shown: the figure behind the bar.
+    """
+
+    name: str
+    segments: Sequence[Segment]
+    shown: str
+
+
+def bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
+    """Returns horizontal bars, each with a name and a figure.
+
+    Args:
+        name: an identifier, unique on the page.
+        title: of the plot.
+        rows: the bars.
+        width: of the plot.
+    """
+    narrow = width < NARROW  # names are above the bars then
+    pitch = _ROW + (16 if narrow else 0)
+    figure = CHARACTER * max((len(row.shown) for row in rows), default=0) + 8
+    names = (
+        0.0
+        if narrow
+        else min(0.4 * width, CHARACTER * max((len(r.name) for r in rows), default=0) + 16)
+    )
+    longest = max((sum(s.value for s in row.segments) for row in rows), default=0) or 1
+    scale = (width - names - figure) / longest
+    parts = []
+    for place, row in enumerate(rows):
+        y, x = place * pitch + (16 if narrow else 0), names
+        room = width if narrow else names - 8
+        middle = y + _BAR / 2 + 9
+        at = (0, y + 1) if narrow else (names - 8, middle)
+        anchor = "start" if narrow else "end"
+        shown = shortened(row.name, room)
+        parts.append(element("g", hover(row.name), label(shown, *at, text_anchor=anchor)))
+        for segment in row.segments:
+            length = max(1.0, segment.value * scale) if segment.value else 0.0
+            box = {"x": x, "y": y + 5.0, "width": length, "height": _BAR}
+            parts.append(element("rect", hover(segment.told), class_=segment.style, **box))
+            x += length
+        parts.append(label(row.shown, x + 6, middle, "figure"))
+    told = "; ".join(f"{row.name}: {row.shown}" for row in rows)
+    return plot(name, title, told, width, len(rows) * pitch + 8, *parts)
+
+
+def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> str:
+    """Returns the HBM in use over the instructions of a step.
+
+    Args:
+        name: an identifier, unique on the page.
+        curve: what to draw.
+        code: bytes of the program, part of `curve.base`.
+        limit: bytes that a program may use; a line if it is near.
+        width: of the plot.
+    """
+    height = 300
+    top = max(curve.bytes)
+    near = top > 0.5 * limit
+    high = 1.15 * (max(top, limit) if near else top)
+    frame = _Frame(width, height)
+    places = len(curve.bytes)
+
+    def x(place: float) -> float:
+        return frame.left + place / places * frame.width
+
+    def y(size: float) -> float:
+        return frame.bottom - size / high * frame.height
+
+    steps = [(x(p + side), y(size)) for p, size in enumerate(curve.bytes) for side in (0, 1)]
+    floor, beneath = y(curve.base), y(curve.base - code)
+    parts = [_loop(frame, x(lp.first), x(lp.last + 1), lp.times) for lp in curve.loops]
+    parts += [
+        _band(frame, frame.bottom, beneath, "base", f"arguments {units.size(curve.base - code)}"),
+        _band(frame, beneath, floor, "code", f"code {units.size(code)}"),
+    ]
+    area = [(frame.left, floor), *steps, (frame.right, floor)]
+    parts.append(element("path", d=path(area, closed=True), class_="live"))
+    parts += [frame.row(y(size), shown) for size, shown in size_ticks(high, 5)]
+    count = 3 if width < NARROW else 6
+    for tick in linear_ticks(curve.instructions, count):
+        parts.append(frame.column(x(tick / curve.instructions * places), f"{tick:,.0f}"))
+    parts.append(frame.below("instructions, in program order"))
+    if near:
+        line = {"x1": frame.left, "x2": frame.right, "y1": y(limit), "y2": y(limit)}
+        parts.append(element("line", class_="limit", **line))
+        parts.append(label(f"limit {units.size(limit)}", frame.left + 6, y(limit) - 5, "note"))
+    parts += _places(frame, curve)
+    peak = curve.peak
+    parts.append(element("circle", cx=x(peak + 0.5), cy=y(top), r=4, class_="peak"))
+    shown = f"peak {units.size(top)}"
+    parts.append(frame.note(shown, x(peak + 0.5), y(top) - 9))
+    description = (
+        f"{shown} at instruction {peak * curve.instructions // places:,} of "
+        f"{curve.instructions:,}, in {_layer_at(curve)}; {units.size(curve.base)} are in use "
+        "throughout."
+    )
+    return plot(
+        name, "Memory over the instructions of the step", description, width, height, *parts
+    )
+
+
+def roofline(
+    name: str, points: Sequence[RooflinePoint], step_ms: float, target: Slice, width: int
+) -> str:
+    """Returns the instructions with matrix products under the roof of a device.
+
+    Args:
+        name: an identifier, unique on the page.
+        points: the instructions.
+        step_ms: time of the step.
+        target: the slice.
+        width: of the plot.
+    """
+    height = 320
+    frame = _Frame(width, height, right=58)  # a column for what moves no bytes
+    ridge = target.flops_per_s / target.bytes_per_s
+    moving = [p.flops / p.hbm_bytes for p in points if p.hbm_bytes]
+    rates = [p.flops / p.ms * 1e3 for p in points]
+    low_x, high_x = min([ridge / 30, *moving]) / 1.5, max([ridge * 10, *moving]) * 1.5
+    low_y = min([target.flops_per_s / 30, *rates]) / 2
+    high_y = max([target.flops_per_s, *rates]) * 2
+
+    def x(intensity: float) -> float:
+        return frame.left + frame.width * math.log(intensity / low_x) / math.log(high_x / low_x)
+
+    def y(rate: float) -> float:
+        return frame.bottom - frame.height * math.log(rate / low_y) / math.log(high_y / low_y)
+
+    start = max(low_x, low_y / target.bytes_per_s)
+    roof = [(x(start), y(start * target.bytes_per_s)), (x(ridge), y(target.flops_per_s))]
+    roof.append((frame.right, y(target.flops_per_s)))
+    parts = [frame.row(y(rate), units.quantity(rate, "FLOP/s")) for rate in decades(low_y, high_y)]
+    parts += [frame.column(x(value), units.number(value)) for value in decades(low_x, high_x)]
+    parts.append(frame.below("FLOP per byte of HBM traffic"))
+    parts.append(element("path", d=path(roof), class_="roof"))
+    peak = f"peak {units.quantity(target.flops_per_s, 'FLOP/s')}"
+    parts.append(label(peak, frame.right, roof[1][1] - 7, "note", text_anchor="end"))
+    parts.append(_slanted(f"{units.quantity(target.bytes_per_s, 'B/s')}", roof[0], roof[1]))
+    aside = frame.right + 30
+    if len(moving) < len(points):
+        parts.append(label("no HBM", aside, frame.bottom + 16, "tick", text_anchor="middle"))
+    for point, rate in zip(points, rates):
+        at = x(point.flops / point.hbm_bytes) if point.hbm_bytes else aside
+        size = 3 + 14 * math.sqrt(point.ms / step_ms)
+        told = hover(_told(point, rate, step_ms))
+        parts.append(element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
+    longest = "; ".join(f"{p.layer}: {units.quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
+    description = f"{peak}. The longest instructions: {longest[:600]}"
+    return plot(name, "Roofline of the instructions", description, width, height, *parts)
+
+
+class _Frame:
+    """The area of a plot with axes.
+
+    Args:
+        width, height: of the whole plot.
+        right: margin at the right.
+    """
+
+    def __init__(self, width: int, height: int, right: int = _RIGHT):
+        self.left, self.right = _LEFT, width - right
+        self.top, self.bottom = _TOP, height - _BOTTOM
+
+    @property
+    def width(self) -> float:
+        return self.right - self.left
+
+    @property
+    def height(self) -> float:
+        return self.bottom - self.top
+
+    def row(self, y: float, shown: str) -> str:
+        """Returns a line of the grid with its figure."""
+        line = element("line", x1=self.left, x2=self.right, y1=y, y2=y, class_="grid")
+        return line + label(shown, self.left - 7, y + 4, "tick", text_anchor="end")
+
+    def column(self, x: float, shown: str) -> str:
+        """Returns a tick of the horizontal axis with its figure."""
+        box = {"x1": x, "x2": x, "y1": self.bottom, "y2": self.bottom + 4}
+        tick = element("line", class_="axis", **box)
+        return tick + label(shown, x, self.bottom + 17, "tick", text_anchor="middle")
+
+    def below(self, shown: str) -> str:
+        """Returns the name of the horizontal axis."""
+        middle = (self.left + self.right) / 2
+        return label(shown, middle, self.bottom + 35, "tick", text_anchor="middle")
+
+    def note(self, shown: str, x: float, y: float) -> str:
+        """Returns a text centred at a place, moved so that it stays within the frame."""
+        half = CHARACTER * len(shown) / 2
+        x = min(max(x, self.left + half), self.right - half)
+        return label(shown, x, y, "note", text_anchor="middle")
+
+
+def _places(frame: _Frame, curve: MemoryCurve) -> list[str]:
+    """Returns what a pointer over each place of a memory curve finds."""
+    width, count = frame.width / len(curve.bytes), len(curve.bytes)
+    found = []
+    for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
+        at = place * curve.instructions // count
+        told = hover(f"instruction {at:,}: {units.size(size)}, {layer}")
+        box = {"x": frame.left + place * width, "y": frame.top, "height": frame.height}
+        found.append(element("rect", told, class_="sense", width=width, **box))
+    return found
+
+
+def _told(point: RooflinePoint, rate: float, step_ms: float) -> str:
+    """Returns what a pointer over a point of a roofline shows."""
+    share = f"{units.duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
+    told = f"{point.layer} ({point.name}, {point.kind}): {share}; "
+    told += units.quantity(rate, "FLOP/s")
+    if not point.hbm_bytes:
+        return f"{told} without HBM traffic"
+    return f"{told} with {units.number(point.flops / point.hbm_bytes)} FLOP/B"
+
+
+def _band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:
+    box = {"x": frame.left, "y": top, "width": frame.width, "height": max(0.0, bottom - top)}
+    return element("rect", hover(told), class_=style, **box)
+
+
+def _loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
+    """Returns the place of a loop, with the number of its iterations where there is room."""
+    shown = "loop" if times is None else f"× {times:,}"  # noqa: RUF001 (a multiplication sign)
+    box = {"x": first, "y": frame.top, "width": last - first}
+    parts = [
+        element("rect", class_="loop", height=frame.height, **box),
+        element("rect", class_="loops", height=3, **box),
+    ]
+    if last - first > CHARACTER * len(shown) + 4:
+        middle = (first + last) / 2
+        parts.append(label(shown, middle, frame.top - 6, "tick", text_anchor="middle"))
+    return element("g", *parts)
+
+
+def _slanted(shown: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+    """Returns a text above the middle of a line."""
+    (x1, y1), (x2, y2) = start, end
+    angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
+    x, y = (x1 + x2) / 2, (y1 + y2) / 2
+    turn = f"rotate({angle:.1f} {x:.1f} {y:.1f})"
+    return label(shown, x, y - 7, "note", text_anchor="middle", transform=turn)
+
+
+def _layer_at(curve: MemoryCurve) -> str:
+    return curve.layers[curve.peak] if curve.peak < len(curve.layers) else "the step"

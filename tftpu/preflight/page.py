@@ -1,0 +1,292 @@
+"""The report as one page of HTML, which needs no network: tables, and plots as inline SVG."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tftpu.preflight import figures, table, units
+from tftpu.preflight.cost import LargeTensor
+from tftpu.preflight.figures import Bar, Segment
+from tftpu.preflight.page_style import STYLE
+from tftpu.preflight.plots import Exchange, MemoryCurve, RooflinePoint
+from tftpu.preflight.report import Report
+from tftpu.preflight.slice_report import SliceReport, Spent
+from tftpu.preflight.svg import element, text
+from tftpu.tpu.slices import parse_slice
+
+MAX_BARS = 15
+_WORTH = 0.001  # of the peak: an array that is smaller is not worth a row
+_WIDTHS = (("wider", 860), ("narrow", 360))  # classes, and the widths of their plots
+# Nothing may be loaded, whatever a name in the report contains.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+Rows = Iterable[Sequence[str]]
+
+
+def page(report: Report) -> str:
+    """Returns a report as a page of HTML.
+
+    Args:
+        report: a new one, or one that was read from its file.
+    """
+    links = [
+        element("a", text(item.slice), href=f"#{_identifier(item, place)}")
+        for place, item in enumerate(report.slices)
+    ]
+    body = [
+        element("h1", text(report.title())),
+        _overview(report),
+        element("nav", element("p", "Slices: ", ", ".join(links)), aria_label="Slices"),
+        *(_slice(item, _identifier(item, n)) for n, item in enumerate(report.slices)),
+        element("footer", *(element("p", text(line)) for line in report.evidence() if line)),
+    ]
+    head = [
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        element("title", text(report.title())),
+        element("style", STYLE),
+    ]
+    content = element("head", *head) + element("body", element("main", *body))
+    return f"<!DOCTYPE html>\n{element('html', content, lang='en')}\n"
+
+
+def _identifier(item: SliceReport, place: int) -> str:
+    return f"slice-{place + 1}-{item.slice}"
+
+
+def _overview(report: Report) -> str:
+    rows = [table.cells_of(s, report.marks(s), bool(report.steps)) for s in report.ranked()]
+    if not rows:
+        return ""
+    names = ["slice", "", *(name for name in rows[0] if name not in ("slice", ""))]
+    shown = [name or "verdict" for name in names]  # before what a phone has no room for
+    cells = [[row[name] or "fits" for name in names] for row in rows]
+    return _table(shown, cells, "All slices", left=("slice", "verdict", "bound"))
+
+
+def _slice(item: SliceReport, name: str) -> str:
+    parts = [element("h2", text(item.slice))]
+    if item.compiles and item.fits:
+        parts.append(_summary(item))
+    else:  # as in the terminal
+        lines = [str(line).strip() for line in table.details(item, explain=False)[2:]]
+        told = [element("p", text(line)) for line in lines if line]
+        if not item.compiles:
+            told.insert(0, element("p", element("strong", "Does not compile.")))
+        parts.append(element("div", *told, class_="bad"))
+    if item.plots is not None:
+        parts.append(_memory(item, item.plots.memory, f"{name}-memory"))
+    if item.by_layer:
+        parts.append(_times("Time by layer", item.by_layer, f"{name}-layers"))
+        parts.append(_times("Time by kind of work", item.by_kind, f"{name}-kinds"))
+    if item.plots is not None and item.step_ms:
+        parts.append(_roofline(item, item.plots.points, item.step_ms, f"{name}-roofline"))
+        parts.append(_exchange(item.plots.exchanges, item.step_ms, f"{name}-exchange"))
+    if item.fits:
+        parts.append(_findings(item))
+    return element("section", *parts, id=name)
+
+
+def _summary(item: SliceReport) -> str:
+    cells = table.cells_of(item, "", item.usd_per_run is not None)
+    share = item.hbm_bytes / item.hbm_limit_bytes if item.hbm_limit_bytes else 0.0
+    step = f"{cells['range']}, {cells['bound']}-bound" if item.bound else ""
+    cost = "on demand" if item.usd_per_1000_steps is not None else ""
+    figures_of = [
+        ("Memory", units.size(item.hbm_bytes), f"{share:.1%} of {cells['HBM'].split(' of ')[-1]}"),
+        ("Step", cells["step"], step),
+        ("MFU", cells["MFU"], f"{units.quantity(item.model_flops, 'FLOP')} of the model"),
+        ("Cost of 1,000 steps", cells["cost/1k steps"], cost),
+    ]
+    if "cost/run" in cells:
+        figures_of.append(("Run", cells["cost/run"], cells["time/run"]))
+    if item.examples_per_second:
+        rate = units.number(item.examples_per_second)
+        figures_of.append(("Examples/s", rate, f"{item.per_core_batch:,} per core"))
+    if item.roofline_ms:
+        shown = units.duration(item.roofline_ms / 1e3)
+        figures_of.append(("Roofline", shown, "no program is faster"))
+    if item.mesh:
+        figures_of.append(("Mesh", item.mesh, f"{item.replicas:,} devices"))
+    cards = [
+        element("div", element("dt", text(n)), element("dd", text(v), element("small", text(note))))
+        for n, v, note in figures_of
+    ]
+    return element("dl", *cards)
+
+
+def _memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
+    if not curve.instructions or not any(curve.bytes):
+        return ""
+    code = min(item.hbm.get("code", 0), curve.base)
+    drawn = _both(
+        lambda width, id_: figures.memory(id_, curve, code, item.hbm_limit_bytes, width), name
+    )
+    held = ", ".join(f"{part} {units.size(size)}" for part, size in curve.held.items())
+    key = [
+        ("base", f"arguments {units.size(curve.base - code)}{f' ({held})' if held else ''}"),
+        ("code", f"code {units.size(code)}"),
+        ("live", f"temporaries, up to {units.size(max(curve.bytes) - curve.base)}"),
+        *([("loops", "bodies of loops, drawn once")] if curve.loops else []),
+    ]
+    large = [t for t in curve.arrays if t.bytes > _WORTH * max(curve.bytes)]
+    rows = [[t.shape, units.size(t.bytes), _padding(t), t.layer] for t in large]
+    columns = ("array", "size", "padding", "layer")
+    return "".join(
+        (
+            element("h3", "Memory over the instructions"),
+            drawn,
+            _key(key),
+            element("p", text(_agreement(item, curve))),
+            element("p", "The largest arrays at the peak, apart from arguments:") if rows else "",
+            _table(columns, rows, "Arrays at the peak", left=("array", "layer")) if rows else "",
+        )
+    )
+
+
+def _agreement(item: SliceReport, curve: MemoryCurve) -> str:
+    """Returns sentences that compare the curve with the compiler's own figure."""
+    drawn, counted = max(curve.bytes), item.hbm_bytes
+    told = (
+        f"The peak of the arrays' lifetimes is {units.size(drawn)}; the compiler itself counts "
+        f"{units.size(counted)}"
+    )
+    apart = abs(drawn - counted) / max(counted, 1)
+    if apart < 0.005:
+        return f"{told}: they agree within 0.5%."
+    between = f"{units.size(abs(drawn - counted))} ({apart:.1%})"
+    if drawn < counted:
+        return f"{told}. The {between} between them is in no array that the program names."
+    return f"{told}. They are {between} apart: some arrays share memory in a way not seen here."
+
+
+def _padding(tensor: LargeTensor) -> str:
+    return f"{tensor.padding / tensor.bytes:.0%}" if tensor.padding and tensor.bytes else "-"
+
+
+def _times(title: str, spent: Sequence[Spent], name: str) -> str:
+    rows = []
+    for part in spent[:MAX_BARS]:
+        figure = _figure(part.ms, part.step_share)
+        rows.append(Bar(part.name, [Segment(part.ms, "time", f"{part.name}: {figure}")], figure))
+    rest, told = spent[MAX_BARS:], ""
+    if rest:
+        figure = _figure(sum(s.ms for s in rest), sum(s.step_share for s in rest))
+        told = element("p", text(f"{len(rest)} others: {figure}."))
+    cells = [[s.name, units.duration(s.ms / 1e3), f"{s.step_share:.1%}"] for s in spent]
+    return "".join(
+        (
+            element("h3", text(title)),
+            _both(lambda width, id_: figures.bars(id_, title, rows, width), name),
+            told,
+            _folded(f"{title}, as a table", ("name", "time", "of step"), cells, left=("name",)),
+        )
+    )
+
+
+def _figure(milliseconds: float, share: float) -> str:
+    return f"{units.duration(milliseconds / 1e3)}, {share:.1%}"
+
+
+def _roofline(item: SliceReport, points: Sequence[RooflinePoint], step_ms: float, name: str) -> str:
+    title = element("h3", "Roofline")
+    points = [p for p in points if p.flops and p.ms]
+    if not points:
+        return title + element("p", "No instruction has matrix products.")
+    target = parse_slice(item.slice)
+    share = sum(p.ms for p in points) / step_ms
+    told = (
+        f"The {len(points)} longest instructions with matrix products, {share:.0%} of the step; "
+        "larger points take longer. Left of the corner the memory is the limit, right of it "
+        "the matrix units are. Rates are of predicted times."
+    )
+    rows = [
+        [
+            *(p.layer, p.name, units.duration(p.ms / 1e3), units.quantity(p.flops, "FLOP")),
+            units.quantity(p.hbm_bytes, "B") if p.hbm_bytes else "none",
+        ]
+        for p in points
+    ]
+    columns = ("layer", "instruction", "time", "work", "HBM traffic")
+    drawn = _both(lambda width, id_: figures.roofline(id_, points, step_ms, target, width), name)
+    folded = _folded("Roofline, as a table", columns, rows, left=("layer", "instruction"))
+    return title + element("p", text(told)) + drawn + folded
+
+
+def _exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
+    title = element("h3", "Collectives")
+    if not exchanges:
+        return title + element("p", "The devices exchange nothing.")
+    bars, rows = [], []
+    for one in exchanges:
+        hidden = max(0.0, one.ms - one.waited_ms)
+        waited, whole = (units.duration(ms / 1e3) for ms in (one.waited_ms, one.ms))
+        sent = units.quantity(one.sent_bytes, "B")
+        called = f"{one.opcode} {one.layer}"
+        segments = [
+            Segment(one.waited_ms, "waited", f"{called}: the step waits {waited}"),
+            Segment(hidden, "hidden", f"{called}: {units.duration(hidden / 1e3)} hidden"),
+        ]
+        bars.append(Bar(called, segments, f"{whole}, {sent}"))
+        share = f"{hidden / one.ms:.0%}" if one.ms else "-"
+        rows.append([one.opcode, one.layer, f"{one.count:,}", sent, whole, waited, share])
+    waited_ms = sum(one.waited_ms for one in exchanges)
+    told = f"The step waits {units.duration(waited_ms / 1e3)} for them, {waited_ms / step_ms:.1%}."
+    columns = ("collective", "layer", "runs", "sent by a chip", "time", "waited", "hidden")
+    return "".join(
+        (
+            title,
+            element("p", text(told)),
+            _both(lambda width, id_: figures.bars(id_, "Collectives", bars, width), name),
+            _key([("waited", "the step waits"), ("hidden", "hidden by other work")]),
+            _folded("Collectives, as a table", columns, rows, left=columns[:2]),
+        )
+    )
+
+
+def _findings(item: SliceReport) -> str:
+    found = [*item.lints, *item.advice]
+    title = element("h3", "Findings and advice")
+    if not found:
+        return title + element("p", "None.")
+    return title + element("ul", *(element("li", text(line)) for line in found))
+
+
+def _both(draw: Callable[[int, str], str], name: str) -> str:
+    """Returns a plot twice: for a screen, and for a phone; the style shows one of them."""
+    return "".join(
+        element("div", draw(width, f"{name}-{kind}"), class_=kind) for kind, width in _WIDTHS
+    )
+
+
+def _key(entries: Iterable[tuple[str, str]]) -> str:
+    """Returns what the colours mean."""
+    items = []
+    for style, told in entries:
+        box = element("rect", width=10, height=10, class_=style)
+        swatch = element("svg", box, viewBox="0 0 10 10", aria_hidden="true")
+        items.append(element("li", swatch, text(told)))
+    return element("ul", *items, class_="key")
+
+
+def _folded(title: str, columns: Sequence[str], rows: Rows, left: Sequence[str]) -> str:
+    return element("details", element("summary", text(title)), _table(columns, rows, title, left))
+
+
+def _table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[str]) -> str:
+    """Returns a table that scrolls sideways on a narrow screen.
+
+    Args:
+        columns: their names.
+        rows: the cells of each row.
+        title: for screen readers.
+        left: names of columns aligned to the left.
+    """
+    styles = ["left" if column in left else "" for column in columns]
+    head = [element("th", text(c), class_=s, scope="col") for c, s in zip(columns, styles)]
+    lines = [
+        element("tr", *(element("td", text(c), class_=s) for c, s in zip(row, styles)))
+        for row in rows
+    ]
+    inner = element("thead", element("tr", *head)) + element("tbody", *lines)
+    content = element("table", inner, aria_label=title)
+    return element("div", content, class_="wide", tabindex=0, role="region", aria_label=title)

@@ -1,0 +1,232 @@
+"""Plots of a compiled step, as numbers: its memory, its roofline, and its exchange."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+
+from tftpu.engines.lowered import LoweredStep
+from tftpu.preflight import collectives
+from tftpu.preflight.compiler import Compiled
+from tftpu.preflight.cost import Cost, LargeTensor
+from tftpu.preflight.hlo import Instruction, Module
+from tftpu.preflight.lifetimes import Array, Lifetimes
+from tftpu.preflight.loops import Runs
+from tftpu.preflight.pricing import all_within
+from tftpu.tpu.slices import Slice
+
+MAX_PLACES = 200  # points of a memory curve
+MAX_POINTS = 60  # instructions in a roofline
+MAX_EXCHANGES = 20
+_LARGEST = 8  # arrays at the peak
+
+
+@dataclasses.dataclass
+class LoopPlace:
+    """A loop in a memory curve.
+
+    Attributes:
+        first, last: the points of the curve that are in its body.
+        times: its trip count, None if the program does not show it.
+    """
+
+    first: int
+    last: int
+    times: int | None
+
+
+@dataclasses.dataclass
+class MemoryCurve:
+    """HBM in use over the instructions of a step, in program order.
+
+    Attributes:
+        instructions: number of instructions; those in the body of a loop count once.
+        base: bytes in use throughout: arguments, outputs with memory of their own, and code.
+        held: the parts of `base` that do not depend on the batch: weights, optimizer, averages.
+        bytes: most bytes in use, `base` included, in each of at most 200 equal parts of the
+            program.
+        layers: the layer at work where that is so, for each part.
+        arrays: the largest arrays at the peak that are not in `base`.
+        loops: the outermost loops.
+    """
+
+    instructions: int
+    base: int
+    held: dict[str, int]
+    bytes: list[int]
+    layers: list[str]
+    arrays: list[LargeTensor]
+    loops: list[LoopPlace]
+
+    @property
+    def peak(self) -> int:
+        """The point of the curve with most bytes in use."""
+        return self.bytes.index(max(self.bytes))
+
+
+@dataclasses.dataclass
+class RooflinePoint:
+    """An instruction with matrix products, over all its runs in a step.
+
+    Attributes:
+        name: name of the instruction.
+        layer: the layer that it belongs to.
+        kind: the kind of work.
+        flops: FLOPs of its dots and convolutions.
+        hbm_bytes: bytes read from and written to HBM; 0 if all is in the core's own memory.
+        ms: predicted time.
+    """
+
+    name: str
+    layer: str
+    kind: str
+    flops: int
+    hbm_bytes: int
+    ms: float
+
+
+@dataclasses.dataclass
+class Exchange:
+    """Collectives of one kind in one layer, over all their runs in a step.
+
+    Attributes:
+        opcode: such as "all-reduce"; "between slices" for those over the network.
+        layer: the layer that they belong to.
+        count: number of runs.
+        sent_bytes: bytes that a chip sends.
+        ms: predicted time of the exchange itself.
+        waited_ms: the part of the step's time in which nothing else runs; other work hides the
+            rest.
+    """
+
+    opcode: str
+    layer: str
+    count: int = 0
+    sent_bytes: float = 0.0
+    ms: float = 0.0
+    waited_ms: float = 0.0
+
+
+@dataclasses.dataclass
+class Plots:
+    """The plots of a step on one slice, as numbers.
+
+    Attributes:
+        memory: HBM in use over the instructions.
+        points: the instructions with matrix products that take the longest, at most 60.
+        exchanges: the collectives that take the longest, at most 20 rows.
+    """
+
+    memory: MemoryCurve
+    points: list[RooflinePoint]
+    exchanges: list[Exchange]
+
+
+def plots_of(step: LoweredStep, compiled: Compiled, cost: Cost, target: Slice) -> Plots:
+    """Returns the plots of a compiled step.
+
+    Args:
+        step: the step before compilation.
+        compiled: the step after compilation; its text can be read.
+        cost: its cost.
+        target: the slice that it was compiled for.
+    """
+    module = Module(compiled.text)
+    return Plots(_memory(module, step, cost), _points(cost), _exchanges(module, cost, target))
+
+
+def _memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
+    lifetimes = Lifetimes(module)
+    layers = {priced.name: priced.layer for priced in cost.instructions}
+    in_use = _in_use(lifetimes.arrays, len(lifetimes.order))
+    peak = in_use.index(max(in_use))
+    base = cost.memory.total - cost.memory.temporaries
+    count = len(in_use)
+    places = min(MAX_PLACES, count)
+    starts = [place * count // places for place in range(places + 1)]
+    highest = [
+        max(range(start, end), key=in_use.__getitem__) for start, end in itertools.pairwise(starts)
+    ]
+    live = [a for a in lifetimes.arrays if a.first <= peak <= a.last]
+    return MemoryCurve(
+        instructions=count,
+        base=base,
+        held={name: size for name, size in step.held._asdict().items() if size},
+        bytes=[base + in_use[at] for at in highest],
+        layers=[_layer(lifetimes.order[at], layers, step) for at in highest],
+        arrays=[_large(a, layers) for a in sorted(live, key=lambda a: -a.bytes)[:_LARGEST]],
+        loops=[
+            LoopPlace(loop.first * places // count, loop.last * places // count, loop.times)
+            for loop in lifetimes.loops
+        ],
+    )
+
+
+def _in_use(arrays: Iterable[Array], count: int) -> list[int]:
+    """Returns the bytes of the arrays that live at each of `count` instructions."""
+    changes = [0] * (count + 1)
+    for array in arrays:
+        changes[array.first] += array.bytes
+        changes[array.last + 1] -= array.bytes
+    total, in_use = 0, []
+    for change in changes[:-1]:
+        total += change
+        in_use.append(total)
+    return in_use
+
+
+def _layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
+    """Returns the layer of an instruction, which has no price if it is free."""
+    return layers.get(instruction.name) or step.layer_path(instruction.op_name) or "(no layer)"
+
+
+def _large(array: Array, layers: dict[str, str]) -> LargeTensor:
+    """Returns an array with the layer that writes to it first."""
+    layer = next((layers[name] for name in array.names if name in layers), "(constant)")
+    padding = array.bytes - array.tensor.bytes
+    return LargeTensor(str(array.tensor), array.bytes, padding, layer)
+
+
+def _points(cost: Cost) -> list[RooflinePoint]:
+    with_products = [p for p in cost.instructions if p.flops and p.seconds]
+    longest = sorted(with_products, key=lambda p: -p.seconds)[:MAX_POINTS]
+    return [
+        RooflinePoint(p.name, p.layer, p.kind, p.flops, p.hbm_bytes, p.seconds * 1e3)
+        for p in longest
+    ]
+
+
+def _exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]:
+    """Returns the collectives by opcode and layer, the longest first."""
+    priced = {p.name: p for p in cost.instructions}
+    found: dict[tuple[str, str], Exchange] = {}
+    running: dict[tuple[int, str], Exchange] = {}
+    for instruction, times, computation in Runs(module).walk():
+        price = priced.get(instruction.name)
+        within = all_within(module, instruction, computation) if price else []
+        inside = [(i, c) for i, c in within if collectives.is_collective(i)]
+        if price is None or not inside:
+            continue
+        key = id(computation), collectives.key_of(instruction, within)
+        if collectives.ends(instruction, within):
+            if key in running:
+                running.pop(key).waited_ms += price.seconds * 1e3
+        elif key not in running:  # else it carries on, with the work of other instructions
+            opcode = _opcode(inside[0][0])
+            exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
+            exchange.count += times
+            sent = sum(collectives.sent_bytes(i, c, target) for i, c in inside)
+            exchange.sent_bytes += times * sent
+            if collectives.starts(instruction, within):
+                running[key] = exchange
+                seconds = sum(collectives.seconds(i, c, target) for i, c in inside)
+                exchange.ms += times * seconds * 1e3
+            else:
+                exchange.ms += price.seconds * 1e3
+                exchange.waited_ms += price.seconds * 1e3
+    return sorted(found.values(), key=lambda e: -e.ms)[:MAX_EXCHANGES]
+
+
+def _opcode(collective: Instruction) -> str:
+    if collectives.is_between_slices(collective):
+        return "between slices"
+    return collective.opcode.removesuffix("-start")

@@ -1,0 +1,93 @@
+"""Reads reports that `Report.to_json` wrote."""
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any
+
+from tftpu.errors import UserError
+from tftpu.preflight.report import Report
+from tftpu.storage import side_files
+from tftpu.tpu.slices import parse_slice
+from tftpu.version import __version__
+
+_SMALLEST, _LARGEST = 1e-15, 1e24  # of the figures of any step, apart from 0
+
+
+def read_report(path: str) -> Report:
+    """Reads a report of this version of tftpu.
+
+    Args:
+        path: of the file, local or remote.
+
+    Raises:
+        UserError: there is no such file, it is not a report, or another version wrote it.
+    """
+    if not side_files.is_there(path):
+        raise UserError(f"There is no report {path}.")
+    try:
+        record = json.loads(side_files.content(path).decode())
+    except OSError as error:
+        raise UserError(f"The report {path} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a report of tftpu preflight: {error}.") from error
+    if not isinstance(record, dict) or "slices" not in record:
+        raise UserError(
+            f"{path} is not a report of tftpu preflight: give a preflight.json that it wrote."
+        )
+    version = record.get("version", "")
+    if version != __version__:
+        found = f"tftpu {version}" if version else "an earlier version of tftpu"
+        raise UserError(
+            f"{path} was written by {found}, and this is {__version__}: versions predict "
+            "differently. Run tftpu preflight again for that config."
+        )
+    try:
+        report: Report = _built(Report, record, "the report")
+        if not report.global_batch_size:
+            raise ValueError("the report has no examples.")
+        for item in report.slices:
+            parse_slice(item.slice)
+            if item.fits and not item.hbm_limit_bytes:
+                raise ValueError(f"{item.slice} has no memory.")
+    except (ValueError, UserError) as error:
+        raise UserError(f"{path} is damaged: {error} Run tftpu preflight again.") from error
+    return report
+
+
+def _built(kind: Any, value: Any, where: str) -> Any:
+    """Returns a value of JSON as its declared type; raises ValueError if it has another.
+
+    Args:
+        kind: a dataclass, a list or dictionary of them, a plain type, or one of these or None.
+        value: from JSON.
+        where: its place, for the error.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        return _built(next(a for a in arguments if a is not types.NoneType), value, where)
+    if origin is list and isinstance(value, list):
+        return [_built(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {name: _built(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _instance(kind, value, where)
+    # The type of a value of JSON is exact, but for a float, which may be written as an integer.
+    known = (float, int) if kind is float else (kind,)
+    if type(value) not in known or origin is not None:
+        raise ValueError(f"{where} is {str(value)[:40]!r}.")
+    if isinstance(value, int | float) and value and not _SMALLEST < value < _LARGEST:
+        raise ValueError(f"{where} is {str(value)[:40]}.")
+    return value
+
+
+def _instance(kind: Any, value: dict[str, Any], where: str) -> Any:
+    declared = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name in {*names} ^ {*value}:
+        state = "does not have" if name in names else "has an unknown"
+        raise ValueError(f"{where} {state} {name!r}.")
+    return kind(**{n: _built(declared[n], value[n], f"{where}.{n}") for n in names})

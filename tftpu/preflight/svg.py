@@ -1,0 +1,105 @@
+"""SVG and HTML elements as text, and the scales of a plot."""
+
+import html
+import itertools
+import math
+from collections.abc import Iterator
+
+from tftpu.preflight import units
+
+CHARACTER = 7.7  # width of a character in a plot, in a font that runs wide
+
+
+def element(tag: str, *content: str, **attributes: object) -> str:
+    """Returns an element.
+
+    Args:
+        tag: its name.
+        content: elements inside; text among them has to be escaped, as `text` does.
+        attributes: by name; "_" stands for "-", and one at the end is left out, as in `class_`.
+            Their values are escaped here; floats are rounded.
+    """
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(_short(value))}"'
+        for name, value in attributes.items()
+    )
+    return f"<{tag}{written}>{''.join(content)}</{tag}>"
+
+
+def text(content: object) -> str:
+    """Returns text for the inside of an element, escaped."""
+    return html.escape(str(content))
+
+
+def label(content: str, x: float, y: float, class_: str = "", **attributes: object) -> str:
+    """Returns a text of a plot."""
+    return element("text", text(content), x=x, y=y, class_=class_, **attributes)
+
+
+def hover(content: str) -> str:
+    """Returns what a browser shows when the pointer is over the element around it."""
+    return element("title", text(content))
+
+
+def plot(
+    name: str, title: str, description: str, width: float, height: float, *content: str
+) -> str:
+    """Returns a plot that is as wide as its place on the page.
+
+    Args:
+        name: an identifier, unique on the page.
+        title: of the plot, for screen readers.
+        description: what the plot shows, for screen readers.
+        width, height: of its own units.
+        content: its elements.
+    """
+    return element(
+        "svg",
+        element("title", text(title), id=f"{name}-title"),
+        element("desc", text(description), id=f"{name}-desc"),
+        *content,
+        viewBox=f"0 0 {width:g} {height:g}",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+    )
+
+
+def path(points: list[tuple[float, float]], closed: bool = False) -> str:
+    """Returns the `d` of a path through points."""
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points) + ("Z" if closed else "")
+
+
+def shortened(name: str, width: float) -> str:
+    """Returns a name that fits a width; the end of a longer one says more than its start."""
+    room = max(4, int(width / CHARACTER))
+    return name if len(name) <= room else "…" + name[1 - room :]
+
+
+def linear_ticks(high: float, count: int) -> list[float]:
+    """Returns round numbers from 0 to `high`, about `count` of them."""
+    if high <= 0:
+        return [0.0]
+    rough = high / count
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    return [step * n for n in range(int(high / step * 1.0001) + 1)]
+
+
+def size_ticks(high: float, count: int) -> Iterator[tuple[float, str]]:
+    """Yields (bytes, text) of round sizes from 0 to `high`, all in one binary unit."""
+    _, unit = units.size(high).split()
+    scale = next(s for s, name in units.SIZES if name == unit)
+    for tick in linear_ticks(high / scale, count):
+        yield tick * scale, f"{tick:,.4g} {unit}"
+
+
+def decades(low: float, high: float) -> Iterator[float]:
+    """Yields the powers of ten from `low` to `high`."""
+    for exponent in itertools.count(math.ceil(math.log10(low) - 1e-9)):
+        if 10.0**exponent > high * 1.0001:
+            return
+        yield 10.0**exponent
+
+
+def _short(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
