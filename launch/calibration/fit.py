@@ -18,12 +18,16 @@ _TRIED = {
     "window": (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6),
     "vector": (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
 }
+# What the first calibration found, with ResNet-50 alone. The rows are few, and say little of one
+# price beside another: each moves from here only as far as the rows show.
+_PRIOR = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5)
+_PULL = 1e-4  # loss for a price that is 0.1 away from there
 _CANDIDATES = [
-    dataclasses.replace(PRICES, **dict(zip(_TRIED, values)))
+    dataclasses.replace(_PRIOR, **dict(zip(_TRIED, values)))
     for values in itertools.product(*_TRIED.values())
 ]
 _NEGLIGIBLE = 1e-3  # of a step: instructions that take less keep their price while prices are tried
-_FEW = 1.5  # factor for the range of a generation of which fewer than two models are published
+_USUAL, _FEW = 1.5, 2.5  # half of a range, in mean errors: of two models or more, and of fewer
 
 
 def predicted_ms(row: Row, prices: Prices) -> float:
@@ -42,7 +46,7 @@ def predicted_ms(row: Row, prices: Prices) -> float:
 class Fit:
     """Prices with the least error: the mean of squares over models, of logarithms.
 
-    All combinations are tried. A price of which the rows say nothing stays as it is in use.
+    All combinations are tried. A price of which the rows say nothing stays as it was before.
 
     Args:
         rows: published step times.
@@ -64,9 +68,9 @@ class Fit:
             if row["model"] != without:
                 models[row["model"]].append(self._squares[row["name"]])
 
-        def loss(index: int) -> tuple[float, float]:
+        def loss(index: int) -> float:
             means = [sum(row[index] for row in rows) / len(rows) for rows in models.values()]
-            return round(sum(means) / len(means), 7), _changed(_CANDIDATES[index])
+            return sum(means) / len(means) + _PULL * _moved(_CANDIDATES[index])
 
         return _CANDIDATES[min(range(len(_CANDIDATES)), key=loss)]
 
@@ -81,31 +85,31 @@ class Fit:
         return found
 
 
-def _changed(prices: Prices) -> float:
-    """Returns how far prices are from those in use."""
-    return sum(abs(getattr(prices, name) - getattr(PRICES, name)) for name in _TRIED)
+def _moved(prices: Prices) -> float:
+    """Returns how far prices are from those before: the sum of squares, in tenths."""
+    moves = (getattr(prices, name) - getattr(_PRIOR, name) for name in _TRIED)
+    return sum((move / 0.1) ** 2 for move in moves)
 
 
 def bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Basis]:
     """Returns what predictions for each generation rest on.
 
-    The range is that of the errors of models left out: the worst one of the generation, but no less
-    than the mean over all; for a generation of fewer than two models, half as much again as the
-    worst of all.
+    The range holds the errors of models left out of the fit that the generation has, and is no
+    narrower than one and a half times the root of the mean square over all of them; for a
+    generation of fewer than two models, two and a half times.
 
     Args:
         rows: published step times.
         errors: of each row, as `Fit.left_out` returns them.
     """
     off = {name: abs(1 / (1 + error) - 1) for name, error in errors.items()}
-    mean = sum(off.values()) / len(off)
+    usual = math.sqrt(sum(value**2 for value in off.values()) / len(off))
     found = {}
     for generation in BASES:
         own = [row for row in rows if row["slice"].split("-")[0] == generation]
         models = {row["model"] for row in own}
-        width = max(mean, *(off[row["name"]] for row in own)) if own else mean
-        if len(models) < 2:
-            width = max(width, _FEW * max(off.values()))
+        width = (_USUAL if len(models) > 1 else _FEW) * usual
+        width = max([width, *(off[row["name"]] for row in own)])
         width = math.ceil(100 * width + 1) / 100
         found[generation] = Basis(len(own), len(models), round(1 - width, 2), round(1 + width, 2))
     return found

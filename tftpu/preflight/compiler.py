@@ -5,6 +5,7 @@ because libtpu aborts its process on some errors, writes to standard error, and 
 interrupted.
 """
 
+import ctypes
 import functools
 import gzip
 import hashlib
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -31,6 +33,7 @@ TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
 KERNEL_MEMORY = "memory space vmem"
+_PR_SET_PDEATHSIG = 1  # of Linux, which is all that libtpu runs on
 _CONVERTING = threading.Lock()
 
 
@@ -231,8 +234,17 @@ def _write_json(path: Path, value: Any) -> None:
 # In the compiler's process
 
 
+def _end_with_parent() -> None:
+    """Has the system end this process when the one that waits for it is killed.
+
+    A compilation takes minutes and gigabytes, and nobody would read its result.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _compile_job(job: Path) -> None:
     """Compiles a folder's `module.mlir` as its `job.json` specifies, and writes the result."""
+    _end_with_parent()
     settings = json.loads((job / "job.json").read_text())
     start = time.monotonic()
     result: dict[str, Any] = {"error": "", "memory": {}, "bytes_accessed": 0.0}

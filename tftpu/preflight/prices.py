@@ -64,7 +64,7 @@ class Prices:
         return max(min(estimate, max(share * estimate, products / PRODUCT)), floor)
 
 
-PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5)
+PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Basis:
 
 
 BASES = {
-    "v2": Basis(1, 1, 0.85, 1.15),
-    "v3": Basis(7, 3, 0.85, 1.15),
+    "v2": Basis(1, 1, 0.76, 1.24),
+    "v3": Basis(7, 3, 0.82, 1.18),
     "v4": Basis(2, 2, 0.85, 1.15),
     "v5e": Basis(2, 2, 0.85, 1.15),
-    "v5p": Basis(1, 1, 0.85, 1.15),
+    "v5p": Basis(1, 1, 0.76, 1.24),
     "v6e": Basis(2, 2, 0.85, 1.15),
 }
