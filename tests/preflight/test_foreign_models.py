@@ -88,3 +88,17 @@ def test_a_bilinear_resizing_in_float32_compiles():
     step = lower.lower(lambda: resized("float32"), spec, 1, "mixed_bfloat16")
     assert not compiler.compile_program(step, parse_slice("v5e-1")).error
     assert cost.model_flops(step) == 3 * 2 * 8 * 6**2 * 9 * 3 * 5  # of the convolution alone
+
+
+def test_a_normalization_of_groups_is_no_grouped_convolution():
+    def build() -> keras.Model:
+        grouped = keras.layers.Conv2D(8, 3, groups=2, name="grouped")
+        layers = [keras.Input((8, 8, 4)), grouped, keras.layers.GroupNormalization(2)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        return model
+
+    spec = tf.TensorSpec((8, 8, 8, 4)), tf.TensorSpec((8, 6, 6, 8))
+    step = lower.lower(build, spec, 1, "float32")
+    assert step.grouped == ["grouped"]
+    assert cost.model_flops(step) == 3 * 2 * 8 * 6**2 * 9 * 2 * 8
