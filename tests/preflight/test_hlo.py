@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tftpu.preflight.hlo import Module, Tensor, product_flops, tensors
+from tftpu.preflight.hlo import Module, Tensor, hbm_bytes, product_flops, tensors
 from tftpu.preflight.loops import Runs
 
 LOOP = """\
@@ -103,3 +103,49 @@ ENTRY %main (a: f32[1]) -> f32[1] {
 """
     )
     assert product_flops(module.entry["d"], module.entry) == 2 * 4 * 32 * 64 * 16
+
+
+# A loop's body as the compiler fuses it: two arrays of 200 steps get one more step each, and of a
+# third one a fusion within the fusion reads one step.
+IN_PLACE = """\
+%one_step (p.1: bf16[200,8,128], p.2: s32[]) -> bf16[1,8,128] {
+  %p.1 = bf16[200,8,128]{2,1,0} parameter(0)
+  %p.2 = s32[] parameter(1)
+  ROOT %step.1 = bf16[1,8,128]{2,1,0} dynamic-slice(%p.1, %p.2), dynamic_slice_sizes={1,8,128}
+}
+
+%fused (q.1: bf16[200,8,128], q.2: bf16[200,8,128], q.3: bf16[200,8,128], q.4: s32[]) -> () {
+  %q.1 = bf16[200,8,128]{2,1,0} parameter(0)
+  %q.2 = bf16[200,8,128]{2,1,0} parameter(1)
+  %q.3 = bf16[200,8,128]{2,1,0} parameter(2)
+  %q.4 = s32[] parameter(3)
+  %new = bf16[1,8,128]{2,1,0} fusion(%q.3, %q.4), kind=kLoop, calls=%one_step
+  %first = bf16[200,8,128]{2,1,0} dynamic-update-slice(%q.1, %new, %q.4)
+  %second = bf16[200,8,128]{2,1,0} dynamic-update-slice(%q.2, %new, %q.4)
+  %same = bf16[200,8,128]{2,1,0} bitcast(%second)
+  ROOT %both = (bf16[200,8,128]{2,1,0}, bf16[200,8,128]{2,1,0}) tuple(%first, %same)
+}
+
+ENTRY %main (a: bf16[200,8,128], b: bf16[200,8,128], c: bf16[200,8,128], i: s32[]) -> () {
+  %a = bf16[200,8,128]{2,1,0} parameter(0)
+  %b = bf16[200,8,128]{2,1,0} parameter(1)
+  %c = bf16[200,8,128]{2,1,0} parameter(2)
+  %i = s32[]{S(6)} parameter(3)
+  ROOT %f = (bf16[200,8,128]{2,1,0}, bf16[200,8,128]{2,1,0}) fusion(%a, %b, %c, %i), calls=%fused
+}
+"""
+
+
+def test_several_arrays_that_a_fusion_updates_in_place_cost_one_step_each():
+    module = Module(IN_PLACE)
+    step = 8 * 128 * 2
+    assert hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step
+
+
+def test_an_array_that_a_fusion_also_reads_whole_costs_all_of_it():
+    module = Module(IN_PLACE.replace("fusion(%q.3, %q.4)", "fusion(%q.1, %q.4)"))
+    step = 8 * 128 * 2
+    assert hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step + 200 * step
+    copied = IN_PLACE.replace("bitcast(%second)", "add(%second, %q.2)")
+    module = Module(copied)
+    assert hbm_bytes(module, module.entry["f"], module.entry) == 2 * step + 2 * 200 * step

@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -83,7 +84,7 @@ def compile_program(
     """
     check_machine()
     with _CONVERTING:  # one thread converts, the others find the result
-        module = step.program if step.partitioned else _to_stablehlo(step.program)
+        module = step.program if step.partitioned else _converted(step)
     options = options or {}
     folder = cache_folder() / _key(module, target, options)
     if (folder / "result.json").exists():
@@ -138,6 +139,18 @@ def libtpu_version() -> str:
 # In the calling process
 
 
+def _converted(step: LoweredStep) -> bytes:
+    """Returns a step's program as StableHLO.
+
+    Raises:
+        UserError: an op gets operands that XLA does not take.
+    """
+    try:
+        return _to_stablehlo(step.program)
+    except internals().ir.MLIRError as error:
+        raise UserError(_explain_invalid(str(error), step)) from error
+
+
 @functools.lru_cache(maxsize=2)
 def _to_stablehlo(hlo: bytes) -> bytes:
     """Converts HLO to StableHLO with op names, and rewrites what libtpu would reject."""
@@ -149,6 +162,21 @@ def _to_stablehlo(hlo: bytes) -> bytes:
         # TensorFlow numbers its functions; a fixed name keeps the cache key the same everywhere.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         return module.operation.get_asm(enable_debug_info=True).encode()
+
+
+def _explain_invalid(message: str, step: LoweredStep) -> str:
+    """Returns an error message for the user, given that of a program that is not valid."""
+    found = re.search(r'error: "([^"]*)": (.*)', message)
+    name, problem = found.groups() if found else ("", message[:300])
+    layer, op = step.layer_path(name), name.rsplit("/", 1)[-1]
+    where = f"the op {op} of the layer {layer!r}" if layer else f"the op {op or '(unnamed)'}"
+    hint = (
+        " Its operands have two float types. TensorFlow makes the gradient of a bilinear resizing "
+        "float32, for example: give that layer, such as UpSampling2D, dtype='float32'."
+        if "compatible types" in problem
+        else ""
+    )
+    return f"XLA cannot compile {where} in {step.precision}.{hint} The compiler says: {problem}"
 
 
 def _drop_copies(block: Any) -> None:

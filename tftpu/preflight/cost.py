@@ -7,7 +7,7 @@ from typing import Literal
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.hlo import Module
+from tftpu.preflight.hlo import Module, indices
 from tftpu.preflight.loops import Runs
 from tftpu.preflight.prices import BASES, PRICES
 from tftpu.preflight.pricing import FREE, Priced, Pricing, is_free, layer_of
@@ -148,13 +148,16 @@ def model_flops(step: LoweredStep) -> int:
 
     They are 3 times the FLOPs of the forward pass, as the backward pass costs two forward passes.
     Only products with weights count: 6 x parameters x tokens for a transformer (Kaplan et al.
-    2020), 6 x multiply-adds for a CNN.
+    2020), 6 x multiply-adds for a CNN. An interpolation, which XLA also computes as a product, has
+    none.
     """
     module = Module(step.forward)
+    of_indices = {id(inside): indices(inside) for inside in module.computations.values()}
     forward = 0
     for instruction, times, computation in Runs(module).walk(needed=True):
         # Batched products are those of attention: activations times activations.
-        if not instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}"):
+        batched = instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}")
+        if not batched and of_indices[id(computation)].isdisjoint(instruction.operands):
             forward += times * module.matrix_flops(instruction, computation)
     return 3 * forward * step.gradient_accumulation_steps // step.forward_devices
 

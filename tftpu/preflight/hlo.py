@@ -11,6 +11,7 @@ ASYNCHRONOUS = ("copy-start", "slice-start", "async-start")
 
 _UNKNOWN = (1 << 63) - 1  # cycles of what does not run on the TensorCore
 _READ_IN_PART = ("dynamic-slice", "gather", "slice")
+_SAME_PLACE = ("bitcast", "convert", "copy", "reshape")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "c128": 16, "token": 0}
 _TENSOR = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (.+?) ([a-z][a-z0-9-]*)\((.*)$")
@@ -215,6 +216,22 @@ def product_flops(instruction: Instruction, computation: Computation) -> int:
     return 2 * _convolution_macs(instruction, out, left, right)
 
 
+def indices(computation: Computation) -> set[str]:
+    """Returns the names of what is computed from indices alone, not from what is given.
+
+    The weights of a bilinear interpolation are such.
+    """
+    given: set[str] = set()
+    found: set[str] = set()
+    for instruction in computation.values():
+        operands = set(instruction.operands)
+        if instruction.opcode == "parameter" or operands & given:
+            given.add(instruction.name)
+        elif instruction.opcode == "iota" or operands & found:
+            found.add(instruction.name)
+    return found
+
+
 def hbm_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
     """Returns the bytes that an instruction reads from and writes to HBM, including padding.
 
@@ -223,12 +240,14 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: Computation
     if instruction.opcode in ASYNCHRONOUS:  # the shape is a pair of source and destination
         return sum(t.padded_bytes for t in instruction.shape[:2] if t.in_hbm)
     inner = _fused(module, instruction)
-    read = sum(
-        _read_bytes(inner, index, computation[name].shape)
-        for index, name in enumerate(instruction.operands)
-        if name in computation
-    )
-    return read + _written_bytes(inner, instruction)
+    given = {i.argument: name for name, i in inner.items() if i.opcode == "parameter"}
+    read = 0
+    for index, name in enumerate(instruction.operands):
+        if name in computation:
+            whole = sum(t.padded_bytes for t in computation[name].shape if t.in_hbm)
+            part = _part_read(module, inner, given.get(str(index), "")) if whole else 0
+            read += whole if part is None else min(part, whole)
+    return read + _written_bytes(module, inner, instruction)
 
 
 def _fused(module: Module, instruction: Instruction) -> Computation:
@@ -238,31 +257,50 @@ def _fused(module: Module, instruction: Instruction) -> Computation:
     return {}
 
 
-def _read_bytes(inner: Computation, index: int, shape: list[Tensor]) -> int:
-    """Returns the bytes that a fusion's body reads from HBM of its operand number `index`."""
-    whole = sum(t.padded_bytes for t in shape if t.in_hbm)
-    if not whole:
-        return 0
-    names = [n for n, i in inner.items() if i.opcode == "parameter" and i.argument == str(index)]
-    users = [i for i in inner.values() if names and names[0] in i.operands]
-    if not users:
-        return whole
-    part = 0
+def _part_read(module: Module, inner: Computation, name: str) -> int | None:
+    """Returns the bytes that a fusion's body reads of one of its values, None if it reads all."""
+    users = [i for i in inner.values() if name in i.operands]
+    parts = []
     for user in users:
-        if user.opcode in _READ_IN_PART and user.operands[0] == names[0]:
-            part += user.shape[0].bytes
-        elif user.opcode != "dynamic-update-slice" or user.operands[0] != names[0]:
-            return whole
-    return min(part, whole)
+        nested = _fused(module, user)
+        if user.opcode in _READ_IN_PART and user.operands[0] == name:
+            parts.append(user.shape[0].bytes)
+        elif nested:
+            places = {str(place) for place, one in enumerate(user.operands) if one == name}
+            parts += [
+                _part_read(module, nested, inside.name)
+                for inside in nested.values()
+                if inside.opcode == "parameter" and inside.argument in places
+            ]
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
+            return None
+    known = [part for part in parts if part is not None]
+    return sum(known) if users and len(known) == len(parts) else None
 
 
-def _written_bytes(inner: Computation, instruction: Instruction) -> int:
+def _written_bytes(module: Module, inner: Computation, instruction: Instruction) -> int:
     """Returns the bytes that an instruction, with this body if it is a fusion, writes to HBM."""
-    whole = sum(t.padded_bytes for t in instruction.shape if t.in_hbm)
-    updates = [i for i in inner.values() if i.opcode == "dynamic-update-slice"]
-    if len(updates) == 1 and len(instruction.shape) == 1:
-        return min(whole, inner[updates[0].operands[1]].shape[0].bytes)
-    return whole
+    roots = [i for i in inner.values() if i.root]
+    if roots and roots[0].opcode == "tuple":
+        roots = [inner[name] for name in roots[0].operands]
+    written = 0
+    for place, tensor in enumerate(instruction.shape):
+        if tensor.in_hbm:
+            update = _update(module, inner, roots[place]) if roots else None
+            written += min(tensor.padded_bytes, tensor.padded_bytes if update is None else update)
+    return written
+
+
+def _update(module: Module, inner: Computation, result: Instruction) -> int | None:
+    """Returns the bytes that a result of a fusion updates in place, None if it is all new."""
+    while result.opcode in _SAME_PLACE:
+        result = inner[result.operands[0]]
+    if result.opcode == "dynamic-update-slice":
+        return inner[result.operands[1]].shape[0].bytes
+    nested = _fused(module, result)
+    if nested and len(result.shape) == 1:
+        return _update(module, nested, next(i for i in nested.values() if i.root))
+    return None
 
 
 def _convolution_macs(

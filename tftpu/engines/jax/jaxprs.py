@@ -99,12 +99,14 @@ def _convolution(equation: Any) -> int:
         zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:])
     ):
         stride, dilation = params["window_strides"][place], params["rhs_dilation"][place]
-        before = params["padding"][place][0]
+        before, spread = params["padding"][place][0], params["lhs_dilation"][place]
         places = (
             o * stride + k * dilation - before
             for o in range(output[out])
             for k in range(kernel[of_kernel])
         )
-        taps *= sum(0 <= at < image[into] for at in places)
+        # A transposed convolution spreads its input, with zeros between.
+        last = (image[into] - 1) * spread
+        taps *= sum(0 <= at <= last and at % spread == 0 for at in places)
     channels = kernel[numbers.rhs_spec[1]]  # of the output's group
     return 2 * output[numbers.out_spec[0]] * taps * channels * output[numbers.out_spec[1]]

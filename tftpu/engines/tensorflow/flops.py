@@ -117,17 +117,25 @@ def _flops(op: tf.Operation) -> int:
         inner = shapes[0][-2] if op.get_attr(name) else shapes[0][-1]
         return 2 * output.num_elements() * inner
     if op.type in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
-        taps = math.prod(
-            _taps(shapes[0][axis], output[axis], shapes[1][axis - 1], op, axis)
-            for axis in range(1, output.rank - 1)
-        )
         # Each output is a sum over the kernel and the input channels of its group.
         channels = 1 if op.type == "DepthwiseConv2dNative" else shapes[1][-2]
-        return 2 * output[0] * taps * channels * output[-1]
+        return 2 * output[0] * _taps(shapes[0], output, shapes[1], op) * channels * output[-1]
+    if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):
+        # A transposed convolution: the products of the one from its output to its input.
+        _, kernel, given = shapes
+        return 2 * given[0] * _taps(output, given, kernel, op) * kernel[-2] * kernel[-1]
     return 0
 
 
-def _taps(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
+def _taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
+    """Returns the number of products with real input over all axes, for one channel."""
+    return math.prod(
+        _taps_along(given[axis], output[axis], kernel[axis - 1], op, axis)
+        for axis in range(1, output.rank - 1)
+    )
+
+
+def _taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
     """Returns the number of kernel positions on real input along one axis, without padding."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1

@@ -78,7 +78,8 @@ def lower(
         arguments=arguments,
         layers=layers,
         numbered=True,
-        grouped=[layer.name for layer in flat if getattr(layer, "groups", 1) > 1],
+        # A GroupNormalization has groups as well.
+        grouped=[x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
         held=_held(step.state),

@@ -1,0 +1,104 @@
+"""The model FLOPs of models that nobody wrote for tftpu, and those of their layers on paper."""
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support import foreign_models
+from tests.support.closed_form import forward_flops, real_products
+from tftpu.config import TrainOptions
+from tftpu.engines.tensorflow import lower
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.errors import UserError
+from tftpu.preflight import compiler, cost
+from tftpu.tpu.slices import parse_slice
+
+EXAMPLES = 2
+SLOW = ("efficientnet", "mobilenet", "xception", "densenet")  # hundreds of layers
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name in foreign_models.NAMES
+    ],
+)
+def test_the_model_flops_are_those_of_the_layers_on_paper(name):
+    model = foreign_models.small(name)
+    spec = model.batch(EXAMPLES)
+    with tftpu.connect(virtual_devices=1).scope():
+        built = model.build()
+        objectives = model.objectives(built) if model.objectives else ()
+        batch: Any = keras.tree.map_structure(lambda s: tf.ones(s.shape, s.dtype), spec)
+
+        def run() -> None:
+            for one in objectives:
+                one.loss_fn(built, batch, False)
+            if not objectives:
+                built(batch[0])
+
+        expected = 3 * forward_flops(run)
+        state = ModelState(built, spec, TrainOptions(), objectives)
+        trained = TrainStep(state, spec).model_flops
+    step = lower.lower(model.build, spec, 1, "mixed_bfloat16", objectives=model.objectives)
+    assert expected
+    assert cost.model_flops(step) == pytest.approx(expected, rel=0.02)
+    assert trained == pytest.approx(expected, rel=0.02)
+
+
+def test_a_transposed_convolution_counts_the_same_on_jax(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    import jax
+
+    from tftpu.engines.jax import jaxprs
+
+    image, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 4)))
+    traced = jax.make_jaxpr(lambda x, k: jax.lax.conv_transpose(x, k, (2, 2), "SAME"))
+    products = real_products(16, 8, kernel=3, stride=2, dilation=1, same=True) ** 2
+    assert jaxprs.flops(traced(image, kernel).jaxpr) == 2 * 2 * products * 3 * 4
+
+
+def resized(dtype: str | None) -> keras.Model:
+    layers = [
+        keras.Input((8, 8, 3)),
+        keras.layers.Conv2D(5, 3, activation="relu", name="features"),
+        keras.layers.UpSampling2D(2, interpolation="bilinear", dtype=dtype),
+    ]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_step_that_xla_cannot_compile_is_explained():
+    # TensorFlow's gradient of a bilinear resizing is float32, where its input is bfloat16.
+    spec = tf.TensorSpec((8, 8, 8, 3)), tf.TensorSpec((8, 12, 12, 5))
+    step = lower.lower(lambda: resized(None), spec, 1, "mixed_bfloat16")
+    with pytest.raises(UserError, match=r"ReluGrad of the layer 'features' .* dtype='float32'"):
+        compiler.compile_program(step, parse_slice("v5e-1"))
+
+
+@pytest.mark.compiles
+def test_a_bilinear_resizing_in_float32_compiles():
+    spec = tf.TensorSpec((8, 8, 8, 3)), tf.TensorSpec((8, 12, 12, 5))
+    step = lower.lower(lambda: resized("float32"), spec, 1, "mixed_bfloat16")
+    assert not compiler.compile_program(step, parse_slice("v5e-1")).error
+    assert cost.model_flops(step) == 3 * 2 * 8 * 6**2 * 9 * 3 * 5  # of the convolution alone
+
+
+def test_a_normalization_of_groups_is_no_grouped_convolution():
+    def build() -> keras.Model:
+        grouped = keras.layers.Conv2D(8, 3, groups=2, name="grouped")
+        layers = [keras.Input((8, 8, 4)), grouped, keras.layers.GroupNormalization(2)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        return model
+
+    spec = tf.TensorSpec((8, 8, 8, 4)), tf.TensorSpec((8, 6, 6, 8))
+    step = lower.lower(build, spec, 1, "float32")
+    assert step.grouped == ["grouped"]
+    assert cost.model_flops(step) == 3 * 2 * 8 * 6**2 * 9 * 2 * 8
