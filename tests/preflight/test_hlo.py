@@ -149,3 +149,22 @@ def test_an_array_that_a_fusion_also_reads_whole_costs_all_of_it():
     copied = IN_PLACE.replace("bitcast(%second)", "add(%second, %q.2)")
     module = Module(copied)
     assert hbm_bytes(module, module.entry["f"], module.entry) == 2 * step + 2 * 200 * step
+
+
+def test_a_fusion_with_a_tuple_as_its_result_writes_all_of_it():
+    """The compiler writes the start of a collective so."""
+    text = """HloModule start
+
+%body (x: f32[8,128]) -> (f32[8,128], f32[16,128]) {
+  %x = f32[8,128]{1,0:T(8,128)} parameter(0)
+  ROOT %call = (f32[8,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)}) custom-call(%x)
+}
+
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {
+  %x = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %f = (f32[8,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)}) fusion(%x), kind=kCustom, calls=%body
+  ROOT %first = f32[8,128]{1,0:T(8,128)} get-tuple-element(%f), index=0
+}
+"""
+    module = Module(text)
+    assert hbm_bytes(module, module.entry["f"], module.entry) == 4 * 128 * (8 + 8 + 16)

@@ -283,6 +283,8 @@ def _written_bytes(module: Module, inner: Computation, instruction: Instruction)
     roots = [i for i in inner.values() if i.root]
     if roots and roots[0].opcode == "tuple":
         roots = [inner[name] for name in roots[0].operands]
+    if len(roots) != len(instruction.shape):  # one result is a tuple, as that of a collective
+        roots = []
     written = 0
     for place, tensor in enumerate(instruction.shape):
         if tensor.in_hbm:
