@@ -1,1 +1,1 @@
-"""What `python -m tftpu.launch.calibrate` compares, and the fit of prices to it."""
+"""The published runs that `python -m tftpu.launch.calibrate` compares with, and the fit to them."""

@@ -85,9 +85,9 @@ def bert_large() -> Workload:
     examples, time, predicted = 14, 512, 76
 
     def model_fn() -> keras.Model:
-        encoder = models.build("bert_large", attention="plain")
+        encoder: Any = models.build("bert_large", attention="plain")
         sequence = encoder.get_layer("block24_norm2").output  # (batch, time, width)
-        positions = keras.Input((predicted,), dtype="int32", name="predicted_positions")
+        positions: Any = keras.Input((predicted,), dtype="int32", name="predicted_positions")
         chosen = ops.take_along_axis(sequence, positions[..., None], axis=1)
         x = layers.Dense(1024, activation=gelu, name="head_transform")(chosen)
         x = layers.LayerNormalization(name="head_norm")(x)
@@ -222,9 +222,14 @@ def _efficientnet_b4(fused_stages: int) -> keras.Model:
 def _mobile(
     x: Any, width: int, kernel: int, stride: int, expand: int, fused: bool, name: str
 ) -> Any:
-    """Applies an MBConv block, or a fused one, without squeeze as the paper's counts suggest."""
+    """Applies an MBConv block, or a fused one.
+
+    The paper's counts of parameters and FLOPs are nearest to fused blocks without squeeze, and with
+    kernels of 3 x 3 up to a width of 56.
+    """
     channels = x.shape[-1]
     if fused:
+        kernel = 3 if width <= 56 else kernel
         x = _norm(_conv(x, expand * channels, kernel, stride, f"{name}_expand"), f"{name}_expand")
     else:
         if expand > 1:

@@ -104,7 +104,7 @@ def test_private_interfaces_are_used_in_separate_files_only():
         "tftpu/engines/jax/internals.py",
         "tftpu/engines/keras_internals.py",
         "tftpu/engines/tensorflow/internals.py",
-        "tftpu/preflight/compiler.py",
+        "tftpu/preflight/jax_internals.py",
         "models/kernels/internals.py",
         "models/layers/internals.py",
     }

@@ -31,7 +31,7 @@ PRODUCT = 0.5  # share of the peak from which on an instruction takes what the c
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """What the estimates of the compiler are multiplied by.
+    """The factors for the estimates of the compiler.
 
     Attributes:
         bandwidth: share of the nominal HBM bandwidth that a good program sustains.
