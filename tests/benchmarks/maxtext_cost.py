@@ -22,9 +22,8 @@ from pathlib import Path
 
 from tests.benchmarks import sharded_cost
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.compiler import Compiled
+from tftpu.preflight import compiler, pricing
 from tftpu.preflight.cost import memory_of, price
-from tftpu.preflight.pricing import Priced
 from tftpu.tpu.slices import parse_slice
 
 ROW = sharded_cost.ROWS["8b-v6e-8"]
@@ -47,28 +46,30 @@ def main(arguments: list[str]) -> None:
     print(f"{'all':14}" + "".join(f"{t:9.3f}" for t in totals) + f"{totals[0] / totals[1]:9.3f}")
 
 
-def _seconds(instructions: Sequence[Priced]) -> collections.Counter[str]:
+def _seconds(instructions: Sequence[pricing.Priced]) -> collections.Counter[str]:
     by_kind = collections.Counter[str]()
     for priced in instructions:
         by_kind[priced.kind] += 0 if priced.overlaps else priced.seconds
     return by_kind
 
 
-def _program(text: str) -> tuple[LoweredStep, Compiled]:
+def _program(text: str) -> tuple[LoweredStep, compiler.Compiled]:
     """Returns a program of which nothing is known but its text."""
     names = ["?"] * text.count(" parameter(")
     step = LoweredStep(program=b"", arguments=names, precision="bfloat16")
     kinds = ("argument", "output", "alias", "temp", "generated_code", "peak_memory")
     memory = {f"{kind}_{'' if 'peak' in kind else 'size_'}in_bytes": 0 for kind in kinds}
-    return step, Compiled("", False, text, memory, 0.0, 0.0, False)
+    return step, compiler.Compiled("", False, text, memory, 0.0, 0.0, False)
 
 
-def _with_kernels_of(ours: Sequence[Priced], theirs: Sequence[Priced]) -> list[Priced]:
+def _with_kernels_of(
+    ours: Sequence[pricing.Priced], theirs: Sequence[pricing.Priced]
+) -> list[pricing.Priced]:
     """Returns their instructions, with our prices of the kernels for attention."""
     runs = sorted(p.seconds / p.times for p in ours if p.kind == "kernel" and p.flops)
     prices = {FORWARD: runs[0], BACKWARD: runs[-1]}
 
-    def priced(p: Priced) -> Priced:
+    def priced(p: pricing.Priced) -> pricing.Priced:
         own = [seconds for name, seconds in prices.items() if p.name.startswith(name)]
         return dataclasses.replace(p, seconds=own[0] * p.times) if own else p
 

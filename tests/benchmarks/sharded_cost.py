@@ -28,7 +28,6 @@ from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import collectives, compiler
-from tftpu.preflight.compiler import Compiled
 from tftpu.preflight.cost import price
 from tftpu.preflight.hlo import Module
 from tftpu.preflight.loops import Runs
@@ -160,7 +159,7 @@ def _attention_flops(row: Row, devices: int) -> float:
     return 6 * sizes.layers * sizes.width * row.tokens**2 * examples / devices
 
 
-def compiled_row(row: Row, setting: str = AUTO) -> tuple[LoweredStep, Compiled]:
+def compiled_row(row: Row, setting: str = AUTO) -> tuple[LoweredStep, compiler.Compiled]:
     """Returns the train step of a row, and what the compiler made of it."""
     target = parse_slice(row.slice)
     lowering = JaxLowering(row.mesh, setting)
