@@ -33,6 +33,8 @@ def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], w
         rows.append((f"time{over}" if index == 0 else "", row))
     rows.append(("try next", f"tensorboard --logdir={workdir}"))
     rows.append(("", f"tftpu evaluate --workdir={workdir}"))
+    if text:
+        rows.append(("", f"tftpu generate --workdir={workdir} --prompt='{sample.PROMPT}'"))
     width = max(12, *(len(name) + 2 for name, _ in rows))
     return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
 

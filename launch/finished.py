@@ -18,6 +18,7 @@ from tftpu.tpu.compiler_options import AUTO
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tftpu.engines.engine import Engine
     from tftpu.training.trainer import Trainer
 
 
@@ -39,7 +40,7 @@ class Restored(NamedTuple):
     Attributes:
         trainer: with the weights of the checkpoint.
         step: of the checkpoint.
-        evaluation: the evaluation split; None: the data has none.
+        evaluation: the evaluation split; None: the data has none, or was not opened.
     """
 
     trainer: "Trainer"
@@ -85,24 +86,53 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
 
 
 def restored(experiment: Experiment, workdir: str) -> Restored:
-    """Restores the best checkpoint of a run, or the newest if none is best.
+    """Restores the best checkpoint of a run, or the newest if none is best, with its data.
 
     Raises:
         UserError: there is no checkpoint yet.
     """
-    selection.choose_backend(experiment.cluster)
-    import_tensorflow()
-    import tftpu
+    build, engine, experiment = _prepared(experiment)
     from tftpu import input_pipelines
-    from tftpu.launch import experiment as build
 
-    engine = build.connect(experiment)
-    tftpu.set_precision(experiment.train.precision)
-    experiment = build.with_length(experiment)
     seen = evaluation = build.evaluation_data(experiment)
     if evaluation is None:  # a batch tells the shapes of the model's inputs
         training = build.training_data(experiment)
         seen = input_pipelines.starting_at(training, 0).take(1)
+    return _restored(build, engine, experiment, workdir, seen, evaluation)
+
+
+def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
+    """Restores the same on a machine that may not have the data, from the shapes of a batch.
+
+    Raises:
+        UserError: there is no checkpoint yet.
+    """
+    build, engine, experiment = _prepared(experiment)
+    import keras
+    import tensorflow as tf
+
+    from tftpu import input_pipelines
+
+    spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    zeros = keras.tree.map_structure(lambda item: tf.zeros(item.shape, item.dtype), spec)
+    return _restored(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
+
+
+def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
+    """Connects; returns the module that builds experiments, once TensorFlow is loaded."""
+    selection.choose_backend(experiment.cluster)
+    import_tensorflow()
+    import tftpu
+    from tftpu.launch import experiment as build
+
+    engine = build.connect(experiment)
+    tftpu.set_precision(experiment.train.precision)
+    return build, engine, build.with_length(experiment)
+
+
+def _restored(
+    build: Any, engine: "Engine", experiment: Experiment, workdir: str, seen: Any, evaluation: Any
+) -> Restored:
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
     found = trainer.restore_for_evaluation(seen)

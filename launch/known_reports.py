@@ -21,7 +21,7 @@ from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch import config_flags, keras_objects
-from tftpu.preflight.compiler import cache_folder
+from tftpu.preflight.compiling.compiler import cache_folder
 from tftpu.storage import files
 
 if TYPE_CHECKING:

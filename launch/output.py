@@ -18,6 +18,12 @@ def outlive_readers() -> None:
         sys.stderr = _outliving(sys.stderr, None)
 
 
+def reader_is_gone() -> bool:
+    """Returns whether what is printed is lost, so that a filter need not go on."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Descriptor) and raw.lost
+
+
 def _outliving(stream: TextIO, notices: int | None) -> TextIO:
     stream.flush()
     return io.TextIOWrapper(
@@ -35,16 +41,21 @@ class _Descriptor(io.FileIO):
     Args:
         descriptor: to write to.
         notices: descriptor that the failure is reported to; None: it is not.
+
+    Attributes:
+        lost: whether a write has failed.
     """
 
     def __init__(self, descriptor: int, notices: int | None):
         super().__init__(descriptor, "w", closefd=False)
         self._notices = notices
+        self.lost = False
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
+            self.lost = True
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)

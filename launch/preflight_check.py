@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
-from tftpu.tpu.slices import GENERATIONS
+from tftpu.tpu.slices import ALIASES, GENERATIONS
 
 if TYPE_CHECKING:
     import keras
     from rich.console import Console
 
     from tftpu.preflight import PreflightOptions, Report
+    from tftpu.preflight.writing import WritingReport
 
 
 def parse_prices(text: str) -> dict[str, float]:
@@ -28,6 +29,7 @@ def parse_prices(text: str) -> dict[str, float]:
     prices = {}
     for item in filter(None, text.split(",")):
         name, _, value = item.partition("=")
+        name = ALIASES.get(name, name)
         if name not in GENERATIONS:
             raise UserError(
                 f"--price={text}: there is no generation {name!r}.{did_you_mean(name, GENERATIONS)}"
@@ -67,11 +69,7 @@ def check(
     from tftpu import input_pipelines, preflight
     from tftpu.launch.experiment import build_model, with_length
 
-    if experiment.train.precision == "mixed_float16":
-        raise UserError(
-            "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
-            "is native and needs no loss scale."
-        )
+    _refuse_float16(experiment)
     experiment = with_length(experiment)
     options = _options(experiment)
     options.prices = prices or {}
@@ -80,6 +78,52 @@ def check(
         options.time_limit = time_limit
     batch_spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
     return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+
+
+def check_text(
+    experiment: Experiment,
+    slices: list[str],
+    rows: int,
+    *,
+    prices: dict[str, float],
+    verbose: bool,
+    time_limit: float,
+) -> "list[WritingReport]":
+    """Prints and returns what text costs that the model of an experiment writes.
+
+    Args: as for `check`; and
+
+        rows: texts that a device writes at once.
+
+    Raises:
+        UserError: as `tftpu.preflight.writing.check_writing` does.
+    """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
+    from tftpu.launch.experiment import build_layers
+    from tftpu.preflight.writing import check_writing, print_writing
+
+    _refuse_float16(experiment)
+    precision = experiment.train.precision
+    reports = check_writing(
+        lambda: build_layers(experiment),
+        slices,
+        rows,
+        precision="mixed_bfloat16" if precision == "auto" else precision,
+        prices=prices,
+        verbose=verbose,
+        time_limit=time_limit,
+    )
+    print_writing(reports, _console())
+    sys.stdout.flush()
+    return reports
+
+
+def _refuse_float16(experiment: Experiment) -> None:
+    if experiment.train.precision == "mixed_float16":
+        raise UserError(
+            "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
+            "is native and needs no loss scale."
+        )
 
 
 def print_report(report: "Report", explain: bool) -> None:

@@ -1,13 +1,18 @@
 """Text drawn from a trained byte model."""
 
-import numpy as np
+import weakref
 
 from tftpu.config import Experiment
+from tftpu.engines.engine import Executor
+from tftpu.errors import UserError
+from tftpu.inference.generate import Writer
+from tftpu.inference.sampling import Sampling
 from tftpu.input_pipelines import sources
+from tftpu.launch.startup import quieten_xla
+from tftpu.launch.texts import Bytes
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
-_BYTES = 256
 _TEMPERATURE = 0.8  # less babble than 1, less repetition than 0
 
 
@@ -23,15 +28,25 @@ def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """
     if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
         return ""
-    context = experiment.data.context
-    rng = np.random.default_rng(experiment.train.seed)
-    written = list(PROMPT.encode())
-    for _ in range(length):
-        seen = written[-context:]
-        # The model is causal: what fills the rest of the context has no influence.
-        padded = np.array([seen + [0] * (context - len(seen))], np.int32)  # (1, context)
-        logits = trainer.predict_same(padded)[0, len(seen) - 1]  # (vocabulary,)
-        logits = logits[:_BYTES].astype(np.float64)  # a larger vocabulary has other tokens, too
-        chances = np.exp((logits - logits.max()) / _TEMPERATURE)
-        written.append(int(rng.choice(len(chances), p=chances / chances.sum())))
-    return bytes(written).decode(errors="replace")
+    prompt, written, seed = Bytes().encode(PROMPT), [], experiment.train.seed
+    try:
+        writer = _writer(trainer, experiment.data.context)
+        for [part] in writer.write([prompt], length, seed, every=length):
+            written += part
+    except UserError:  # a model of one's own that does not write, such as a classifier
+        return ""
+    return PROMPT + Bytes().decoder(prompt)(written)
+
+
+# Every evaluation of a run draws a sample: by the executor, what is compiled for it.
+_WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
+
+
+def _writer(trainer: Trainer, context: int) -> Writer:
+    executor = trainer.executor
+    if executor not in _WRITERS:
+        quieten_xla()
+        sampling = Sampling(_TEMPERATURE, tokens=Bytes.size)  # a larger vocabulary has other tokens
+        compiled = executor.compiled
+        _WRITERS[executor] = Writer(trainer.model, sampling, context=context, compiled=compiled)
+    return _WRITERS[executor]

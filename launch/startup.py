@@ -5,7 +5,9 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from tftpu import installation
 from tftpu.engines import backend
@@ -31,6 +33,30 @@ def require_tensorflow() -> None:
 def quieten_tensorflow() -> None:
     """Hides the notes of TensorFlow's C++ side, which it reads this for when it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def quieten_xla() -> None:
+    """Hides the note on the first program of a process, which XLA writes at any level of logging.
+
+    Compiles a program of nothing for it, and passes on all else that is written meanwhile.
+    """
+    if backend.name() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    nothing: Any = tf.function(lambda: tf.constant(0), jit_compile=True)
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            with tf.device("CPU:0"):
+                nothing()
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+        written.seek(0)
+        lines = [x for x in written if b"Compiled cluster" not in x and b"InitializeLog" not in x]
+    os.write(2, b"".join(lines))
 
 
 def import_tensorflow() -> None:

@@ -39,7 +39,7 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
         if end_of_text:
             raise UserError("Bytes have no token for the end of a text: set a tokenizer, too.")
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
-    loaded = _load(path)
+    loaded = load(path)
     with _errors_of_the_library(path):
         highest = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= 1 << 31:
@@ -66,7 +66,7 @@ def switched_off(path: str | None) -> list[str]:
 
     Both are for a batch of questions to a model: they would drop text, or train on padding.
     """
-    return _asked(_load(path)) if path else []
+    return _asked(load(path)) if path else []
 
 
 def _asked(loaded: Any) -> list[str]:
@@ -83,8 +83,11 @@ def _say_switched_off(path: str, asked: str) -> None:
         )
 
 
-def _load(path: str) -> Any:
+def load(path: str) -> Any:
     """Returns a `tokenizers.Tokenizer`.
+
+    Args:
+        path: tokenizer.json.
 
     Raises:
         UserError: no such file, or none that can be read; or the package is missing.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tftpu.preflight.prices import BASES, PRICES, Basis, Prices
+from tftpu.preflight.pricing.prices import BASES, PRICES, Basis, Prices
 
 Row = dict[str, Any]  # as `measure.measured` returns it
 

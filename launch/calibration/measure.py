@@ -12,8 +12,8 @@ from typing import Any
 import keras
 
 from tftpu.launch.calibration.rows import ROWS, Row
-from tftpu.preflight.compiler import compile_program
-from tftpu.preflight.cost import price
+from tftpu.preflight.compiling.compiler import compile_program
+from tftpu.preflight.pricing.cost import price
 from tftpu.tpu.slices import parse_slice
 
 TIME_LIMIT = 3600.0

@@ -25,6 +25,6 @@ def run(options: Options) -> None:
             f"--to={options.to}: the file to write ends in .weights.h5 or .safetensors."
         )
     experiment = finished.experiment_of(options.workdir, options)
-    trainer, step, _ = finished.restored(experiment, options.workdir)
+    trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
     trainer.export_weights(options.to)
     print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")

@@ -3,22 +3,35 @@
 The report is printed, and written to preflight.json in the workdir. The exit code is 2 if the step
 cannot run on any of the slices.
 
+With --generate=ROWS, generating text is priced instead of training: ROWS texts at once on each
+device.
+
 With --compare, the difference to another check is printed instead: that of a report written
 earlier, or of a config without overrides. With --report, nothing is compiled.
 
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
     tftpu preflight --config=python_gpt --config.model.width=256 --compare=python_gpt
     tftpu preflight --report=runs/after --compare=runs/before --html=after.html
+    tftpu preflight --config=llama_110m_tinystories --slices=v5e-1 --generate=32
 """
 
 import dataclasses
+import json
+import os
 from typing import TYPE_CHECKING
 
+from tftpu.config import Cluster
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.launch import known_reports, predictions, preflight_reports
 from tftpu.launch.options import ConfigOptions, flag
-from tftpu.launch.preflight_check import check, parse_prices, print_comparison, print_report
+from tftpu.launch.preflight_check import (
+    check,
+    check_text,
+    parse_prices,
+    print_comparison,
+    print_report,
+)
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
@@ -52,6 +65,12 @@ class Options(ConfigOptions):
         "show what changed since another check: a report, its folder, or a config",
         metavar="OTHER",
     )
+    generate: int | None = flag(
+        None,
+        "price generating text instead: ROWS texts at once on each device",
+        metavar="ROWS",
+        minimum=1,
+    )
     price: str = flag(
         "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
     )
@@ -83,6 +102,13 @@ class Options(ConfigOptions):
         for name in self.names:
             parse_slice(name)
         parse_prices(self.price)
+        for name in ("report", "compare", "html", "explain") if self.generate else ():
+            if getattr(self, name):
+                raise UserError(f"--generate prices text, and --{name} is about a train step.")
+        for name in ("json", "html"):
+            path = getattr(self, name)
+            if path and os.path.isdir(path):
+                raise UserError(f"--{name}={path} is a folder: name a file in it.")
 
     @property
     def names(self) -> list[str]:
@@ -93,6 +119,9 @@ class Options(ConfigOptions):
 def run(options: Options) -> None:
     """Prints the report or the comparison, and writes the files."""
     options.validate()
+    if options.generate:
+        _price_text(options)
+        return
     other = _other(options) if options.compare else None
     report = _read_or_checked(options)
     if other is None:
@@ -104,13 +133,46 @@ def run(options: Options) -> None:
     workdir = None if options.report else options.workdir or options.default_workdir
     for path in {workdir and files.join(workdir, predictions.FILE), options.json}:
         if path:
-            files.write_whole(path, text)
+            _write(path, text)
     if options.html:
-        from tftpu.preflight.page import page
+        from tftpu.preflight.page.page import page
 
-        files.write_whole(options.html, page(report).encode())
+        _write(options.html, page(report).encode())
     if not options.report and not any(item.fits for item in report.slices):
         raise UserError(f"No slice of {options.slices} is known to run the step: see above.")
+
+
+def _price_text(options: Options) -> None:
+    """Prints what text costs that the model writes."""
+    experiment = options.experiment()
+    experiment.cluster = Cluster(engine="tensorflow")  # whose program a device runs by itself
+    selection.choose_backend(experiment.cluster)
+    import_tensorflow()
+    reports = check_text(
+        experiment,
+        options.names,
+        options.generate or 1,
+        prices=parse_prices(options.price),
+        verbose=options.verbose,
+        time_limit=options.time_limit,
+    )
+    if options.json:
+        _write(
+            options.json, json.dumps([dataclasses.asdict(r) for r in reports], indent=1).encode()
+        )
+    if all(report.error for report in reports):
+        raise UserError(f"No slice of {options.slices} is known to write: see above.")
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        files.write_whole(path, data)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{path} cannot be written ({reason}): choose another place, and give the command "
+            "again. What was compiled is kept."
+        ) from error
 
 
 def _other(options: Options) -> "Report":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.attention import attention
 from tftpu.models.layers.block_model import Structure
+from tftpu.models.layers.causal import causal_attention
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.tensor_parallel import Residual, by_heads
@@ -142,9 +142,7 @@ class CausalSelfAttention(layers.Layer):
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         batch, time, width = ops.shape(x)
         q, k, v = self._projections(x, (batch, time, self.heads, width // self.heads))
-        y = attention(
-            q, k, v, causal=True, segment_ids=segments, implementation=self.implementation
-        )
+        y = causal_attention(self.name, q, k, v, segments, self.implementation)
         return self.out(ops.reshape(y, (batch, time, width)))
 
     def _projections(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:

@@ -13,8 +13,9 @@ import keras
 import numpy as np
 from keras import layers
 
-from tftpu.models.layers.attention import attention, rotation
+from tftpu.models.layers.attention import rotation
 from tftpu.models.layers.block_model import Structure
+from tftpu.models.layers.causal import causal_attention
 from tftpu.models.layers.heads import TiedHead, UntiedHead
 from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
@@ -126,15 +127,16 @@ class RotaryAttention(layers.Layer):
         )  # (batch, time, head_dim / 2)
 
         def heads(flat: Tensor) -> Tensor:
-            return ops.reshape(flat, (batch, time, -1, head_dim))
+            # Keras cannot tell the number of heads by -1 where the batch has any size.
+            return ops.reshape(flat, (batch, time, flat.shape[-1] // head_dim, head_dim))
 
-        y = attention(
+        y = causal_attention(
+            self.name,
             heads(rotate(self.query(x), angles, self.implementation)),
             heads(rotate(self.key(x), angles, self.implementation)),
             heads(self.value(x)),
-            causal=True,
-            segment_ids=segments,
-            implementation=self.implementation,
+            segments,
+            self.implementation,
         )
         return self.out(ops.reshape(y, (batch, time, width)))
 

@@ -11,7 +11,7 @@ from tftpu.tpu import target
 
 BLOCKS = 4  # blocks of causal queries: keys after a block are skipped, 5/8 of the scores remain
 LANES = 128  # of a TPU: blocks that are not a multiple of it cost more than they save
-_HIDDEN = -1e9  # the score of a hidden key; finite, so that a row without keys stays finite
+HIDDEN = -1e9  # the score of a hidden key; finite, so that a row without keys stays finite
 
 
 def attention(
@@ -103,7 +103,7 @@ def _plain_by_heads(
             return found
         # Here and not once: in a loop, JAX's gradient cannot see what the forward pass has made.
         visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-        return ops.where(visible, found, _HIDDEN)
+        return ops.where(visible, found, HIDDEN)
 
     @ops.custom_gradient
     def attend(query, key, value):
@@ -218,7 +218,7 @@ def _plain(
 
     def scores(query, key, rows, seen, visible):
         found = ops.cast(ops.einsum("btgrd,bsgd->bgrts", query[:, rows], key[:, seen]), "float32")
-        return found if visible is None else ops.where(visible, found, _HIDDEN)
+        return found if visible is None else ops.where(visible, found, HIDDEN)
 
     @ops.custom_gradient
     def attend(query, key, value):

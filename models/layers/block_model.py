@@ -11,6 +11,7 @@ import keras
 
 from tftpu.config import Model
 from tftpu.errors import UserError
+from tftpu.inference.cache import opened
 from tftpu.models import checks
 from tftpu.models.layers import scanned
 from tftpu.models.layers.recompute import recomputed
@@ -158,8 +159,8 @@ class Blocks:
         return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
-        """Returns whether the model runs by its parts."""
-        return bool(training) or self.loop
+        """Returns whether the model runs by its parts; a cache needs the layers one by one."""
+        return bool(training) or (self.loop and opened() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:
         """Returns the output of the last block."""

@@ -6,7 +6,7 @@ import keras
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models.layers.block_model import BlockModel, Part
-from tftpu.models.layers.heads import Tied, TiedHead, UntiedHead
+from tftpu.models.layers.heads import Tied, TiedHead, UntiedHead, vocabulary_logits
 from tftpu.tensors import Tensor
 
 TOKENS = "tokens"  # the only feature that every model needs
@@ -105,6 +105,10 @@ class FactoredTokenModel(TokenModel):
         else:
             logits, hidden = self._factored.model(features, training=training)
         return logits, hidden, self._head.matrix()
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """Returns the logits of hidden states, as those that `factored_logits` returns."""
+        return vocabulary_logits(hidden, self._head.matrix())
 
     @property
     def _head(self) -> TiedHead | UntiedHead:

@@ -1,6 +1,6 @@
 """The compiler's cycles of a step, completed where it makes no estimate."""
 
-from tftpu.preflight.cost import Cost
+from tftpu.preflight.pricing.cost import Cost
 from tftpu.tpu.slices import Slice
 
 

@@ -52,8 +52,8 @@ def measure(name: str, engine: str) -> dict[str, float]:
     from tftpu.config import Cluster, TrainOptions
     from tftpu.engines import selection
     from tftpu.optim.losses import SmoothedCrossentropy
-    from tftpu.preflight import compiler
-    from tftpu.preflight.cost import memory_of, price
+    from tftpu.preflight.compiling import compiler
+    from tftpu.preflight.pricing.cost import memory_of, price
     from tftpu.tpu.slices import parse_slice
 
     size, fields, examples = ROWS[name]

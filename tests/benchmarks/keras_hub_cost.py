@@ -26,8 +26,8 @@ from tftpu import models
 from tftpu.config import TrainOptions
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import compiler
-from tftpu.preflight.cost import memory_of, price
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing.cost import memory_of, price
 from tftpu.tpu.slices import parse_slice
 
 SLICE, PRECISION = "v5e-16", "mixed_bfloat16"

@@ -4,7 +4,7 @@
 
 Both are Llama 3.1 8B on a v6e-8, 3 x 8,192 tokens a chip, priced by the same rules. The compiler
 says nothing of the work in a kernel: MaxText's for attention take the price of tftpu's of the same
-pass. What MaxText moves to the host and back has no price.
+pass.
 
 Evidence: compiled.
 """
@@ -22,8 +22,9 @@ from pathlib import Path
 
 from tests.benchmarks import sharded_cost
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import compiler, pricing
-from tftpu.preflight.cost import memory_of, price
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.preflight.pricing.instructions import Priced
 from tftpu.tpu.slices import parse_slice
 
 ROW = sharded_cost.ROWS["8b-v6e-8"]
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> None:
     print(f"{'all':14}" + "".join(f"{t:9.3f}" for t in totals) + f"{totals[0] / totals[1]:9.3f}")
 
 
-def _seconds(instructions: Sequence[pricing.Priced]) -> collections.Counter[str]:
+def _seconds(instructions: Sequence[Priced]) -> collections.Counter[str]:
     by_kind = collections.Counter[str]()
     for priced in instructions:
         by_kind[priced.kind] += 0 if priced.overlaps else priced.seconds
@@ -62,14 +63,12 @@ def _program(text: str) -> tuple[LoweredStep, compiler.Compiled]:
     return step, compiler.Compiled("", False, text, memory, 0.0, 0.0, False)
 
 
-def _with_kernels_of(
-    ours: Sequence[pricing.Priced], theirs: Sequence[pricing.Priced]
-) -> list[pricing.Priced]:
+def _with_kernels_of(ours: Sequence[Priced], theirs: Sequence[Priced]) -> list[Priced]:
     """Returns their instructions, with our prices of the kernels for attention."""
     runs = sorted(p.seconds / p.times for p in ours if p.kind == "kernel" and p.flops)
     prices = {FORWARD: runs[0], BACKWARD: runs[-1]}
 
-    def priced(p: pricing.Priced) -> pricing.Priced:
+    def priced(p: Priced) -> Priced:
         own = [seconds for name, seconds in prices.items() if p.name.startswith(name)]
         return dataclasses.replace(p, seconds=own[0] * p.times) if own else p
 

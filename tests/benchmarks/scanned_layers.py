@@ -24,8 +24,8 @@ from tests.benchmarks.tpu_cost import adamw, cycles_of, one_replica_of
 from tftpu import models
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.models.families.gpt import _block
-from tftpu.preflight import compiler
-from tftpu.preflight.cost import memory_of, price
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing.cost import memory_of, price
 
 BATCH, TIME, WIDTH = 8, 1024, 768
 

@@ -27,11 +27,12 @@ from tftpu.config.mesh import DATA, FSDP, mesh_sizes
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
 from tftpu.optim.losses import SmoothedCrossentropy
-from tftpu.preflight import collectives, compiler
-from tftpu.preflight.cost import price
-from tftpu.preflight.hlo import Module
-from tftpu.preflight.loops import Runs
-from tftpu.preflight.pricing import all_within
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import collectives
+from tftpu.preflight.pricing.cost import price
+from tftpu.preflight.pricing.instructions import all_within
+from tftpu.preflight.program.hlo import Module
+from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import Slice, parse_slice
 

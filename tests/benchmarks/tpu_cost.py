@@ -7,7 +7,7 @@ update; bfloat16) with the same compiler, batch, loss and optimizer, and compare
 
 - M cycles: the compiler's own estimate, with loops multiplied. Instructions without one (a Pallas
   kernel, the gradient of a maximum, padding between pixels) are priced by their FLOPs and bytes,
-  as `tftpu.preflight.cost` does;
+  as `tftpu.preflight.pricing.cost` does;
 - GB accessed, counted by the same module, and MiB of HBM.
 
 The first compilation takes 1-3 minutes on 2 cores; its result is cached. KerasHub is installed by
@@ -36,8 +36,8 @@ from tftpu import models
 from tftpu.engines.lowered import LoweredStep
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.optim.losses import SmoothedCrossentropy
-from tftpu.preflight import compiler
-from tftpu.preflight.cost import Cost, memory_of, price
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing.cost import Cost, memory_of, price
 from tftpu.tpu.slices import Slice, parse_slice
 
 GENERATIONS = ("v3", "v5e")

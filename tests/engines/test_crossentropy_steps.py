@@ -11,7 +11,8 @@ from tftpu import models
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.optim import losses
 from tftpu.optim.losses import SmoothedCrossentropy
-from tftpu.preflight import compiler, cost
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
 from tftpu.tpu.slices import parse_slice
 
 WIDTH, VOCABULARY = 16, 1000

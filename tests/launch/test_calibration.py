@@ -10,7 +10,7 @@ import pytest
 
 from tftpu.launch.calibration import fit
 from tftpu.launch.calibration.rows import ROWS
-from tftpu.preflight.prices import BASES, Prices
+from tftpu.preflight.pricing.prices import BASES, Prices
 from tftpu.tpu.slices import parse_slice
 
 BEFORE = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5)

@@ -24,6 +24,8 @@ DIGITS = ("preflight", "--config=digits_resnet")
         ([*DIGITS, "--json"], "write --json=VALUE"),
         ([*DIGITS, "--time_limit=0"], "--time_limit is 0"),
         ([*DIGITS, "--config.train.precision=mixed_float16"], "use mixed_bfloat16"),
+        ([*DIGITS, "--html=."], "--html=. is a folder: name a file in it"),
+        ([*DIGITS, "--json=/tmp"], "--json=/tmp is a folder"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
 )
@@ -91,3 +93,26 @@ def test_train_shows_the_prediction_next_to_the_measured_step(tmp_path, capsys):
     assert command_line.main([*arguments, "--config.train.steps=80"]) == 0
     (line,) = [row for row in capsys.readouterr().out.splitlines() if "preflight predicted" in row]
     assert "v5e-1: 12.3 ms" in line and "v3-8" not in line and "v2-8" not in line
+
+
+@pytest.mark.compiles
+def test_text_that_the_model_writes_is_priced(capsys, tmp_path):
+    path = tmp_path / "text.json"
+    words = ["preflight", "--config=python_gpt", "--slices=v5e-1", "--generate=2", f"--json={path}"]
+    assert command_line.main(words) == 0
+    [found] = json.loads(path.read_text())
+    assert found["tokens_per_second"] == pytest.approx(2e3 / found["token_ms"])
+    assert "1M tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config=digits_resnet", "--generate=1"], "does not continue texts"),
+        (["--config=python_gpt", "--generate=0"], "--generate"),
+        (["--config=python_gpt", "--generate=1", "--explain"], "--explain is about a train step"),
+    ],
+)
+def test_text_that_cannot_be_priced_is_refused(capsys, words, message):
+    assert command_line.main(["preflight", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -17,7 +17,8 @@ from tftpu.errors import UserError
 from tftpu.models.families import llama
 from tftpu.models.kernels import flash, functions, internals
 from tftpu.models.layers.attention import attention, rotation
-from tftpu.preflight import compiler, cost
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
 from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
 

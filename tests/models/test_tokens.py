@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tftpu
 from tests.support import zoo
@@ -62,3 +63,12 @@ def test_bert_ignores_padding_and_reads_the_types():
 def test_an_unknown_feature_fails_with_a_suggestion():
     with pytest.raises(tftpu.UserError, match="has no feature 'segment'"):
         models.build(zoo.TINY["llama"])({"tokens": np.ones((1, 3)), "segment": np.ones((1, 3))})
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
+def test_a_batch_of_any_size_and_length_is_traced_once(family):
+    """Keras traces so when `predict` gets batches of several sizes."""
+    model = models.build(zoo.TINY[family])
+    tokens, _ = zoo.batch(family)
+    traced = tf.function(model, input_signature=[tf.TensorSpec((None, None), tf.int32)])
+    assert relative(traced(tokens[:2, :5]).numpy(), model(tokens[:2, :5]).numpy()) < 1e-6

@@ -13,7 +13,8 @@ from tftpu.engines.tensorflow.lower import lower
 from tftpu.models.kernels import functions, whole
 from tftpu.models.layers.attention import whole_sequences
 from tftpu.models.layers.self_attention import SelfAttention
-from tftpu.preflight import compiler, cost
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
 from tftpu.tpu.slices import parse_slice
 
 __all__ = ["interpreted"]  # a fixture

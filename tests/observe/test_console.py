@@ -186,9 +186,11 @@ def test_the_tpu_is_found_by_its_pci_device_or_the_environment(tmp_path, monkeyp
 def counted(function, *shapes) -> int:
     import tensorflow as tf
 
+    from tftpu.engines.origins import Origin
+
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return flops.of_forward(graph)
+    return flops.of_step(graph, [Origin.DATA] * len(specs))  # nothing is trained: forward alone
 
 
 def test_the_flops_of_products_and_convolutions_are_those_on_paper():
@@ -220,14 +222,13 @@ def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program
     from tftpu import input_pipelines
     from tftpu.engines.tensorflow import lower
     from tftpu.launch import config_flags, experiment
-    from tftpu.preflight import cost
 
     settings = config_flags.load(config, [])
     batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
     with tftpu.connect(virtual_devices=1).scope():
         step = train_step(experiment.build_model(settings), batch)
     program = lower.lower(lambda: experiment.build_model(settings), batch, 1, "float32")
-    assert step.model_flops == pytest.approx(cost.model_flops(program), rel=0.02)
+    assert step.model_flops == pytest.approx(program.model_flops, rel=0.02)
 
 
 @pytest.mark.slow
@@ -241,7 +242,6 @@ def test_computing_statistics_does_not_count_as_model_flops():
     from tftpu import models
     from tftpu.engines.tensorflow import lower
     from tftpu.models.sizes import ResNet
-    from tftpu.preflight import cost
 
     def compiled(norm_batch):
         fields = {"blocks": (1, 1), "width": 8, "stem": "small", "image_size": 8, "num_classes": 5}
@@ -255,7 +255,7 @@ def test_computing_statistics_does_not_count_as_model_flops():
         with tftpu.connect(virtual_devices=1).scope():
             found.add(train_step(compiled(norm_batch), batch).model_flops)
         program = lower.lower(lambda n=norm_batch: compiled(n), batch, 1, "float32")
-        found.add(cost.model_flops(program))
+        found.add(program.model_flops)
     assert len(found) == 1
 
 

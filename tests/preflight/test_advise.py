@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.advise import MAX_COMPILES, largest_batch, lint, memory_wanted
-from tftpu.preflight.cost import Cost, Memory
-from tftpu.preflight.pricing import Priced
+from tftpu.preflight.advise import MAX_COMPILES, batch_step, largest_batch, lint, memory_wanted
+from tftpu.preflight.pricing.cost import Cost, Memory
+from tftpu.preflight.pricing.instructions import Priced
 
 
 @pytest.mark.parametrize("edge", [8, 16, 248, 1000, 2504, 4088])
@@ -37,6 +37,17 @@ def test_a_jump_in_memory_does_not_mislead_the_search():
 
 def test_the_search_reports_that_nothing_fits():
     assert largest_batch(lambda batch: (False, 10**9), 64, 10**9, 10**6, 8) == (0, 8)
+    assert largest_batch(lambda batch: (False, 10**9), 6, 10**9, 10**6, 4) == (0, 4)
+    assert largest_batch(lambda batch: (False, 10**9), 6, 10**9, 10**6, 8) == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("examples", "unit", "step"),
+    [(4096, None, 8), (64, None, 8), (63, None, 4), (8, None, 1), (1, None, 1)]
+    + [(64, 32, 32), (32, 32, 32), (20_000, None, 32), (100_000, 16, 128)],
+)
+def test_small_batches_are_searched_in_small_steps(examples, unit, step):
+    assert batch_step(examples, unit) == step
 
 
 @pytest.mark.parametrize(
@@ -97,3 +108,17 @@ def test_only_layers_that_matter_and_whose_width_is_chosen_are_told_of_empty_lan
     instructions = [Priced(n, "matrix", n, "", 1, s, 0, 0, 0) for n, s in spent.items()]
     cost = Cost(Memory(0, 0, 0, 0, 0), [], instructions, *[0] * 4, *[1.0] * 5, [], [])
     assert [item.layer for item in lint(step, cost, 16)] == found
+
+
+def test_an_op_that_became_a_loop_of_many_short_iterations_is_named():
+    def spent(name: str, times: int, seconds: float) -> Priced:
+        return Priced(name, "elementwise", "up", "tape/up/ResizeGrad", times, seconds, 0, 0, 0)
+
+    step = LoweredStep(program=b"", arguments=[], precision="float32")
+    body = [spent("a", 20_000, 0.02), spent("b", 20_000, 0.02)]
+    rest = spent("c", 9_999, 0.06)
+    cost = Cost(Memory(0, 0, 0, 0, 0), [], [*body, rest], *[0] * 4, *[1.0] * 5, [], [])
+    [found] = lint(step, cost, 16)
+    assert str(found).startswith(
+        "layer 'up' (40% of the step): ResizeGrad runs as 20,000 iterations of 2 us, one after "
+    )

@@ -3,16 +3,16 @@
 import pytest
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.collectives import (
+from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.pricing.collectives import (
     Timeline,
     all_reduce_seconds,
     group_size,
     seconds,
     sent_bytes,
 )
-from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.cost import price
-from tftpu.preflight.hlo import Instruction, Tensor
+from tftpu.preflight.pricing.cost import price
+from tftpu.preflight.program.hlo import Instruction, Tensor
 from tftpu.tpu.slices import parse_slice
 
 SLICE = parse_slice("v5e-8")

@@ -3,6 +3,7 @@
 Evidence: compiled. Nothing here ran on a TPU.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,11 +22,12 @@ from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow.lower import TensorFlowLowering
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
-from tftpu.preflight import PreflightOptions, compiler
-from tftpu.preflight.caller import Caller
+from tftpu.preflight import PreflightOptions
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.compiling.caller import Caller
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.examine import Examiner
-from tftpu.preflight.processes import Processes
-from tftpu.preflight.progress import Progress
 from tftpu.tpu.slices import parse_slice
 
 pytestmark = pytest.mark.compiles
@@ -118,6 +120,7 @@ def test_a_loop_of_microbatches_costs_as_much_as_the_full_batch():
     assert loop.model_flops == whole.model_flops
     assert loop.step_ms == pytest.approx(whole.step_ms, rel=0.10)
     assert loop.hbm_bytes < 0.5 * whole.hbm_bytes
+    assert any(f"[{256 // 8}," in tensor.shape for tensor in loop.largest_tensors)  # in the loop
 
 
 @pytest.mark.exhaustive
@@ -332,7 +335,7 @@ def test_a_crash_of_the_compiler_is_reported_and_not_cached(monkeypatch, tmp_pat
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     item = examine(mlp(1, 128), classified(64, 128))
-    assert not item.compiles
+    assert item.undecided and not item.compiles
     assert "SIGABRT" in item.error and "check failed" in item.error
     assert "check failed" not in capfd.readouterr().err  # messages of libtpu are hidden
     examine(mlp(1, 128), classified(64, 128), verbose=True)
@@ -344,7 +347,7 @@ def test_a_crash_of_the_compiler_is_reported_and_not_cached(monkeypatch, tmp_pat
 def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     item = examine(mlp(1, 128), classified(64, 128), time_limit=0.2)
-    assert not item.compiles and "had not finished after 0" in item.error
+    assert item.undecided and "had not finished after 0" in item.error
     assert 0.2 <= item.compile_seconds < 2
 
 
@@ -353,6 +356,16 @@ def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
     first = examine(mlp(1, 128), classified(64, 128))
     monkeypatch.setattr(Processes, "run", None)  # the second check must not compile
     assert examine(mlp(1, 128), classified(64, 128)) == first
+
+
+def test_a_damaged_program_in_the_cache_is_compiled_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
+    first = examine(mlp(1, 128), classified(64, 128))
+    for name in ("result.json", "program.txt.gz"):
+        [file] = tmp_path.glob(f"preflight/*/{name}")
+        file.write_bytes(file.read_bytes()[:20])
+        again = examine(mlp(1, 128), classified(64, 128))
+        assert dataclasses.replace(again, compile_seconds=first.compile_seconds) == first
 
 
 def test_another_version_of_libtpu_compiles_again(monkeypatch):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tftpu.preflight.hlo import Module, Tensor, hbm_bytes, product_flops, tensors
-from tftpu.preflight.loops import Runs
+from tftpu.preflight.program.hlo import Module, Tensor, hbm_bytes, product_flops, tensors
+from tftpu.preflight.program.loops import Runs
 
 LOOP = """\
 HloModule step, is_scheduled=true
@@ -52,6 +52,16 @@ def test_an_instruction_in_a_loop_runs_once_per_iteration(start, step, known, ti
     runs = {instruction.name: n for instruction, n, _ in Runs(module).walk()}
     assert runs["y.1"] == times
     assert runs["p.0"] == 1
+
+
+def test_what_the_compiler_adds_to_a_loop_belongs_to_the_op_that_it_was():
+    said = ', metadata={op_name="head/Scatter"}'
+    text = LOOP.replace("START", "0").replace("STEP", "1").replace("KNOWN", said)
+    found = {
+        i.name: i.op_name for body in Module(text).computations.values() for i in body.values()
+    }
+    assert found["y.1"] == "head/Scatter"
+    assert found["p.0"] == ""
 
 
 def test_tensors_are_padded_to_tiles():
@@ -149,6 +159,39 @@ def test_an_array_that_a_fusion_also_reads_whole_costs_all_of_it():
     copied = IN_PLACE.replace("bitcast(%second)", "add(%second, %q.2)")
     module = Module(copied)
     assert hbm_bytes(module, module.entry["f"], module.entry) == 2 * step + 2 * 200 * step
+
+
+UPDATE = """\
+ENTRY %main (a: bf16[4,64,256], b: bf16[4,64,1], i: s32[]) -> bf16[4,64,256] {
+  %a = bf16[4,64,256]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %b = bf16[4,64,1]{2,1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %i = s32[]{S(6)} parameter(2)
+  %part = bf16[4,64,1]{2,1,0:T(8,128)(2,1)S(1)} dynamic-slice(%a, %i), dynamic_slice_sizes={4,64,1}
+  ROOT %u = bf16[4,64,256]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%a, %b, %i, %i, %i)
+}
+"""
+
+
+def test_an_update_in_place_reads_and_writes_the_tiles_that_it_changes():
+    """One column of 256: half of the tiles, which it changes in part."""
+    module = Module(UPDATE)
+    assert hbm_bytes(module, module.entry["u"], module.entry) == 2 * 4 * 64 * 128 * 2
+    assert hbm_bytes(module, module.entry["part"], module.entry) == 4 * 64 * 2
+    whole = Module(UPDATE.replace("bf16[4,64,1]", "bf16[1,64,256]"))
+    assert hbm_bytes(whole, whole.entry["u"], whole.entry) == 64 * 256 * 2
+
+
+def test_a_slice_that_is_fetched_ahead_reads_no_more_than_itself():
+    text = """\
+ENTRY %main (a: bf16[400,128]) -> bf16[100,128] {
+  %a = bf16[400,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %s = ((bf16[400,128]{1,0:T(8,128)(2,1)}), bf16[100,128]{1,0:T(8,128)(2,1)S(1)}, s32[]{:S(2)}) \
+slice-start(%a), slice={[0:100], [0:128]}
+  ROOT %d = bf16[100,128]{1,0:T(8,128)(2,1)S(1)} slice-done(%s)
+}
+"""
+    module = Module(text)
+    assert hbm_bytes(module, module.entry["s"], module.entry) == 104 * 128 * 2
 
 
 def test_a_fusion_with_a_tuple_as_its_result_writes_all_of_it():

@@ -3,8 +3,8 @@
 import pytest
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.cost import price
+from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.pricing.cost import price
 from tftpu.tpu.slices import parse_slice
 
 ARRAY = "bf16[4096,4096]{1,0:T(8,128)(2,1)}"  # 32 MiB
@@ -19,7 +19,7 @@ STATS = dict.fromkeys(
 
 
 def _cost(cycles: int, slice_name: str = "v5e-1"):
-    """Returns the cost of a copy to the host and one back, with work of so many cycles between."""
+    """Returns the cost of two copies, to the host and back, and of work between them."""
     text = f"""HloModule offload
 
 ENTRY %main (x: bf16[4096,4096]) -> bf16[4096,4096] {{

@@ -11,8 +11,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_mask,
 )
 
-from tftpu.preflight.hlo import Instruction, Module
-from tftpu.preflight.kernels import kernel_flops
+from tftpu.preflight.program.hlo import Instruction, Module
+from tftpu.preflight.program.kernels import kernel_flops
 
 ROWS, DEPTH, COLUMNS, BLOCK = 512, 384, 256, 128
 

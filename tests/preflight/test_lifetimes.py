@@ -2,8 +2,8 @@
 
 import pytest
 
-from tftpu.preflight.hlo import Module
-from tftpu.preflight.lifetimes import Lifetimes, Loop
+from tftpu.preflight.program.hlo import Module
+from tftpu.preflight.program.lifetimes import Lifetimes, Loop
 
 A = "f32[1024,1024]{1,0:T(8,128)}"  # 4 MiB
 CHIP = "f32[1024,1024]{1,0:T(8,128)S(1)}"

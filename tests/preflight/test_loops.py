@@ -6,10 +6,12 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.stepping import train_step
+from tftpu.engines.origins import Origin
 from tftpu.engines.tensorflow import flops, lower
-from tftpu.preflight import compiler, cost
-from tftpu.preflight.hlo import Module
-from tftpu.preflight.loops import Runs
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
+from tftpu.preflight.program.hlo import Module
+from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import parse_slice
 
 LESS = """\
@@ -86,6 +88,29 @@ ENTRY %main (p.0: s32[]) -> (s32[], s32[]) {
 
 def runs(text: str) -> dict[str, int]:
     return {found.name: times for found, times, _ in Runs(Module(text)).walk()}
+
+
+def test_of_a_choice_the_longest_branch_counts():
+    cycles = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
+    text = f"""HloModule m
+
+%short (a.1: f32[4]) -> f32[4] {{
+  %a.1 = f32[4] parameter(0)
+  ROOT %r.1 = f32[4] add(%a.1, %a.1), {cycles % 10}
+}}
+
+%long (a.2: f32[4]) -> f32[4] {{
+  %a.2 = f32[4] parameter(0)
+  ROOT %r.2 = f32[4] add(%a.2, %a.2), {cycles % 20}
+}}
+
+ENTRY %main (p.0: s32[], x: f32[4]) -> f32[4] {{
+  %p.0 = s32[] parameter(0)
+  %x = f32[4] parameter(1)
+  ROOT %c = f32[4] conditional(%p.0, %x, %x), branch_computations={{%short, %long}}
+}}
+"""
+    assert set(runs(text)) == {"p.0", "x", "a.2", "r.2"}
 
 
 def test_a_bound_may_come_from_another_loop():
@@ -242,7 +267,7 @@ def spec(name: str) -> tuple:
 def test_the_model_flops_of_recurrent_layers_are_those_on_paper(name):
     build, *_, forward = CASES[name]
     step = lower.lower(build, spec(name), 1, "float32")
-    assert cost.model_flops(step) == 3 * forward
+    assert step.model_flops == 3 * forward
     with tftpu.connect(virtual_devices=1).scope():
         assert train_step(build(), spec(name)).model_flops == 3 * forward
 
@@ -267,7 +292,7 @@ def test_the_loops_of_a_graph_are_counted_where_it_shows_how_often_they_run(
         return tf.while_loop(condition, body, (tf.constant(start), x))[1]
 
     traced = tf.function(looped, autograph=False).get_concrete_function(tf.TensorSpec((4, 4)))
-    assert flops.of_forward(traced.graph) == trips * 2 * 4**3
+    assert flops.of_step(traced.graph, [Origin.DATA]) == trips * 2 * 4**3
 
 
 def test_a_loop_that_may_stand_still_runs_at_least_as_often_as_it_counts():

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tftpu.errors import UserError
-from tftpu.preflight import compiler
+from tftpu.preflight.compiling import compiler
 
 
 def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
@@ -31,11 +31,13 @@ def test_a_compiler_ends_with_the_check_that_waits_for_it(tmp_path):
     os.mkfifo(tmp_path / "module.mlir")  # reading it takes for ever
     start = (
         "import subprocess, sys; "
-        "command = [sys.executable, '-P', '-m', 'tftpu.preflight.compiler', sys.argv[1]]; "
+        "command = [sys.executable, '-P', '-m', *sys.argv[1:]]; "
         "child = subprocess.Popen(command); print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", start, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", start, compiler.__name__, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
     process = psutil.Process(int(parent.stdout.readline()))

@@ -1,4 +1,4 @@
-"""What a page draws, against figures on paper and against the compiler's own."""
+"""Numbers that a page draws, against figures on paper and against the compiler's own."""
 
 import keras
 import pytest
@@ -9,8 +9,8 @@ from tftpu import preflight
 from tftpu.config import TrainOptions
 from tftpu.engines.lowered import Held, LoweredStep
 from tftpu.preflight import PreflightOptions
-from tftpu.preflight.cost import price
 from tftpu.preflight.plots import MAX_PLACES, plots_of
+from tftpu.preflight.pricing.cost import price
 
 HELD = Held(weights=10, optimizer=20, averages=0)
 STEP = LoweredStep(program=b"", arguments=["a", "b"], precision="float32", held=HELD)

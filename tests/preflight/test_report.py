@@ -1,12 +1,13 @@
 """The report: order, remarks, text and JSON."""
 
+import dataclasses
 import json
 
 import pytest
 
-from tftpu.preflight.cost import Cost, LargeTensor, Memory, memory_of
 from tftpu.preflight.options import PreflightOptions
-from tftpu.preflight.pricing import Priced
+from tftpu.preflight.pricing.cost import Cost, LargeTensor, Memory, memory_of
+from tftpu.preflight.pricing.instructions import Priced
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill
 from tftpu.tpu.slices import parse_slice
@@ -109,6 +110,23 @@ def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_advice():
         "gradient_accumulation_steps=2",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"fits": True}, "-"),
+        ({"undecided": True, "compiles": False}, "not known"),
+        ({"compiles": False}, "does not compile"),
+        ({"largest_per_core_batch": 0, "smallest_failing_batch": 2}, "Not even 2 per core fits"),
+        ({"largest_per_core_batch": 0}, "No batch fits: even the weights"),
+        ({"hbm_bytes": 15 << 30}, "needs 15 GiB or more, and cannot use the 16 GiB"),
+    ],
+)
+def test_a_slice_without_an_answer_is_no_refusal(state, said):
+    item = SliceReport("v5e-1", 1, 8, hbm_bytes=20 << 30, hbm_limit_bytes=16 << 30)
+    item = dataclasses.replace(item, **{"compiles": True, **state})
+    assert said in Report(8, "float32", None, [item]).text()
 
 
 def test_explain_shows_layers_kinds_and_instructions():

@@ -14,12 +14,13 @@ import tensorflow as tf
 
 from tftpu import preflight
 from tftpu.errors import UserError
-from tftpu.preflight import examine, processes
-from tftpu.preflight.caller import Caller
-from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.processes import Processes
-from tftpu.preflight.progress import Progress
-from tftpu.preflight.work_folder import work_folder
+from tftpu.preflight import examine
+from tftpu.preflight.compiling import processes
+from tftpu.preflight.compiling.caller import Caller
+from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.compiling.work_folder import work_folder
 from tftpu.tpu.slices import parse_slice
 
 V3, V5E = parse_slice("v3-8"), parse_slice("v5e-8")
@@ -183,8 +184,8 @@ def shown(capfd, seconds):
 
 def test_plain_lines_are_sparse_and_name_phase_seconds_and_memory(capfd):
     first, second = sorted(shown(capfd, 3.2).splitlines())  # one each in three seconds
-    assert re.fullmatch(r"compiling v5e-8, 1 s \(limit 100 s\), \d\S* [KM]iB", first)
-    assert second == "lowering, 1 s"
+    assert re.fullmatch(r"compiling v5e-8, [123] s \(limit 100 s\), \d\S* [KM]iB", first)
+    assert re.fullmatch("lowering, [123] s", second)
 
 
 def test_a_terminal_gets_one_live_line_with_all_phases(capfd, monkeypatch):
@@ -203,7 +204,7 @@ def test_a_phase_that_is_over_soon_is_not_shown(capfd):
 def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from tftpu.preflight.work_folder import work_folder\n"
+        "from tftpu.preflight.compiling.work_folder import work_folder\n"
         "with work_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tftpu import preflight
-from tftpu.preflight.compiler import Compiled
+from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill_unpriced
 from tftpu.tpu.slices import parse_slice
@@ -30,7 +30,9 @@ def test_a_large_vocabulary_on_v6e_is_priced():
 
 def test_a_program_that_cannot_be_read_has_its_memory_and_no_price():
     target = parse_slice("v5e-1")
-    report = SliceReport("v5e-1", 1, 8, True, True, hbm_limit_bytes=target.generation.hbm_limit)
+    report = SliceReport(
+        "v5e-1", 1, 8, compiles=True, fits=True, hbm_limit_bytes=target.generation.hbm_limit
+    )
     kinds = ("argument_size", "output_size", "alias_size", "temp_size", "generated_code_size")
     memory = {f"{kind}_in_bytes": 1 << 30 for kind in kinds} | {"peak_memory_in_bytes": 3 << 30}
     compiled = Compiled("", False, "", memory, 0.0, 0.0, False)

@@ -33,7 +33,7 @@ TENSORFLOW_FREE = (
     "tftpu.training",
     "tftpu.runtime",
     "tftpu.checkpoint",
-    "tftpu.preflight.cost",
+    "tftpu.preflight.pricing.cost",
     "tftpu.preflight.advise",
     "tftpu.preflight.report",
     "tftpu.tensors",
@@ -104,7 +104,7 @@ def test_private_interfaces_are_used_in_separate_files_only():
         "tftpu/engines/jax/internals.py",
         "tftpu/engines/keras_internals.py",
         "tftpu/engines/tensorflow/internals.py",
-        "tftpu/preflight/jax_internals.py",
+        "tftpu/preflight/compiling/jax_internals.py",
         "models/kernels/internals.py",
         "models/layers/internals.py",
     }

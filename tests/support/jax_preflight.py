@@ -14,7 +14,8 @@ from tests.support.sums_over_devices import sums
 from tftpu import models, preflight
 from tftpu.config import TrainOptions
 from tftpu.engines.jax.lower import JaxLowering
-from tftpu.preflight import compiler, cost
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
 from tftpu.tpu.compiler_options import AUTO
 from tftpu.tpu.slices import parse_slice
 

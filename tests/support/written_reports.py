@@ -1,7 +1,7 @@
 """Preflight reports with chosen figures, for tests that compare or draw them."""
 
-from tftpu.preflight.cost import LargeTensor
 from tftpu.preflight.plots import Exchange, LoopPlace, MemoryCurve, Plots, RooflinePoint
+from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.slices import parse_slice

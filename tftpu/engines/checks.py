@@ -46,7 +46,7 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
     if not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...)"
-            " before making a Trainer."
+            " first, or give objectives, with losses of your own."
         )
     for method, instead in _OVERRIDES.items():
         if getattr(type(model), method) is not getattr(keras.Model, method):

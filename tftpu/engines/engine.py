@@ -224,6 +224,10 @@ class Executor(Protocol):
         """Returns the output for one batch, which every replica receives in full."""
         ...
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a function, as `tftpu.engines.functions`, with the weights of evaluation."""
+        ...
+
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
         ...

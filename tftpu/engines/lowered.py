@@ -51,10 +51,9 @@ class LoweredStep:
         program: the train step: a serialized HloModuleProto of one replica, or if it is
             `partitioned`, StableHLO text of all devices together, with shardings.
         partitioned: whether the compiler divides the program between the devices.
-        forward: HLO text of the forward pass over one microbatch, in inference mode. In training
-            mode it would include the batch statistics, which do not count as model FLOPs.
-        forward_devices: number of devices that share this forward pass.
-        gradient_accumulation_steps: microbatches per step.
+        forward: HLO text of the forward pass over one microbatch, in inference mode.
+        model_flops: FLOPs that the model needs for a device's part of a step, independent of the
+            compiled program: `tftpu.engines.origins`.
         arguments: name of each program parameter: "batch", or the path of a variable.
         layers: class name of every Keras layer, nested ones included, by layer name.
         numbered: whether the scope of a layer is its name and a number.
@@ -67,8 +66,7 @@ class LoweredStep:
     program: bytes
     partitioned: bool = False
     forward: str = ""
-    forward_devices: int = 1
-    gradient_accumulation_steps: int = 1
+    model_flops: int = 0
     arguments: list[str]
     layers: dict[str, str] = dataclasses.field(default_factory=dict)
     numbered: bool = True

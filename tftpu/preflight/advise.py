@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import counted
-from tftpu.preflight.cost import Cost
-from tftpu.preflight.hlo import Module
+from tftpu.preflight.pricing.cost import Cost
+from tftpu.preflight.program.hlo import Module
 
 LANES, SUBLANES = 128, 8  # dimensions of a vector register, and of a tile in memory
 MAX_COMPILES = 12  # per search for the largest batch
+ITERATIONS = 10_000  # of a loop whose share of the step is worth advice
 WORTH = 0.05  # of a step: what takes less is not worth advice about speed
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -25,7 +26,7 @@ class Lint:
         layer: name of the layer, "" for the step itself.
         problem: what is slow or wrong.
         fix: what to change.
-        step_share: fraction of the step's time that the layer takes.
+        step_share: fraction of the step's time that the layer, or its problem, takes.
     """
 
     layer: str
@@ -58,6 +59,19 @@ def memory_wanted(error: str) -> tuple[int, int] | None:
     return None
 
 
+def batch_step(examples: int, unit: int | None) -> int:
+    """Returns the step of the search for a batch that fits.
+
+    Args:
+        examples: of a microbatch that does not fit.
+        unit: what batches must be a multiple of; None: anything.
+    """
+    step = unit or next(n for n in (SUBLANES, 4, 2, 1) if n == 1 or 8 * n <= examples)
+    while examples > 1024 * step:  # 0.2 % is exact enough
+        step *= 2
+    return step
+
+
 def largest_batch(
     need: Callable[[int], tuple[bool, int]], failing: int, needs: int, limit: int, unit: int
 ) -> tuple[int, int]:
@@ -88,7 +102,7 @@ def largest_batch(
         fits, points[guess] = need(guess * unit)
         low, high = (guess, high) if fits else (low, guess)
         halved = 2 * (high - low) <= width + 1
-    return low * unit, high * unit
+    return low * unit, min(high * unit, failing)
 
 
 def _interpolate(points: dict[int, int], limit: int) -> int:
@@ -113,9 +127,10 @@ def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
     shares = {layer: seconds / total for layer, seconds, _ in by_layer}
     layers = [
         *_wasted_lanes(step, shares),
-        *_float32_products(step, shares),
+        *_float32_products(step, _of_products(cost, total)),
         *_augmentation(step, shares),
         *_grouped_convolutions(step, shares),
+        *_short_iterations(cost, total),
     ]
     layers.sort(key=lambda item: -item.step_share)
     of_program = [*_uncounted_loops(cost), *_silent_kernels(cost)]
@@ -140,9 +155,9 @@ def _silent_kernels(cost: Cost) -> list[Lint]:
 
 
 def _partial_tiles(microbatch: int) -> list[Lint]:
-    if not microbatch % SUBLANES:
-        return []
     padded = -(-microbatch // SUBLANES) * SUBLANES
+    if 1 - microbatch / padded < WORTH:
+        return []
     return [
         Lint(
             "",
@@ -183,6 +198,15 @@ def _wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
                     shares[layer],
                 )
             )
+    return found
+
+
+def _of_products(cost: Cost, total: float) -> dict[str, float]:
+    """Returns the share of the step that matrix products of each layer take."""
+    found: dict[str, float] = {}
+    for priced in cost.instructions:
+        if priced.kind in ("matrix", "window"):
+            found[priced.layer] = found.get(priced.layer, 0.0) + priced.seconds / total
     return found
 
 
@@ -232,4 +256,25 @@ def _grouped_convolutions(step: LoweredStep, shares: dict[str, float]) -> list[L
             shares.get(name, 0.0),
         )
         for name in step.grouped
+    ]
+
+
+def _short_iterations(cost: Cost, total: float) -> list[Lint]:
+    """Finds layers that loops of many short iterations take the time of, such as a scatter's."""
+    spent: dict[tuple[str, str, int], float] = {}
+    for priced in cost.instructions:
+        if priced.times >= ITERATIONS:
+            key = priced.layer, priced.op_name.split("/")[-1], priced.times
+            spent[key] = spent.get(key, 0.0) + priced.seconds
+    return [
+        Lint(
+            layer,
+            f"{op or 'a loop'} runs as {times:,} iterations of {1e6 * seconds / times:.2g} us, one "
+            "after the other",
+            "Use another op, such as nearest or transposed convolution instead of a bilinear "
+            "enlargement, or loops with more work in each iteration",
+            seconds / total,
+        )
+        for (layer, op, times), seconds in spent.items()
+        if seconds / total >= WORTH
     ]

@@ -10,6 +10,7 @@ from tftpu.errors import UserError, counted
 from tftpu.preflight import units
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
+from tftpu.preflight.table import verdict
 
 MAX_CHANGES = 15  # layers that are shown
 WORTH = 0.001  # of the step before: layers that changed less are counted together
@@ -68,7 +69,7 @@ def _compared(
 ) -> list[str | Table]:
     """Returns the tables of one slice."""
     table = _table(after.slice)
-    states = [_state(before), _state(after)]
+    states = [verdict(before), verdict(after)]
     if states != ["fits", "fits"]:
         table.add_row("  verdict", *states, "", "")
     for row in _figures(before, after, first, second):
@@ -82,12 +83,6 @@ def _compared(
         if old and new:
             parts += ["", *_changes(title, old, new, before.step_ms or 0.0)]
     return parts
-
-
-def _state(item: SliceReport) -> str:
-    if item.fits:
-        return "fits"
-    return "does not fit" if item.compiles else "does not compile"
 
 
 class _Row(NamedTuple):

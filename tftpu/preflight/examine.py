@@ -6,26 +6,31 @@ from collections.abc import Callable, Iterable
 
 import keras
 
-from tftpu.config import PRECISIONS, Cluster, Share
+from tftpu.config import Cluster, Share
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
-from tftpu.engines import checks, selection
+from tftpu.engines import selection
 from tftpu.engines.data import with_examples
 from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
-from tftpu.errors import UserError, did_you_mean
-from tftpu.preflight import advise
-from tftpu.preflight.caller import Caller
-from tftpu.preflight.compiler import KERNEL_MEMORY, Compiled, check_machine, compile_program
-from tftpu.preflight.cost import memory_of, model_flops, price
+from tftpu.errors import UserError, counted
+from tftpu.preflight import advise, request
+from tftpu.preflight.compiling.caller import Caller
+from tftpu.preflight.compiling.compiler import (
+    KERNEL_MEMORY,
+    Compiled,
+    check_machine,
+    compile_program,
+)
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import plots_of
-from tftpu.preflight.processes import Processes
-from tftpu.preflight.progress import Progress
+from tftpu.preflight.pricing.cost import memory_of, price
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
 from tftpu.preflight.units import duration, size
 from tftpu.tensors import Nest
-from tftpu.tpu.slices import Slice, parse_slice
+from tftpu.tpu.slices import Slice
 
 
 def check(
@@ -59,15 +64,10 @@ def check(
             and the op); or this machine has no TPU compiler.
     """
     options = options or PreflightOptions()
-    if options.precision not in PRECISIONS:
-        raise UserError(
-            f"There is no precision {options.precision!r}."
-            f"{did_you_mean(options.precision, PRECISIONS)}"
-        )
-    options.train.validate()
-    targets = [parse_slice(name) for name in slices]
-    if not targets:
-        raise UserError("No slice was given: name at least one, such as v3-8 or v5e-8.")
+    request.refuse_options(options)
+    request.refuse_model_fn(model_fn)
+    request.refuse_batch(batch_spec, options)
+    targets = request.slices_of(slices)
     cluster = Cluster(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
@@ -75,8 +75,6 @@ def check(
     cluster.validate()
     lowering = selection.lowering_for(cluster)
     check_machine()
-    for spec in keras.tree.flatten(batch_spec):
-        checks.refuse_spec(spec)
     caller = Caller()
     with Progress() as progress:
         processes = Processes(progress)
@@ -167,6 +165,7 @@ class Examiner:
         report = dataclasses.replace(
             report,
             compiles=not compiled.error or compiled.out_of_memory,
+            undecided=compiled.undecided,
             fits=not compiled.error,
             error=_with_advice(compiled.error, target),
             compile_seconds=round(compiled.seconds, 1),
@@ -181,7 +180,7 @@ class Examiner:
     ) -> None:
         """Adds to the report of a slice what its compiled program costs."""
         if not compiled.text:
-            fill_unpriced(report, compiled, model_flops(step), target)
+            fill_unpriced(report, compiled, step.model_flops, target)
             return
         cost = price(step, compiled, target)
         fill(report, cost, target, self.options, self.global_batch_size)
@@ -249,7 +248,8 @@ class Examiner:
 
             def built() -> keras.Model:
                 model = make()
-                phase.text = f"lowering for {devices} devices"
+                request.refuse_model(model)
+                phase.text = f"lowering for {counted(devices, 'device')}"
                 return model
 
             return self.lowering.lower(
@@ -299,29 +299,32 @@ class Examiner:
                 return False, wanted[0] if wanted else limit + 1
             return True, memory_of(compiled.memory).total
 
-        unit = self.options.batch_unit * self.microbatches
-        while per_core > 1024 * unit:  # 0.2 % is exact enough
-            unit *= 2
+        unit = advise.batch_step(per_core // self.microbatches, self.options.batch_unit)
+        unit *= self.microbatches
         report.largest_per_core_batch, report.smallest_failing_batch = advise.largest_batch(
             need, per_core, needs, limit, unit
         )
-        report.advice = [self._accumulate(target, per_core)]
+        report.advice = self._accumulate(target, per_core)
         if self.options.recomputing:
             report.advice.append(self.recompute(target, per_core, self.options.recomputing))
 
-    def _accumulate(self, target: Slice, per_core: int) -> str:
-        """Returns the fewest microbatches, a power of two times today's, with which it fits."""
+    def _accumulate(self, target: Slice, per_core: int) -> list[str]:
+        """Returns advice on the fewest microbatches, a power of two times today's, with which it
+        fits; none if the batch cannot be cut.
+        """
         microbatches = 2 * self.microbatches
-        while per_core % (microbatches * self.options.batch_unit) == 0:
+        while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:
             compiled = self.compile(self.lower(target.replicas, per_core, microbatches), target)
             if not compiled.error:
                 used = size(memory_of(compiled.memory).total)
-                return (
+                return [
                     f"gradient_accumulation_steps={microbatches} makes this batch fit: {used}, "
                     "the same update."
-                )
+                ]
             microbatches *= 2
-        return "Gradient accumulation is not enough to make this batch fit."
+        if microbatches == 2 * self.microbatches:
+            return []
+        return ["Gradient accumulation is not enough to make this batch fit."]
 
 
 def _with_advice(error: str, target: Slice) -> str:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tftpu.config import TrainOptions
-from tftpu.preflight.advise import SUBLANES
-from tftpu.preflight.compiler import TIME_LIMIT
+from tftpu.preflight.compiling.compiler import TIME_LIMIT
 from tftpu.tpu.compiler_options import AUTO
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ class PreflightOptions:
         prices: US dollars per chip-hour by generation; they replace the list prices.
         validate: called with the number of replicas of each slice; raises `UserError` if the run
             cannot use that many.
-        batch_unit: the search for a batch that fits tries multiples of this per core.
+        batch_unit: examples per core that a batch is a multiple of, such as those that share batch
+            statistics; None: any number. The search for a batch that fits then tries multiples of
+            8, which fill the tiles of a TPU's memory, and smaller steps where those are too coarse.
         recomputing: builds the same model with another value of `model.remat`; None if there is no
             such model.
         time_limit: seconds that one compilation may take.
@@ -57,7 +58,7 @@ class PreflightOptions:
     examples_per_epoch: int | None = None
     prices: dict[str, float] = dataclasses.field(default_factory=dict)
     validate: Callable[[int], None] = _accept_any
-    batch_unit: int = SUBLANES
+    batch_unit: int | None = None
     recomputing: "Callable[[str], keras.Model] | None" = None
     time_limit: float = TIME_LIMIT
     verbose: bool = False

@@ -5,13 +5,13 @@ import itertools
 from collections.abc import Iterable
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import collectives
-from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.cost import Cost, LargeTensor
-from tftpu.preflight.hlo import Instruction, Module
-from tftpu.preflight.lifetimes import Array, Lifetimes
-from tftpu.preflight.loops import Runs
-from tftpu.preflight.pricing import all_within
+from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.pricing import collectives
+from tftpu.preflight.pricing.cost import Cost, LargeTensor
+from tftpu.preflight.pricing.instructions import all_within
+from tftpu.preflight.program.hlo import Instruction, Module
+from tftpu.preflight.program.lifetimes import Array, Lifetimes
+from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import Slice
 
 MAX_PLACES = 200  # points of a memory curve

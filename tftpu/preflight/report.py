@@ -8,7 +8,7 @@ import math
 from rich.console import Console
 
 from tftpu.preflight import table
-from tftpu.preflight.prices import BASES
+from tftpu.preflight.pricing.prices import BASES
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, parse_slice
 from tftpu.version import __version__

@@ -3,10 +3,10 @@
 import dataclasses
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import cost as costs
-from tftpu.preflight.compiler import Compiled
+from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import Plots
+from tftpu.preflight.pricing import cost as costs
 from tftpu.preflight.units import size
 from tftpu.tpu.slices import GENERATIONS, Slice
 
@@ -45,6 +45,7 @@ class SliceReport:
         per_core_batch: examples per replica and step.
         compiles: whether the step can be compiled for this slice, apart from its memory; if not,
             `error` says why.
+        undecided: whether there is no answer, as the time was over, or the compiler crashed.
         fits: whether the step compiled within the memory.
         error: the compiler's error message, or why the run cannot use this slice.
         compile_seconds: duration of the compilation.
@@ -64,7 +65,7 @@ class SliceReport:
         collective_ms: predicted time of the collectives, included in `step_ms`.
         examples_per_second: on the whole slice.
         flops: FLOPs of the program's dots and convolutions, over all iterations of loops.
-        model_flops: 3 times the FLOPs of the forward pass's products with weights.
+        model_flops: FLOPs of the products with weights, forward and backward, that the model needs.
         mfu: model FLOPs divided by what the bfloat16 peak allows in the predicted time.
         bytes_accessed: HBM traffic.
         arithmetic_intensity: FLOPs per byte.
@@ -84,6 +85,7 @@ class SliceReport:
     replicas: int
     per_core_batch: int = 0
     compiles: bool = False
+    undecided: bool = False
     fits: bool = False
     error: str = ""
     compile_seconds: float = 0.0

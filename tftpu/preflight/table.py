@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tftpu.preflight import units
-from tftpu.preflight.cost import LargeTensor
+from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.compiler_options import as_text
 
@@ -87,7 +87,7 @@ def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
         cells["time/run"] = "-" if hours is None else units.duration(3600 * hours)
         cells["cost/run"] = _price(item.usd_per_run)
     if not item.fits:
-        remark = "does not fit" if item.compiles else "does not compile"
+        remark = verdict(item)
     return {**cells, "": remark}
 
 
@@ -139,11 +139,22 @@ def _prices(item: SliceReport) -> list[str]:
     return ["  cost: " + ", ".join(parts)]
 
 
+def verdict(item: SliceReport) -> str:
+    """Returns in a few words whether the step can run."""
+    if item.fits:
+        return "fits"
+    if item.undecided:
+        return "not known"
+    return "does not fit" if item.compiles else "does not compile"
+
+
 def _misfit(item: SliceReport) -> list[str]:
     """Returns the lines about a step that does not fit in memory."""
     over = item.hbm_bytes - item.hbm_limit_bytes
+    # The compiler may count less than it has to keep: its temporaries alone.
+    more = f", {units.size(over)} more than the" if over > 0 else " or more, and cannot use the"
     lines = [
-        f"  Does not fit: it needs {units.size(item.hbm_bytes)}, {units.size(over)} more than the "
+        f"  Does not fit: it needs {units.size(item.hbm_bytes)}{more} "
         f"{units.size(item.hbm_limit_bytes)} available.",
     ]
     lines += [f"  The compiler says: {line[:240]}" for line in item.error.splitlines()[:1]]
@@ -153,6 +164,8 @@ def _misfit(item: SliceReport) -> list[str]:
             f"batch of {item.largest_per_core_batch * item.replicas:,}; "
             f"{item.smallest_failing_batch:,} per core does not fit."
         )
+    elif item.smallest_failing_batch:
+        lines.append(f"  Not even {item.smallest_failing_batch:,} per core fits.")
     elif item.largest_per_core_batch == 0:
         lines.append("  No batch fits: even the weights and the optimizer's state are too large.")
     return [*lines, *(f"  {text}" for text in item.advice)]

@@ -202,6 +202,9 @@ class Slice:
         return self.generation.hbm_gbps * 1e9 / self.generation.cores
 
 
+ALIASES = {"v5litepod": "v5e"}  # names of generations that Google uses, too
+
+
 def parse_slice(name: str) -> Slice:
     """Returns the slice with a name.
 
@@ -228,14 +231,14 @@ def parse_slice(name: str) -> Slice:
             else dataclasses.replace(one, name=f"{count}x{one.name}", slices=count)
         )
     match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
-    known = [*GENERATIONS, "v5litepod"]
+    known = [*GENERATIONS, *ALIASES]
     if match is None or match[1] not in known:
         hint = did_you_mean(match[1], known) if match else f" Allowed: {', '.join(known)}."
         raise UserError(
             f"{name!r} is not a TPU slice: write the generation and the size, such as v3-8 or "
             f"v5e-8.{hint}"
         )
-    generation = GENERATIONS[match[1].replace("v5litepod", "v5e")]
+    generation = GENERATIONS[ALIASES.get(match[1], match[1])]
     sizes = {math.prod(_axes(shape)) * generation.counted: shape for shape in generation.shapes}
     size = int(match[2])
     if size not in sizes:

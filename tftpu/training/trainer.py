@@ -255,7 +255,7 @@ class Trainer:
     def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
 
-        For batches too small to be divided, such as the one text that a language model continues.
+        For batches too small to be divided.
 
         Args:
             x: the features, of one shape from call to call.

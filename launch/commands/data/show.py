@@ -15,6 +15,8 @@ from tftpu import input_pipelines
 from tftpu.config import Data
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
+from tftpu.input_pipelines.convert import packing
+from tftpu.launch import texts
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
@@ -203,19 +205,8 @@ def _decoder(data: Data) -> "Callable[[np.ndarray], str]":
     """Returns the function from token ids to text."""
     path = getattr(data, "tokenizer", None)
     if path:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(path)
+        tokenizer = packing.load(path)
         return lambda tokens: tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-    if _tokens_are_bytes(data):
+    if texts.tokens_are_bytes(data):
         return lambda tokens: bytes(tokens.tolist()).decode(errors="replace")
     return lambda tokens: " ".join(map(str, tokens))
-
-
-def _tokens_are_bytes(data: Data) -> bool:
-    """Returns whether each token is a byte of UTF-8 text."""
-    if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
-        return True
-    from tftpu.input_pipelines.formats import manifest
-
-    return manifest.read(data.data_dir or "").about.get("tokenizer") == "bytes"

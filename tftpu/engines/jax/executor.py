@@ -15,7 +15,7 @@ from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.batches import finite_dataset, narrow
 from tftpu.engines.engine import LoopResult
-from tftpu.engines.jax import feed, placing
+from tftpu.engines.jax import feed, functions, placing
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.eval_step import EvalStep
 from tftpu.engines.jax.mesh import Part
@@ -169,6 +169,12 @@ class JaxExecutor:
         """Returns the output for one batch of any size."""
         given = keras.tree.map_structure(np.asarray, x)
         return jax.tree.map(np.asarray, self._predict(self._eval_step.values(), given))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that runs as one program, with the weights that evaluation uses."""
+        state = self.variables
+        tracing = functools.partial(tracing_for, self._platform, state.layout.mesh)
+        return functions.compiled(state.model, function, tracing, state.evaluated_weights)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""

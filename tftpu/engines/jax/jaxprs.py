@@ -6,31 +6,81 @@ from typing import Any
 
 import jax.numpy as jnp
 
-# Once forward; backward once for the input and once for the weights.
-PASSES = 3
+from tftpu.engines.origins import Origin, of_arguments, passes, stopped, union
+
 Jaxpr = Any  # jax.extend.core.Jaxpr; JAX publishes no types for its equations
 # Calls whose body has the same inputs and outputs.
 _CALLS = ("jit", "pjit", "closed_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
 
-def flops(jaxpr: Jaxpr) -> int:
-    """Returns the FLOPs of the products with weights of a forward pass, as preflight counts them.
+def flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
+    """Returns the FLOPs of the products of a step, forward and backward, given its forward pass.
 
     A multiplication and its addition count as two. Elementwise operations are left out, and so are
     batched products of activations with activations, such as attention's: 6 x parameters x tokens
-    for a transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361).
+    for a transformer that is trained whole (`tftpu.engines.origins`). What no result depends on
+    does not count, and of several branches the largest does.
+
+    Args:
+        jaxpr: the forward pass.
+        origins: of its inputs.
     """
+    return _counted(jaxpr, origins)[0]
+
+
+def _counted(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
+    """Returns the FLOPs of a computation, and the origins of its results."""
+    origins = dict(zip(map(id, jaxpr.invars), given))
     total = 0
-    for equation in jaxpr.eqns:
+    for equation in _used(jaxpr):
         name = equation.primitive.name
+        inputs = [origins.get(id(variable), Origin.NONE) for variable in equation.invars]
+        bodies = list(_bodies(equation))
         if name == "dot_general":
-            total += _product(equation)
+            total += passes(*inputs) * _product(equation)
         elif name == "conv_general_dilated":
-            total += _convolution(equation)
-        else:
-            repeats = equation.params.get("length", 1) if name == "scan" else 1
-            total += repeats * sum(flops(body) for body in _bodies(equation))
-    return total
+            total += passes(*inputs) * _convolution(equation)
+        # Noise is data, whatever its seed depends on.
+        origin = Origin.DATA if name in _RANDOM else union(inputs)
+        outputs = [origin] * len(equation.outvars)
+        if bodies:
+            count, outputs = _called(equation, bodies, inputs)
+            total += count * (equation.params.get("length", 1) if name == "scan" else 1)
+        for variable, origin in zip(equation.outvars, outputs):
+            flows = name != "stop_gradient" and _differentiable(variable)
+            origins[id(variable)] = origin if flows else stopped(origin)
+    return total, [origins.get(id(variable), Origin.NONE) for variable in jaxpr.outvars]
+
+
+def _called(equation: Any, bodies: list[Jaxpr], inputs: list[Origin]) -> tuple[int, list[Origin]]:
+    """Returns the FLOPs of the computations of an equation, and the origins of its results."""
+    # A scan is given constants, then what one iteration makes for the next one.
+    first = equation.params["num_consts"] if equation.primitive.name == "scan" else 0
+    carried = equation.params["num_carry"] if equation.primitive.name == "scan" else 0
+    count = len(equation.outvars)
+    while True:
+        found = [_counted(body, of_arguments(inputs, len(body.invars))) for body in bodies]
+        results = [outputs for _, outputs in found if len(outputs) == count]
+        outputs = [union(origins) for origins in zip(*results)] or [union(inputs)] * count
+        after = [*inputs]
+        for place in range(carried):
+            after[first + place] |= outputs[place]
+        if after == inputs:
+            counts = [flops for flops, _ in found]
+            total = max(counts) if equation.primitive.name == "cond" else sum(counts)
+            return total, outputs
+        inputs = after
+
+
+def _used(jaxpr: Jaxpr) -> list[Any]:
+    """Returns the equations that the results depend on."""
+    wanted, found = set(map(id, jaxpr.outvars)), []
+    for equation in reversed(jaxpr.eqns):
+        if any(id(variable) in wanted for variable in equation.outvars):
+            wanted |= set(map(id, equation.invars))
+            found.append(equation)
+    return found[::-1]
 
 
 def reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:

@@ -27,6 +27,7 @@ from tftpu.engines.jax.state import JaxState, Values
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf
+from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.tpu.compiler_options import AUTO, compiler_options
 from tftpu.tpu.slices import Slice
@@ -88,6 +89,15 @@ class JaxLowering:
             state, step, shapes = _traced(model_fn, share_spec, mesh, options, objectives)
             program, arguments = _train(state, step, shapes)
             forward = _forward(step, shapes)
+            model_flops = step.model_flops // mesh.size
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work" not in str(error):
+                raise
+            raise UserError(
+                "A layer has a loop that JAX cannot differentiate, as it does not know how often "
+                "the loop runs: use keras.ops.scan, or a loop over a fixed number. JAX reports: "
+                f"{str(error)[:200]}"
+            ) from error
         finally:
             keras.config.set_dtype_policy(before)
         model = state.model
@@ -96,8 +106,7 @@ class JaxLowering:
             program=program,
             partitioned=True,
             forward=forward,
-            forward_devices=mesh.size,
-            gradient_accumulation_steps=options.gradient_accumulation_steps,
+            model_flops=model_flops,
             arguments=arguments,
             layers={layer.name: type(layer).__name__ for layer in flat},
             numbered=False,
@@ -211,7 +220,7 @@ def _names(state: JaxState) -> list[str]:
 def _forward(step: TrainStep, shapes: Values) -> str:
     """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
 
-    Not for a TPU: a kernel of ours would hide the products that model FLOPs count.
+    Not for a TPU: a kernel of ours would hide products.
     """
     lowered = jax.jit(step.forward).lower(shapes, step.cut.microbatch)
     computation: Any = lowered.compiler_ir("hlo")

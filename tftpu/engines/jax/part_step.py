@@ -16,6 +16,7 @@ from tftpu.engines.jax import jaxprs, update
 from tftpu.engines.jax.cut import Cut
 from tftpu.engines.jax.state import JaxState, Values
 from tftpu.engines.losses import divisor, summed_loss
+from tftpu.engines.origins import Origin
 from tftpu.engines.sums import PartSums
 from tftpu.tensors import Nest, Tensor
 
@@ -51,7 +52,6 @@ class PartStep:
         cut: the division of a global batch into microbatches.
 
     Attributes:
-        jaxpr: the traced forward pass of a microbatch.
         changed: places, among the variables that are not trained, of those that it changes.
 
     Raises:
@@ -66,7 +66,7 @@ class PartStep:
         self._division = Division(1, cut.microbatches)
         places = {id(v): place for place, v in enumerate(state.model.trainable_variables)}
         self._own = [places[id(v)] for v in self._part.variables]
-        traced, self.jaxpr, reached = self._traced()
+        traced, reached = self._traced()
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         checks.refuse_unreached(self._losses.terms, reached)
         if cut.microbatches > 1:  # else the one number is of the whole batch
@@ -127,6 +127,27 @@ class PartStep:
         """Returns what the forward pass computes, as in evaluation."""
         with self._state.gathering.reading():
             return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
+
+    def flops(self) -> int:
+        """Returns the model FLOPs of a microbatch, forward and backward.
+
+        Traces the model as in evaluation: batch statistics do not count as model FLOPs.
+        """
+        state = self._state
+
+        def trace(batch: Nest, trainable: Arrays, untrained: Arrays) -> Nest:
+            return self.outputs(Values(trainable, untrained, [], [], []), batch)
+
+        trainable, untrained = (
+            [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+            for variables in (state.model.trainable_variables, state.untrained)
+        )
+        jaxpr = jax.make_jaxpr(trace)(self._cut.microbatch, trainable, untrained).jaxpr
+        origins = [Origin.FIXED] * len(trainable)
+        for place in self._own:
+            origins[place] = Origin.TRAINED
+        data = [Origin.DATA] * len(jax.tree.leaves(self._cut.microbatch))
+        return jaxprs.flops(jaxpr, [*data, *origins, *[Origin.FIXED] * len(untrained)])
 
     def idle(self) -> PartSums:
         """Returns the sums of a step in which the objective is not due."""
@@ -215,8 +236,8 @@ class PartStep:
             for grad, variable in zip(grads, self._part.variables)
         ]
 
-    def _traced(self) -> tuple[Forward, Any, list[bool]]:
-        """Traces the forward pass; returns it, its jaxpr, and the variables it depends on."""
+    def _traced(self) -> tuple[Forward, list[bool]]:
+        """Traces the forward pass; returns it, and the variables it depends on."""
         state, results = self._state, []
 
         def trace(own, batch):
@@ -234,7 +255,7 @@ class PartStep:
 
         own = [state.trained_values()[i] for i in self._own]
         jaxpr = jax.make_jaxpr(trace)(own, self._cut.microbatch).jaxpr
-        return results[-1], jaxpr, jaxprs.reached(jaxpr, jaxpr.invars[: len(own)])
+        return results[-1], jaxprs.reached(jaxpr, jaxpr.invars[: len(own)])
 
 
 class _Description(NamedTuple):

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 
 from tftpu.engines import checks
-from tftpu.engines.jax import jaxprs
 from tftpu.engines.jax.cut import Cut
 from tftpu.engines.jax.part_step import PartStep
 from tftpu.engines.jax.state import JaxState, Values
@@ -52,8 +51,7 @@ class TrainStep:
     @functools.cached_property
     def model_flops(self) -> int:
         """The model FLOPs of a global batch, forward and backward."""
-        forward = sum(jaxprs.flops(part.jaxpr) for part in self._parts)
-        return jaxprs.PASSES * self.cut.microbatches * forward
+        return self.cut.microbatches * sum(part.flops() for part in self._parts)
 
     def forward(self, values: Values, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""

@@ -17,7 +17,7 @@ from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import examples_of
 from tftpu.engines.objective import Objective
 from tftpu.engines.sums import EvalSums, TrainSums
-from tftpu.engines.tensorflow import feed, internals, mixing
+from tftpu.engines.tensorflow import feed, functions, internals, mixing
 from tftpu.engines.tensorflow.eval_step import EvalStep
 from tftpu.engines.tensorflow.loops import device_loop, repeated, traced_for
 from tftpu.engines.tensorflow.state import ModelState
@@ -180,6 +180,11 @@ class TensorFlowExecutor:
         """Returns the output for one batch, which every replica receives in full."""
         outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
         return keras.tree.map_structure(lambda value: self._local(value).numpy(), outputs)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that runs as one program, with the weights that evaluation uses."""
+        state = self.variables
+        return functions.compiled(state.model, function, self._strategy, state.evaluated_weights)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""

@@ -2,49 +2,87 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tftpu.engines.origins import Origin, of_arguments, passes, stopped, union
 from tftpu.engines.tensorflow import internals
 
-# Once forward; backward once for the input and once for the weights.
-PASSES = 3
 Shape = Any  # a tf.TensorShape that is fully defined
+_CHOICES = ("If", "StatelessIf", "Case", "StatelessCase")  # one of their functions runs
 
 
-def of_forward(graph: Any) -> int:
-    """Returns the FLOPs of the products with weights of a graph, as preflight counts them.
+def of_step(graph: Any, origins: Sequence[Origin]) -> int:
+    """Returns the FLOPs of the products of a step, forward and backward, given its forward pass.
 
     A multiplication and its addition count as two. Elementwise ops are left out, and so are batched
     products of activations with activations, such as attention's: 6 x parameters x tokens for a
-    transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361). What no output depends on
-    does not count, as Keras computes a step of a recurrent layer for its shapes alone. A loop whose
-    number of iterations the graph does not show counts once.
+    transformer that is trained whole (`tftpu.engines.origins`). What no output depends on does not
+    count, as Keras computes a step of a recurrent layer for its shapes alone. A loop whose number
+    of iterations the graph does not show counts once, and of several branches the largest does.
 
     Args:
         graph: a `FuncGraph` of static shapes.
+        origins: of its inputs.
     """
+    return _counted(graph, origins)[0]
+
+
+def _counted(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
+    """Returns the FLOPs of a graph, and the origins of its outputs."""
     known = internals.functions_of(graph)
-    return sum(
-        _flops(op)
-        + sum(
-            _trips(op, known) * of_forward(body) for body in internals.called_functions(known, op)
-        )
-        for op in _needed(graph)
-    )
+    origins = {tensor.name: origin for tensor, origin in zip(graph.inputs, given)}
+    total = 0
+    for op in _needed(graph):
+        inputs = [origins.get(tensor.name, Origin.NONE) for tensor in op.inputs]
+        bodies = internals.called_functions(known, op)
+        if bodies:
+            flops, outputs = _called(op, bodies, inputs)
+            total += _trips(op, known) * flops
+        elif op.type in ("Placeholder", "PlaceholderWithDefault"):
+            continue  # an input, whose origin is given
+        else:
+            total += passes(*inputs[-2:]) * _flops(op) if len(inputs) > 1 else 0
+            # Noise is data, whatever its seed depends on.
+            origin = Origin.DATA if "Random" in op.type else union(inputs)
+            outputs = [origin] * len(op.outputs)
+        for tensor, origin in zip(op.outputs, outputs):
+            flows = op.type != "StopGradient" and _differentiable(tensor)
+            origins[tensor.name] = origin if flows else stopped(origin)
+    return total, [origins.get(tensor.name, Origin.NONE) for tensor in graph.outputs]
+
+
+def _called(op: tf.Operation, bodies: list[Any], inputs: list[Origin]) -> tuple[int, list[Origin]]:
+    """Returns the FLOPs of the functions that an op calls, and the origins of its outputs."""
+    while True:
+        found = [_counted(body, of_arguments(inputs, len(body.inputs))) for body in bodies]
+        results = [outputs for _, outputs in found if len(outputs) == len(op.outputs)]
+        outputs = [union(origins) for origins in zip(*results)]
+        # What one iteration makes, the next one is given.
+        after = [a | b for a, b in zip(inputs, outputs)] if "While" in op.type else inputs
+        if after == inputs:
+            counts = [flops for flops, _ in found]
+            total = max(counts) if op.type in _CHOICES else sum(counts)
+            return total, outputs or [union(inputs)] * len(op.outputs)
+        inputs = after
 
 
 def _needed(graph: Any) -> list[tf.Operation]:
-    """Returns the ops that the outputs of a graph depend on."""
-    found: dict[int, tf.Operation] = {}
+    """Returns the ops that the outputs of a graph depend on, each after those it depends on."""
+    found: set[str] = set()
     todo = [tensor.op for tensor in graph.outputs]
     while todo:
         op = todo.pop()
-        if id(op) not in found:
-            found[id(op)] = op
+        if op.name not in found:
+            found.add(op.name)
             todo += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    return list(found.values())
+    return [op for op in graph.get_operations() if op.name in found]
+
+
+def _differentiable(tensor: tf.Tensor) -> bool:
+    """Returns whether a gradient may flow through a tensor; lists and variables hold others."""
+    return tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource)
 
 
 def _trips(op: tf.Operation, known: dict[str, Any]) -> int:
@@ -119,7 +157,8 @@ def _flops(op: tf.Operation) -> int:
     if op.type in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
         # Each output is a sum over the kernel and the input channels of its group.
         channels = 1 if op.type == "DepthwiseConv2dNative" else shapes[1][-2]
-        return 2 * output[0] * _taps(shapes[0], output, shapes[1], op) * channels * output[-1]
+        features = output[_axes(op, output.rank).channels]
+        return 2 * output[0] * _taps(shapes[0], output, shapes[1], op) * channels * features
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):
         # A transposed convolution: the products of the one from its output to its input.
         _, kernel, given = shapes
@@ -127,11 +166,23 @@ def _flops(op: tf.Operation) -> int:
     return 0
 
 
+class _Axes(NamedTuple):
+    """The axes of images, beside the first, which is that of examples."""
+
+    channels: int
+    spatial: range
+
+
+def _axes(op: tf.Operation, rank: int) -> _Axes:
+    first = op.get_attr("data_format").startswith(b"NC")
+    return _Axes(1, range(2, rank)) if first else _Axes(rank - 1, range(1, rank - 1))
+
+
 def _taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
     """Returns the number of products with real input over all axes, for one channel."""
     return math.prod(
-        _taps_along(given[axis], output[axis], kernel[axis - 1], op, axis)
-        for axis in range(1, output.rank - 1)
+        _taps_along(given[axis], output[axis], size, op, axis)
+        for axis, size in zip(_axes(op, output.rank).spatial, kernel)
     )
 
 

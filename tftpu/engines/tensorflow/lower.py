@@ -59,7 +59,7 @@ def lower(
     flat = keras_internals.flat_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
     with target.compiling_for("tpu"):
-        hlo, arguments = _to_hlo(
+        hlo, arguments = to_hlo(
             lambda batch: strategy.run(step.train, args=(batch,)),
             (batch_spec,),
             "hlo_serialized",
@@ -67,14 +67,13 @@ def lower(
         )
     examples = examples_of(batch_spec) // options.gradient_accumulation_steps
     microbatch = with_examples(batch_spec, examples)
-    # Not for a TPU: a kernel of ours would hide the products that model FLOPs count.
-    forward, _ = _to_hlo(step.forward, (microbatch,), "hlo", layers)
+    # Not for a TPU: a kernel of ours would hide products.
+    forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
     return LoweredStep(
         program=hlo,
         partitioned=False,
         forward=forward,
-        forward_devices=1,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        model_flops=step.model_flops // replicas,
         arguments=arguments,
         layers=layers,
         numbered=True,
@@ -88,12 +87,13 @@ def lower(
 
 def _held(state: ModelState) -> Held:
     """Returns what a device holds: everything, as each has the whole model."""
-
-    def size(variables: Iterable[Any]) -> int:
-        return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
-
     optimizers = [v for part in state.parts for v in part.optimizer.variables]
-    return Held(size(state.model.variables), size(optimizers), size(state.averages))
+    return Held(bytes_of(state.model.variables), bytes_of(optimizers), bytes_of(state.averages))
+
+
+def bytes_of(variables: Iterable[Any]) -> int:
+    """Returns the sum of the sizes of variables."""
+    return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
 
 
 class TensorFlowLowering:
@@ -216,7 +216,7 @@ def _build(
     return model, step
 
 
-def _to_hlo(
+def to_hlo(
     function: Callable[..., Any], batch: tuple, stage: str, layers: Collection[str]
 ) -> tuple[Any, list[str]]:
     """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
@@ -240,6 +240,13 @@ def _explain_failure(message: str, layers: Collection[str]) -> str:
     if not node:
         return f"XLA cannot compile the step. TensorFlow reports: {first}"
     layer, op = layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
+    if "fixed tensor list size" in message:
+        return (
+            f"The layer {layer!r} has a loop that XLA cannot differentiate, as it does not know "
+            "how often the loop runs at most: give keras.ops.while_loop its maximum_iterations, or "
+            "use keras.ops.scan, or a Python loop over a fixed number. TensorFlow reports: "
+            f"{first}"
+        )
     return (
         f"The layer {layer!r} uses the op {op}, which XLA cannot compile in this form, so no TPU "
         "can run it: give it static shapes, or move it to the input pipeline. TensorFlow reports: "

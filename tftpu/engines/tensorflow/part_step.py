@@ -9,9 +9,10 @@ from tftpu.engines import checks, keras_internals
 from tftpu.engines.division import Division
 from tftpu.engines.forward import Forward, ForwardPass, Values
 from tftpu.engines.losses import divisor, examples_of
+from tftpu.engines.origins import Origin
 from tftpu.engines.parts import Part
 from tftpu.engines.sums import PartSums
-from tftpu.engines.tensorflow import update, xla_ops
+from tftpu.engines.tensorflow import flops, update, xla_ops
 from tftpu.engines.tensorflow.gradients import Description, ShareGradients
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
@@ -110,6 +111,24 @@ class PartStep:
         for variable, value in zip(self.statistics, statistics):
             variable.value.assign(value)
         return PartResult(PartSums(taken, losses), norm, finite, metrics)
+
+    def flops(self, microbatch: Nest) -> int:
+        """Returns the model FLOPs of a microbatch, forward and backward.
+
+        Args:
+            microbatch: its spec.
+        """
+        variables = self._state.model.trainable_variables
+        own = {id(v) for v in self._part.variables}
+        traced = tf.function(
+            lambda batch, values: self.forward.outputs(batch, Values(values)), autograph=False
+        )
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        graph: Any = traced.get_concrete_function(microbatch, specs).graph
+        data = [Origin.DATA] * len(keras.tree.flatten(microbatch))
+        of_variables = [Origin.TRAINED if id(v) in own else Origin.FIXED for v in variables]
+        captured = [Origin.FIXED] * (len(graph.inputs) - len(data) - len(variables))
+        return flops.of_step(graph, [*data, *of_variables, *captured])
 
     def idle(self) -> PartSums:
         """Returns the sums of a step in which the objective is not due."""

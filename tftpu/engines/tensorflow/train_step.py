@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tftpu.engines import checks
 from tftpu.engines.sums import TrainSums
-from tftpu.engines.tensorflow import flops, update
+from tftpu.engines.tensorflow import update
 from tftpu.engines.tensorflow.accumulator import Accumulator
 from tftpu.engines.tensorflow.loops import Turns
 from tftpu.engines.tensorflow.part_step import PartStep
@@ -77,10 +77,8 @@ class TrainStep:
 
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
-        forward = tf.function(self.forward, autograph=False)
-        graph = forward.get_concrete_function(self._microbatch).graph
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
-        return flops.PASSES * parts * flops.of_forward(graph)
+        return parts * sum(part.flops(self._microbatch) for part in self._parts)
 
     def forward(self, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tftpu.preflight.hlo import Computation, Instruction, Module, Tensor
-from tftpu.preflight.loops import Runs
+from tftpu.preflight.program.hlo import Computation, Instruction, Module, Tensor
+from tftpu.preflight.program.loops import Runs
 
 _PASSED_ON = ("tuple", "bitcast", "opt-barrier", "optimization-barrier", "get-tuple-element")
 _NOT_RUN = (*_PASSED_ON, "parameter", "constant", "after-all", "while", "call", "conditional")

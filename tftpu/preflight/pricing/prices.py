@@ -4,9 +4,10 @@ The time of an instruction is the compiler's estimate of its cycles divided by t
 two corrections. They are needed because that estimate prices vector work and memory traffic alike
 on every generation, although the chips differ:
 
-    time = max(bytes / (bandwidth x HBM bandwidth), min(c, max(vector x c, m / PRODUCT)))
+    time = max(bytes / (bandwidth x HBM bandwidth), min(c, max(share x c, m / PRODUCT)))
 
-where c is the cycles over the clock, and m the FLOPs of its dots and convolutions over the peak.
+where c is the cycles over the clock, m the FLOPs of its dots and convolutions over the peak, and
+the share that of its kind: `matrix`, `window`, or `vector` for all others.
 Thus an instruction that keeps the matrix units at least half busy costs what the compiler
 estimates, one that leaves them idle costs a part of that, which depends on its kind, and none takes
 less time than its bytes need. Instructions without an estimate (kernels, some window operations)

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tftpu.preflight import figures, table, units
-from tftpu.preflight.cost import LargeTensor
-from tftpu.preflight.figures import Bar, Segment
-from tftpu.preflight.page_style import STYLE
+from tftpu.preflight import table, units
+from tftpu.preflight.page import figures
+from tftpu.preflight.page.figures import Bar, Segment
+from tftpu.preflight.page.style import STYLE
+from tftpu.preflight.page.svg import element, text
 from tftpu.preflight.plots import Exchange, MemoryCurve, RooflinePoint
+from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
-from tftpu.preflight.svg import element, text
 from tftpu.tpu.slices import parse_slice
 
 MAX_BARS = 15

@@ -4,7 +4,7 @@ The compiler writes such a copy as a pair: one instruction starts it, another wa
 tells the memory of the host from others by the number 5.
 """
 
-from tftpu.preflight.hlo import Computation, Instruction, Tensor
+from tftpu.preflight.program.hlo import Computation, Instruction, Tensor
 from tftpu.tpu.slices import Slice
 
 LINK = "host"  # one at a time: see `collectives.Timeline`

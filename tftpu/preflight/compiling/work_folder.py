@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tftpu.errors import UserError
+
 _PREFIX = "compiling-"
 _SETTLED = 3600.0  # seconds; a younger folder may belong to a process that has not locked it yet
 
@@ -21,8 +23,17 @@ def work_folder(parent: Path) -> Iterator[Path]:
 
     Args:
         parent: folder to make it in.
+
+    Raises:
+        UserError: it cannot be made there.
     """
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The folder for compiled programs, {parent}, cannot be made ({error.strerror}): set "
+            "TFTPU_CACHE to a folder that can be written."
+        ) from error
     remove_abandoned(parent)
     with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
         handle = os.open(folder, os.O_RDONLY)

@@ -10,8 +10,8 @@ import operator
 import re
 from typing import Any
 
-from tftpu.preflight.hlo import Instruction
-from tftpu.preflight.jax_internals import internals
+from tftpu.preflight.compiling.jax_internals import internals
+from tftpu.preflight.program.hlo import Instruction
 
 _CONTRACTED = re.compile(r"dot_dimension_numbers<\[([\d, ]*)\]")  # of the left operand
 _ARITHMETIC = {"addi": operator.add, "subi": operator.sub, "muli": operator.mul}

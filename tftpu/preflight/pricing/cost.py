@@ -6,11 +6,11 @@ import math
 from typing import Literal
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.compiler import Compiled
-from tftpu.preflight.hlo import Module, indices
-from tftpu.preflight.loops import Runs
-from tftpu.preflight.prices import BASES, PRICES
-from tftpu.preflight.pricing import FREE, Priced, Pricing, is_free, layer_of
+from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.pricing.instructions import FREE, Priced, Pricing, is_free, layer_of
+from tftpu.preflight.pricing.prices import BASES, PRICES
+from tftpu.preflight.program.hlo import Module
+from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import Slice
 
 
@@ -64,7 +64,7 @@ class Cost:
         large: the largest arrays in HBM, the largest first.
         instructions: every instruction that runs.
         flops: FLOPs of the program's dots and convolutions.
-        model_flops: FLOPs that the model needs, as `model_flops` counts them.
+        model_flops: FLOPs that the model needs, as the engine counts them.
         bytes_accessed: HBM traffic.
         cycles: the compiler's estimate.
         seconds: predicted time; `seconds_low` and `seconds_high` are the ends of its range.
@@ -127,10 +127,10 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
     basis = BASES[target.generation.name]
     return Cost(
         memory=memory_of(compiled.memory),
-        large=_large_tensors(module, step),
+        large=_large_tensors(module, runs, step),
         instructions=instructions,
         flops=flops,
-        model_flops=model_flops(step),
+        model_flops=step.model_flops,
         bytes_accessed=hbm_bytes,
         cycles=sum(p.cycles for p in instructions),
         seconds=seconds,
@@ -141,25 +141,6 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         uncounted_loops=runs.uncounted(),
         silent_kernels=sorted(pricing.silent),
     )
-
-
-def model_flops(step: LoweredStep) -> int:
-    """Returns the FLOPs that the model needs for a step, independent of the compiled program.
-
-    They are 3 times the FLOPs of the forward pass, as the backward pass costs two forward passes.
-    Only products with weights count: 6 x parameters x tokens for a transformer (Kaplan et al.
-    2020), 6 x multiply-adds for a CNN. An interpolation, which XLA also computes as a product, has
-    none.
-    """
-    module = Module(step.forward)
-    of_indices = {id(inside): indices(inside) for inside in module.computations.values()}
-    forward = 0
-    for instruction, times, computation in Runs(module).walk(needed=True):
-        # Batched products are those of attention: activations times activations.
-        batched = instruction.attribute(r"lhs_batch_dims=\{(\d[\d,]*)\}")
-        if not batched and of_indices[id(computation)].isdisjoint(instruction.operands):
-            forward += times * module.matrix_flops(instruction, computation)
-    return 3 * forward * step.gradient_accumulation_steps // step.forward_devices
 
 
 def memory_of(stats: dict[str, int]) -> Memory:
@@ -181,16 +162,16 @@ def memory_of(stats: dict[str, int]) -> Memory:
     )
 
 
-def _large_tensors(module: Module, step: LoweredStep, count: int = 5) -> list[LargeTensor]:
+def _large_tensors(
+    module: Module, runs: Runs, step: LoweredStep, count: int = 5
+) -> list[LargeTensor]:
     """Returns the largest arrays that the program keeps in HBM, the largest first."""
     found: dict[tuple[str, str], LargeTensor] = {}
-    for instruction in module.entry.values():
-        if instruction.opcode in FREE - {"parameter"} or instruction.opcode.endswith("-done"):
+    for instruction, _, computation in runs.walk():
+        given = instruction.opcode == "parameter" and computation is module.entry
+        if (not given and instruction.opcode in FREE) or instruction.opcode.endswith("-done"):
             continue
-        if instruction.opcode == "parameter":
-            layer = step.arguments[int(instruction.argument)]
-        else:
-            layer = layer_of(instruction, step)
+        layer = step.arguments[int(instruction.argument)] if given else layer_of(instruction, step)
         for tensor in instruction.shape:
             size = tensor.padded_bytes
             if tensor.in_hbm and tensor.dims:

@@ -5,11 +5,11 @@ import dataclasses
 import re
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight import collectives, host_copies
-from tftpu.preflight.collectives import Timeline, key_of
-from tftpu.preflight.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
-from tftpu.preflight.kernels import kernel_flops
-from tftpu.preflight.prices import PRICES, Kind
+from tftpu.preflight.pricing import collectives, host_copies
+from tftpu.preflight.pricing.collectives import Timeline, key_of
+from tftpu.preflight.pricing.prices import PRICES, Kind
+from tftpu.preflight.program.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
+from tftpu.preflight.program.kernels import kernel_flops
 from tftpu.tpu.slices import Slice
 
 # Of a convolution of one channel each, or of the gradient of its kernel.

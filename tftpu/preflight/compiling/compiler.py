@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of a lowered step by libtpu, on a machine without a TPU.
 
-Each program is compiled in a separate process, `python -m tftpu.preflight.compiler FOLDER`,
+Each program is compiled in a process of its own (`python -m` with this module and a folder),
 because libtpu aborts its process on some errors, writes to standard error, and cannot be
 interrupted.
 """
@@ -19,15 +19,16 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
-from tftpu.preflight.jax_internals import Internals, install, internals
-from tftpu.preflight.processes import Processes
-from tftpu.preflight.progress import Progress
-from tftpu.preflight.work_folder import work_folder
+from tftpu.preflight.compiling.jax_internals import Internals, install, internals
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.compiling.work_folder import work_folder
 from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
@@ -49,6 +50,7 @@ class Compiled(NamedTuple):
         bytes_accessed: the compiler's count, in which the body of a loop counts once.
         seconds: duration of the compilation.
         cached: whether the result was read from the cache.
+        undecided: whether there is no answer: the time was over, or the compiler crashed.
     """
 
     error: str
@@ -58,6 +60,7 @@ class Compiled(NamedTuple):
     bytes_accessed: float
     seconds: float
     cached: bool
+    undecided: bool = False
 
 
 def compile_program(
@@ -87,8 +90,9 @@ def compile_program(
         module = step.program if step.partitioned else _converted(step)
     options = options or {}
     folder = cache_folder() / _key(module, target, options)
-    if (folder / "result.json").exists():
-        return _read(folder, cached=True)
+    kept = _kept(folder)
+    if kept is not None:
+        return kept
     if processes is None:
         with Progress() as progress:
             alone = Processes(progress)
@@ -107,7 +111,7 @@ def compile_program(
         _write_json(job / "job.json", settings)
         failure, seconds = processes.run(job, target, time_limit, verbose)
         if failure:  # a crash or a time-out is not cached, so the next call compiles again
-            return Compiled(failure, False, "", {}, 0.0, seconds, False)
+            return Compiled(failure, False, "", {}, 0.0, seconds, False, undecided=True)
         _keep(job, folder)
     return _read(folder, cached=False)
 
@@ -238,6 +242,17 @@ def _keep(job: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "result.json").exists():
             raise
+
+
+def _kept(folder: Path) -> Compiled | None:
+    """Returns a program from the cache; None if it is not there, or damaged, which removes it."""
+    if not (folder / "result.json").exists():
+        return None
+    try:
+        return _read(folder, cached=True)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
 
 
 def _read(folder: Path, cached: bool) -> Compiled:

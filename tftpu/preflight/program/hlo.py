@@ -84,6 +84,7 @@ class Instruction:
         argument: operands as written; for a parameter, its number.
         rest: text after the operands: attributes, metadata, backend_config.
         root: whether it is the result of its computation.
+        loop: the one whose body it is in, if any.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Instruction:
     argument: str
     rest: str
     root: bool = False
+    loop: "Instruction | None" = None
 
     def attribute(self, pattern: str) -> str:
         """Returns the group of a regular expression matched in the attributes, or ""."""
@@ -101,8 +103,12 @@ class Instruction:
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Name of the TensorFlow op that the instruction came from, with its name scopes."""
-        return self.attribute(r'op_name="([^"]*)"')
+        """Name of the op that the instruction came from, with its name scopes.
+
+        What the compiler adds to a loop that it makes of one op says nothing: it belongs to that.
+        """
+        found = self.attribute(r'op_name="([^"]*)"')
+        return found or (self.loop.op_name if self.loop else "")
 
     @property
     def cycles(self) -> int | None:
@@ -153,6 +159,15 @@ class Module:
                     attributes,
                     bool(root),
                 )
+        self._tell_loops()
+
+    def _tell_loops(self) -> None:
+        """Tells the instructions of loops which loop they are in."""
+        for computation in self.computations.values():
+            for loop in computation.values():
+                for name in loop.called if loop.opcode == "while" else ():
+                    for inside in self.computations[name].values():
+                        inside.loop = loop
 
     def products(
         self, instruction: Instruction, computation: Computation
@@ -216,29 +231,18 @@ def product_flops(instruction: Instruction, computation: Computation) -> int:
     return 2 * _convolution_macs(instruction, out, left, right)
 
 
-def indices(computation: Computation) -> set[str]:
-    """Returns the names of what is computed from indices alone, not from what is given.
-
-    The weights of a bilinear interpolation are such.
-    """
-    given: set[str] = set()
-    found: set[str] = set()
-    for instruction in computation.values():
-        operands = set(instruction.operands)
-        if instruction.opcode == "parameter" or operands & given:
-            given.add(instruction.name)
-        elif instruction.opcode == "iota" or operands & found:
-            found.add(instruction.name)
-    return found
-
-
 def hbm_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
     """Returns the bytes that an instruction reads from and writes to HBM, including padding.
 
-    If a fusion only slices an operand, or updates an array in place, only that part counts.
+    If an instruction only slices an operand, or updates an array in place, only that part counts.
     """
     if instruction.opcode in ASYNCHRONOUS:  # the shape is a pair of source and destination
-        return sum(t.padded_bytes for t in instruction.shape[:2] if t.in_hbm)
+        pair = [t.padded_bytes for t in instruction.shape[:2] if t.in_hbm]
+        if instruction.opcode == "async-start":
+            return sum(pair)
+        return len(pair) * min(t.padded_bytes for t in instruction.shape[:2])  # a slice's source
+    if instruction.opcode == "dynamic-update-slice":
+        return _updated_bytes(instruction, computation)
     inner = _fused(module, instruction)
     given = {i.argument: name for name, i in inner.items() if i.opcode == "parameter"}
     read = 0
@@ -246,8 +250,18 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: Computation
         if name in computation:
             whole = sum(t.padded_bytes for t in computation[name].shape if t.in_hbm)
             part = _part_read(module, inner, given.get(str(index), "")) if whole else 0
+            if instruction.opcode in _READ_IN_PART and index == 0:
+                part = instruction.shape[0].bytes
             read += whole if part is None else min(part, whole)
     return read + _written_bytes(module, inner, instruction)
+
+
+def _updated_bytes(instruction: Instruction, computation: Computation) -> int:
+    """Returns the bytes of an update in place: tiles that it changes in part are read as well."""
+    array, update = instruction.shape[0], computation[instruction.operands[1]].shape[0]
+    read = update.padded_bytes if update.in_hbm else 0
+    tiles = dataclasses.replace(array, dims=update.dims).padded_bytes if array.in_hbm else 0
+    return read + (tiles if tiles == update.bytes else 2 * tiles)
 
 
 def _fused(module: Module, instruction: Instruction) -> Computation:

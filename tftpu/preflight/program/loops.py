@@ -10,7 +10,7 @@ condition calls.
 import re
 from collections.abc import Iterator
 
-from tftpu.preflight.hlo import Computation, Instruction, Module
+from tftpu.preflight.program.hlo import Computation, Instruction, Module
 
 _SAME = ("copy", "convert", "bitcast", "reshape", "optimization-barrier")
 Place = tuple[Instruction, Computation]  # an instruction, and the computation that contains it
@@ -32,27 +32,31 @@ class Runs:
                     self._loops[id(self._part(instruction, "body"))] = instruction, computation
 
     def walk(
-        self, computation: Computation | None = None, times: int = 1, needed: bool = False
+        self, computation: Computation | None = None, times: int = 1
     ) -> Iterator[tuple[Instruction, int, Computation]]:
         """Yields (instruction, number of runs, its computation) for every instruction that runs.
 
-        Bodies of loops and branches are visited. Bodies of fusions are not: a fusion runs as one
-        instruction. A loop without a known trip count is counted once.
+        Bodies of loops are visited, and of the branches of a choice the longest. Bodies of fusions
+        are not: a fusion runs as one instruction. A loop without a known trip count counts once.
 
         Args:
             computation: where to start; None starts at the entry.
             times: number of runs of that computation.
-            needed: leaves out what no result depends on, which a compiler would remove.
         """
         computation = self._module.entry if computation is None else computation
-        runs = _needed(computation) if needed else list(computation.values())
-        for instruction in runs:
+        for instruction in computation.values():
             if instruction.opcode in ("while", "call", "conditional"):
                 inside = times * (self.trips(instruction, computation) or 1)
-                for name in instruction.called:
-                    yield from self.walk(self._module.computations[name], inside, needed)
+                bodies = [self._module.computations[name] for name in instruction.called]
+                if instruction.opcode == "conditional":
+                    bodies = [max(bodies, key=self._cycles)]
+                for body in bodies:
+                    yield from self.walk(body, inside)
             else:
                 yield instruction, times, computation
+
+    def _cycles(self, computation: Computation) -> int:
+        return sum(times * (found.cycles or 0) for found, times, _ in self.walk(computation))
 
     def uncounted(self) -> list[str]:
         """Returns the names of the loops whose trip count the program does not show."""
@@ -180,15 +184,6 @@ class Runs:
         step, start = self._step(source, index), self._initial(source, computation, index)
         trips = self.trips(source, computation)
         return None if step is None or start is None or trips is None else start + step * trips
-
-
-def _needed(computation: Computation) -> list[Instruction]:
-    """Returns the instructions that the result of a computation, its last one, depends on."""
-    wanted = {instruction.name for instruction in computation.values() if instruction.root}
-    for instruction in reversed(computation.values()):
-        if instruction.name in wanted:
-            wanted |= {name for name in instruction.operands if name in computation}
-    return [instruction for instruction in computation.values() if instruction.name in wanted]
 
 
 def _result(computation: Computation, index: int) -> Instruction | None:

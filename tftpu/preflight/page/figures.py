@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tftpu.preflight import units
-from tftpu.preflight.plots import MemoryCurve, RooflinePoint
-from tftpu.preflight.svg import (
+from tftpu.preflight.page.svg import (
     CHARACTER,
     decades,
     element,
@@ -18,11 +17,13 @@ from tftpu.preflight.svg import (
     shortened,
     size_ticks,
 )
+from tftpu.preflight.plots import MemoryCurve, RooflinePoint
 from tftpu.tpu.slices import Slice
 
 NARROW = 440  # width below which a plot is drawn for a phone
 _ROW, _BAR = 24, 14  # heights in a plot of bars
 _LEFT, _RIGHT, _TOP, _BOTTOM = 92, 30, 30, 42  # margins of a plot with axes
+_LABEL = 60  # width of a number under an axis
 
 
 class Segment(NamedTuple):
@@ -178,7 +179,9 @@ def roofline(
     roof = [(x(start), y(start * target.bytes_per_s)), (x(ridge), y(target.flops_per_s))]
     roof.append((frame.right, y(target.flops_per_s)))
     parts = [frame.row(y(rate), units.quantity(rate, "FLOP/s")) for rate in decades(low_y, high_y)]
-    parts += [frame.column(x(value), units.number(value)) for value in decades(low_x, high_x)]
+    tens = list(decades(low_x, high_x))
+    every = math.ceil(len(tens) * _LABEL / frame.width)
+    parts += [frame.column(x(value), units.number(value)) for value in tens[::every]]
     parts.append(frame.below("FLOP per byte of HBM traffic"))
     parts.append(element("path", d=path(roof), class_="roof"))
     peak = f"peak {units.quantity(target.flops_per_s, 'FLOP/s')}"

@@ -13,7 +13,7 @@ import collections
 import math
 import re
 
-from tftpu.preflight.hlo import Computation, Instruction
+from tftpu.preflight.program.hlo import Computation, Instruction
 from tftpu.tpu.slices import Slice
 
 HOP_SECONDS = 1e-6  # latency between neighbouring chips

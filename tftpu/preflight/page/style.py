@@ -17,7 +17,7 @@ STYLE = """
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; max-width: 66rem; padding: 1.2rem 1rem 3rem; background: var(--page);
+  margin: 0 auto; max-width: 74rem; padding: 1.2rem 1rem 3rem; background: var(--page);
   color: var(--text); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif;
 }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .2rem; }
@@ -32,7 +32,7 @@ a { color: var(--blue); }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: .6rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .55rem; text-align: right; white-space: nowrap; }
+th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); }
 td { border-bottom: 1px solid var(--line); }
 .left { text-align: left; }

@@ -12,8 +12,8 @@ from typing import IO
 
 import psutil
 
-from tftpu.preflight.caller import StoppedError
-from tftpu.preflight.progress import Progress
+from tftpu.preflight.compiling.caller import StoppedError
+from tftpu.preflight.compiling.progress import Progress
 from tftpu.tpu.slices import Slice
 
 # Bytes of memory that a compiler needs: at its start, and for each byte of the program's text.
@@ -82,7 +82,7 @@ class Processes:
     ) -> Iterator[subprocess.Popen]:
         """Yields a compiler's process, started when there is room; it has ended after the block."""
         need = _AT_START + _PER_BYTE * (job / "module.mlir").stat().st_size
-        command = [sys.executable, "-P", "-m", "tftpu.preflight.compiler", str(job)]
+        command = [sys.executable, "-P", "-m", "tftpu.preflight.compiling.compiler", str(job)]
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",

@@ -1,0 +1,163 @@
+"""Continues texts by a trained language model.
+
+Each prompt is read once, and its keys and values are kept, so that a token costs one pass of one
+token. --temperature=0 always takes the most likely one.
+
+    tftpu generate --workdir=runs/python_gpt --prompt=import
+    tftpu generate --workdir=runs/python_gpt --input=prompts.txt --tokens=50
+"""
+
+import dataclasses
+import io
+import json
+import sys
+import unicodedata
+from typing import Any
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError
+from tftpu.launch import finished, output, texts
+from tftpu.launch.options import DeviceOptions, flag, required
+from tftpu.launch.startup import quieten_xla
+from tftpu.storage import files
+
+_TOGETHER = 32  # prompts of a file that are continued at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(DeviceOptions, finished.RunOf):
+    """The run, the prompts, and how tokens are drawn."""
+
+    workdir: str = required("DIR", "folder of the run, such as runs/python_gpt")
+    prompt: str | None = flag(None, "text to continue", metavar="TEXT")
+    input: str | None = flag(
+        None,
+        'file with a prompt, or {"prompt": ...} (.jsonl), on each line; prints JSON lines',
+        metavar="FILE",
+    )
+    tokens: int = flag(200, "tokens to write", minimum=1)
+    temperature: float = flag(
+        0.8, "what logits are divided by; 0: the most likely token", minimum=0
+    )
+    top_k: int = flag(0, "draw from the K most likely tokens; 0: from all", metavar="K", minimum=0)
+    top_p: float = flag(
+        1.0, "draw from the fewest tokens whose probabilities add up to this", minimum=0
+    )
+    seed: int = flag(0, "seed of the random draws", minimum=0)
+    tokenizer: str | None = flag(
+        None,
+        "tokenizer.json that made the data",
+        metavar="FILE",
+        shown="that of the run's config, or bytes",
+    )
+    stop: str | None = flag(
+        None,
+        "token of the tokenizer that ends a text",
+        metavar="TOKEN",
+        shown="data.end_of_text of the run",
+    )
+
+
+def run(options: Options) -> None:
+    """Prints what the model of the best checkpoint writes."""
+    prompts = _prompts(options)
+    options.split_cpu(options.config)
+    experiment = finished.experiment_of(options.workdir, options)
+    codec = texts.codec_of(experiment.data, options.tokenizer)
+    stop = _stop(options, experiment, codec)
+    tokens = [codec.encode(prompt) for prompt in prompts]
+    for prompt, row in zip(prompts, tokens):
+        if not row:
+            raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
+    options.set_cluster(experiment.cluster)
+    experiment.cluster.validate()
+    trainer, _, _ = finished.restored_without_data(experiment, options.workdir)
+    from tftpu.inference.generate import Writer
+    from tftpu.inference.sampling import Sampling
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
+    context = getattr(experiment.data, "context", None)
+    quieten_xla()
+    writer = Writer(trainer.model, sampling, stop, context, trainer.executor.compiled)
+    writer.check(tokens, options.tokens)
+    if options.prompt is None:
+        _print_lines(writer, codec, prompts, tokens, options)
+    else:
+        _stream(writer, codec, prompts[0], tokens, options)
+
+
+def _prompts(options: Options) -> list[str]:
+    if (options.prompt is None) == (options.input is None):
+        raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
+    if options.input is None:
+        return [options.prompt or ""]
+    try:
+        text = files.read(options.input).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--input={options.input} cannot be read: {reason}.") from error
+    lines = text.rstrip("\r\n").split("\n")
+    found = [_prompt(options.input, number, line) for number, line in enumerate(lines, 1)]
+    for number, prompt in enumerate(found, 1):
+        if not prompt:
+            raise UserError(f"--input={options.input}: line {number} holds no prompt.")
+    return found
+
+
+def _prompt(path: str, number: int, line: str) -> str:
+    if not path.endswith(".jsonl"):
+        return line.rstrip("\r")
+    try:
+        found = json.loads(line)["prompt"]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise UserError(
+            f'--input={path}: line {number} is no JSON object such as {{"prompt": "def f("}}.'
+        ) from error
+    return found if isinstance(found, str) else ""
+
+
+def _stop(options: Options, experiment: Experiment, codec: texts.Codec) -> int | None:
+    name = options.stop or getattr(experiment.data, "end_of_text", None)
+    if name is None:
+        return None
+    if not isinstance(codec, texts.TokenizerFile):
+        raise UserError("--stop names a token of --tokenizer; the tokens of this run are bytes.")
+    return codec.token(name)
+
+
+def _stream(
+    writer: Any, codec: texts.Codec, prompt: str, tokens: list[list[int]], options: Options
+) -> None:
+    decode = codec.decoder(tokens[0])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
+    print(prompt, end="", flush=True)
+    for [part] in writer.write(tokens, options.tokens, options.seed):
+        text = decode(part)
+        print(shown(text) if sys.stdout.isatty() else text, end="", flush=True)
+        if output.reader_is_gone():
+            return
+    print()
+
+
+def shown(text: str) -> str:
+    """Returns a text without characters that control a terminal, which a model may write, too."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def _print_lines(
+    writer: Any, codec: texts.Codec, prompts: list[str], tokens: list[list[int]], options: Options
+) -> None:
+    for first in range(0, len(prompts), _TOGETHER):
+        part = slice(first, first + _TOGETHER)
+        written: list[list[int]] = [[] for _ in prompts[part]]
+        for rows in writer.write(
+            tokens[part], options.tokens, options.seed, every=options.tokens, first=first
+        ):
+            for row, more in zip(written, rows):
+                row += more
+        for prompt, before, row in zip(prompts[part], tokens[part], written):
+            line = {"prompt": prompt, "text": codec.decoder(before)(row), "tokens": len(row)}
+            print(json.dumps(line, ensure_ascii=False), flush=True)
+        if output.reader_is_gone():
+            return

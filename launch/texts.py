@@ -1,0 +1,125 @@
+"""Text as the tokens of a model, and tokens as text."""
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tftpu.config import Data
+from tftpu.errors import UserError
+from tftpu.input_pipelines import sources
+from tftpu.input_pipelines.convert import packing
+from tftpu.input_pipelines.formats import manifest
+
+_BYTES = 256
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class Codec(Protocol):
+    """A vocabulary.
+
+    Attributes:
+        size: number of its tokens.
+    """
+
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text."""
+        ...
+
+    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function from the next tokens of a text to the characters that they end.
+
+        Args:
+            prompt: the tokens before them.
+        """
+        ...
+
+
+class Bytes:
+    """The bytes of UTF-8."""
+
+    size = _BYTES
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the bytes of a text."""
+        return list(text.encode(errors="surrogateescape"))  # of a shell, whose words may be bytes
+
+    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function from the next bytes to the characters that they end."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda tokens: decoder.decode(bytes(tokens))
+
+
+class TokenizerFile:
+    """A file of Hugging Face `tokenizers`.
+
+    Args:
+        path: tokenizer.json.
+
+    Raises:
+        UserError: the package is missing, or the file cannot be read.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._encode, self.size = packing.tokenizer(path)
+        self._tokenizer = packing.load(path)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text."""
+        return self._encode(text).tolist()
+
+    def token(self, name: str) -> int:
+        """Returns the number of a token.
+
+        Raises:
+            UserError: there is no such token.
+        """
+        found = self._tokenizer.token_to_id(name)
+        if found is None:
+            raise UserError(f"The tokenizer {self._path} has no token {name!r}.")
+        return found
+
+    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function from the next tokens to the characters that they end."""
+        seen = list(prompt)
+        said = self._tokenizer.decode(seen)
+
+        def decode(tokens: Sequence[int]) -> str:
+            nonlocal said
+            seen.extend(tokens)
+            whole = self._tokenizer.decode(seen).rstrip(_UNFINISHED)
+            new, said = whole[len(said) :], whole
+            return new
+
+        return decode
+
+
+def codec_of(data: Data, tokenizer: str | None = None) -> Codec:
+    """Returns the vocabulary of a run.
+
+    Args:
+        data: of the run.
+        tokenizer: path of a tokenizer.json; None: the one that the data name, or bytes.
+
+    Raises:
+        UserError: nothing says what the tokens of the data mean.
+    """
+    path = tokenizer or getattr(data, "tokenizer", None)
+    if path:
+        return TokenizerFile(path)
+    if tokens_are_bytes(data):
+        return Bytes()
+    raise UserError(
+        f"Nothing says what the tokens of {type(data).__name__} mean: give the tokenizer that made "
+        "them, --tokenizer=FILE (a tokenizer.json)."
+    )
+
+
+def tokens_are_bytes(data: Data) -> bool:
+    """Returns whether data without a tokenizer hold the bytes of UTF-8 text."""
+    if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
+        return True
+    folder = getattr(data, "data_dir", None)
+    return bool(folder) and manifest.read(folder).about.get("tokenizer") == "bytes"

@@ -1,0 +1,88 @@
+"""Causal self-attention, over the tokens of a call or over those of calls before, too."""
+
+from tftpu.inference import cache
+from tftpu.models.layers.attention import HIDDEN, attention
+from tftpu.tensors import Tensor, ops
+from tftpu.tpu import target
+
+
+def causal_attention(
+    layer: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Tensor | None,
+    implementation: str,
+) -> Tensor:
+    """Computes attention of each token to itself and to earlier ones of its segment.
+
+    Where a cache is open, keys and values are kept there. Once it holds any, a call is of one token
+    for each row, and of as many more rows as fill a matrix, whose results mean nothing.
+
+    Args:
+        layer: name of the layer, by which a cache knows it.
+        query, key, value, implementation: as for `tftpu.models.layers.attention.attention`.
+        segments: its `segment_ids`; not with a cache.
+    """
+    kept = cache.opened()
+    if kept is not None and layer in kept.pairs:
+        rows = kept.pairs[layer].keys.shape[0]
+        pair = kept.extend(layer, key[:rows], value[:rows])
+        found = _of_one_token(query[:rows], pair, kept.visible)
+        return ops.pad(found, ((0, query.shape[0] - rows), (0, 0), (0, 0), (0, 0)))
+    if kept is not None:
+        kept.start(layer, key, value)
+    return attention(
+        query, key, value, causal=True, segment_ids=segments, implementation=implementation
+    )
+
+
+def _of_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
+    """Computes attention of one token of each row to those that it sees.
+
+    Args:
+        query: (batch, 1, heads, head_dim).
+        pair: keys and values of the row.
+        visible: (batch, slots), bool.
+    """
+    batch, _, heads, head_dim = query.shape
+    slots, width = pair.keys.shape[1:]
+    key_heads = width // head_dim
+    query = ops.reshape(query * head_dim**-0.5, (batch, key_heads, -1, head_dim))
+    if target.platform() == "tpu":
+        found = _as_one_product(query, pair, visible)
+    else:
+        keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)
+        weights = _weights(ops.einsum("bgrd,bsgd->bgrs", query, keys), visible)
+        found = ops.einsum("bgrs,bsgd->bgrd", weights, values)
+    return ops.reshape(found, (batch, 1, heads, head_dim))
+
+
+def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
+    """Computes attention with one matrix product for all heads of a row.
+
+    A product for each head has one query or a few, which do not fill a TPU's matrix unit. So each
+    query stands in the columns of its own head, among zeros: more work than needed, by a unit that
+    waits for memory.
+
+    Args:
+        query: (batch, key_heads, queries, head_dim), scaled.
+        pair: keys and values of the row.
+        visible: (batch, slots), bool.
+    """
+    batch, key_heads, queries, head_dim = query.shape
+    own = ops.eye(key_heads, dtype=query.dtype)  # (key_heads, key_heads)
+    wide = query[:, :, :, None] * own[None, :, None, :, None]
+    wide = ops.reshape(wide, (batch, key_heads * queries, key_heads * head_dim))
+    weights = _weights(ops.einsum("bqw,bsw->bqs", wide, pair.keys), visible)
+    found = ops.einsum("bqs,bsw->bqw", weights, pair.values)
+    found = ops.reshape(found, (batch, key_heads, queries, key_heads, head_dim))
+    return ops.sum(found * own[None, :, None, :, None], axis=3)
+
+
+def _weights(scores: Tensor, visible: Tensor) -> Tensor:
+    """Returns the softmax of scores, (batch, ..., slots), over the slots that are visible."""
+    between = (1,) * (len(scores.shape) - 2)
+    visible = ops.reshape(visible, (visible.shape[0], *between, visible.shape[1]))
+    hidden = ops.where(visible, ops.cast(scores, "float32"), HIDDEN)
+    return ops.cast(ops.softmax(hidden, axis=-1), scores.dtype)

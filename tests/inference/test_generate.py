@@ -1,0 +1,260 @@
+"""Continuations of prompts, against a pass over the whole row for each token."""
+
+import functools
+import itertools
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support import generation, jax_process
+from tests.support.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
+from tftpu.errors import UserError
+from tftpu.inference.generate import Writer, generate
+from tftpu.inference.sampling import Sampling
+from tftpu.tpu import target
+
+LIKELIEST = Sampling(0)
+
+
+@functools.cache
+def model_of(family: str) -> Any:
+    return language_model(family)
+
+
+@functools.cache
+def on_jax() -> Any:
+    return json.loads(jax_process.output("generation"))
+
+
+@pytest.mark.parametrize("family", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
+def test_the_likeliest_tokens_are_those_of_a_pass_over_the_whole_row(family):
+    model = model_of(family)
+    found = generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST)
+    assert found == recomputed(model, PROMPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_jax_writes_the_same(family):
+    """There the blocks are one loop, which a cache takes apart; Llama is cut over two devices."""
+    found = on_jax()[family]
+    assert found["likeliest"] == found["recomputed"]
+    model = model_of(family)
+    assert found["likeliest"] == generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST)
+    assert found["drawn"] == generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=3)
+
+
+@pytest.mark.slow
+def test_a_row_depends_on_neither_the_others_nor_the_parts_it_is_written_in():
+    model = model_of("gpt")
+    together = generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=1)
+    assert generate(model, PROMPTS[:1], length=LENGTH, sampling=SAMPLING, seed=1) == together[:1]
+    parts = list(Writer(model, SAMPLING).write(PROMPTS, LENGTH, seed=1, every=7))
+    assert [len(part[0]) for part in parts] == [7, 7, 6]
+    assert [[*itertools.chain(*rows)] for rows in zip(*parts)] == together
+    assert generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=2) != together
+
+
+def test_several_devices_write_what_one_does():
+    expected = generate(model_of("gpt"), PROMPTS, length=LENGTH, sampling=SAMPLING)
+    with tftpu.connect(virtual_devices=2).scope():
+        model = language_model("gpt")
+    assert generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING) == expected
+
+
+def test_a_row_ends_at_its_stop_and_all_of_them_end_the_work():
+    model = model_of("llama")
+    whole = generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST)
+    stop = whole[0][4]
+    expected = [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST, stop=stop) == expected
+    parts = list(Writer(model, LIKELIEST, stop).write(PROMPTS[:1], 100, every=8))
+    assert len(parts) == 1 and parts[0] == [whole[0][: whole[0].index(stop)]]
+
+
+@pytest.mark.slow
+def test_beyond_the_context_the_second_half_of_it_is_read_again():
+    """Each row by itself; one of them is longer than the context from the start."""
+    model = language_model("gpt", context=32)
+    rows = [[1, 2, 3], [5] * 20, list(range(40))]
+    found = generate(model, rows, length=48, sampling=LIKELIEST)
+    for row, written in zip(rows, found):
+        expected = row[-16:] if len(row) >= 32 else [*row]
+        start = len(expected)
+        while len(expected) < start + 48:
+            seen = expected if len(expected) < 32 else expected[start_of(len(expected)) :]
+            expected += recomputed(model, [seen], 1)[0]
+        assert written == expected[start:]
+
+
+def start_of(length: int) -> int:
+    """Returns where the window of 32 begins that a row of this length is read with."""
+    return (length - 16) // 16 * 16
+
+
+@pytest.mark.slow
+def test_a_shorter_context_than_the_models_is_kept_to():
+    whole, short = model_of("llama"), language_model("llama", context=32)
+    rows = [[1, 2, 3], [5] * 20]
+    expected = generate(short, rows, length=48, sampling=LIKELIEST)
+    assert generate(whole, rows, length=48, sampling=LIKELIEST, context=32) == expected
+    assert generate(whole, rows, length=48, sampling=LIKELIEST) != expected
+
+
+@pytest.mark.slow
+def test_a_row_that_ended_does_not_hold_the_others_back():
+    model = language_model("gpt", context=32)
+    [likely] = generate(model, [[7]], length=1, sampling=LIKELIEST)
+    found = generate(model, [[7], [1, 2, 3]], length=60, sampling=LIKELIEST, stop=likely[0])
+    alone = generate(model, [[1, 2, 3]], length=60, sampling=LIKELIEST, stop=likely[0])
+    assert found == [[], alone[0]]
+
+
+def test_values_that_are_not_finite_are_an_error():
+    model = language_model("gpt")
+    model.get_layer("tokens_embed").embeddings.assign(np.full((97, 48), np.nan))
+    with pytest.raises(UserError, match=r"not finite"):
+        generate(model, [[1]], length=3)
+
+
+def test_prompts_that_cannot_be_continued_are_refused():
+    model = model_of("gpt")
+    with pytest.raises(UserError, match=r"empty: give at least one token"):
+        generate(model, [[1], []], length=1)
+    with pytest.raises(UserError, match=r"tokens \[97\], .* from 0 to 96"):
+        generate(model, [[97]], length=1)
+    for rows in ["abc"], [[1.5]], [1, 2], [[[1]]]:
+        with pytest.raises(UserError, match=r"rows of token ids, such as"):
+            generate(model, rows, length=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"seed=-1"):
+        generate(model, [[1]], length=1, seed=-1)
+    with pytest.raises(UserError, match=r"context=129: the model .* takes 128 at most"):
+        generate(model, [[1]], length=1, context=129)
+    with pytest.raises(UserError, match=r"length=0"):
+        generate(model, [[1]], length=0)
+    with pytest.raises(UserError, match=r"does not continue texts"):
+        generate(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), [[1]], length=1)
+
+
+def chosen(sampling: Sampling, chances: list[float], uniform: np.ndarray) -> np.ndarray:
+    logits = np.repeat(np.log(np.array([chances], np.float32)), len(uniform), 0)
+    found: Any = sampling.choose(tf.constant(logits), tf.constant(uniform, tf.float32))
+    return found.numpy()
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    """Numbers in equal steps draw each token as often as its chance says, the likeliest first."""
+    steps = (np.arange(1000) + 0.5) / 1000
+    chances = [0.1, 0.4, 0.2, 0.3]
+
+    def counts(**fields: Any) -> list[int]:
+        return np.bincount(chosen(Sampling(**fields), chances, steps), minlength=4).tolist()
+
+    assert counts() == [100, 400, 200, 300]
+    assert counts(top_k=2) == [0, 571, 0, 429]
+    assert counts(top_p=0.75) == [0, 444, 222, 333] or sum(counts(top_p=0.75)) == 1000
+    assert counts(top_p=0.4) == [0, 1000, 0, 0]
+    assert counts(temperature=0) == [0, 1000, 0, 0]
+    assert counts(tokens=1) == [1000, 0, 0, 0]
+    squares = np.array(chances) ** 2
+    assert counts(temperature=0.5) == pytest.approx(1000 * squares / squares.sum(), abs=1)
+
+
+def test_a_number_near_one_draws_a_token_that_is_allowed():
+    assert chosen(Sampling(top_k=2), [0.1, 0.4, 0.2, 0.3], np.array([1 - 2**-24])) == [3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": -1.0}, r"temperature=-1.0: give 0"),
+        ({"temperature": float("nan")}, r"temperature=nan"),
+        ({"top_k": -1}, r"top_k=-1"),
+        ({"top_p": 0.0}, r"top_p=0.0"),
+    ],
+)
+def test_a_rule_without_a_meaning_is_refused(fields, message):
+    with pytest.raises(UserError, match=message):
+        Sampling(**fields)
+    assert generation.SAMPLING.top_k == 20
+
+
+def recurrent(layer: keras.layers.Layer, time: int | None = 24) -> Any:
+    keras.utils.set_random_seed(0)
+    shape = [keras.Input((time,), dtype="int32"), keras.layers.Embedding(50, 16), layer]
+    return keras.Sequential([*shape, keras.layers.Dense(50)])
+
+
+def test_any_causal_model_continues_texts():
+    model = recurrent(keras.layers.GRU(16, return_sequences=True))
+    found = generate(model, [[1, 2, 3], [4]], length=12, sampling=LIKELIEST)
+    rows = [[1, 2, 3], [4]]
+    for _ in range(12):
+        for row in rows:
+            padded = np.array([row + [0] * (24 - len(row))], np.int32)
+            row.append(int(model.predict_on_batch(padded)[0, len(row) - 1].argmax()))
+    assert found == [rows[0][3:], rows[1][1:]]
+
+
+class Own(keras.Model):
+    """A subclassed causal model, which masks a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = keras.layers.Embedding(50, 16, mask_zero=True)
+        self.attention = keras.layers.MultiHeadAttention(2, 8)
+        self.head = keras.layers.Dense(50)
+
+    def call(self, tokens: Any) -> Any:
+        x = self.embed(tokens)
+        return self.head(self.attention(x, x, use_causal_mask=True))
+
+
+@pytest.mark.slow
+def test_a_subclassed_model_says_its_context():
+    model = Own()
+    model(np.ones((1, 24), np.int32))
+    [found] = generate(model, [[1, 2, 3]], length=6, sampling=LIKELIEST, context=24)
+    row = [1, 2, 3]
+    for _ in range(6):
+        logits: Any = model(np.array([row + [0] * (24 - len(row))], np.int32))
+        row.append(int(logits[0, len(row) - 1].numpy().argmax()))
+    assert found == row[3:]
+
+
+def test_models_that_cannot_write_are_refused():
+    both = keras.layers.Bidirectional(keras.layers.GRU(8, return_sequences=True))
+    with pytest.raises(UserError, match=r"depends on the tokens that come later"):
+        generate(recurrent(both), [[1]], length=1)
+    with pytest.raises(UserError, match=r"takes any number of tokens, or is not built: "):
+        generate(recurrent(both, None), [[1]], length=1)
+    with pytest.raises(UserError, match=r"is not built: build it, and say how many"):
+        generate(keras.Sequential([keras.layers.Dense(3)]), [[1]], length=1, context=8)
+    few = keras.Sequential([keras.Input((8,), dtype="int32"), keras.layers.Embedding(9, 4)])
+    averaged = keras.Sequential([few, keras.layers.GlobalAveragePooling1D()])
+    with pytest.raises(UserError, match=r"\(batch, time\), and return logits of the next one"):
+        generate(averaged, [[1]], length=1, context=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_the_products_that_a_tpu_runs_give_the_same(family):
+    """There one token is eight rows, and one product serves all heads."""
+    model = model_of(family)
+
+    def for_a_tpu(function: Any) -> Any:
+        def traced(*args: Any) -> Any:
+            with target.compiling_for("tpu"):
+                return function(*args)
+
+        return tf.function(traced, jit_compile=True, autograph=False)
+
+    writer = Writer(model, LIKELIEST, compiled=for_a_tpu)
+    for prompts in PROMPTS, PROMPTS[:1]:
+        [found] = writer.write(prompts, LENGTH, every=LENGTH)
+        assert found == recomputed(model, prompts)

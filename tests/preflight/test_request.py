@@ -1,0 +1,80 @@
+"""Mistakes in what `tftpu.preflight.check` is given: one clear message each, before any work."""
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tftpu import preflight
+from tftpu.errors import UserError
+from tftpu.preflight import PreflightOptions, request
+
+SPEC = tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2))
+
+
+def build() -> keras.Model:
+    raise AssertionError("a mistake is found before a model is built")
+
+
+def refused(message: str, **given: Any) -> None:
+    defaults = {"model_fn": build, "batch_spec": SPEC, "slices": ["v5e-1"]}
+    with pytest.raises(UserError, match=message):
+        preflight.check(**{**defaults, **given})
+
+
+def test_what_is_no_function_of_a_model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    refused(r"model_fn is a Sequential: give a function", model_fn=model)
+    refused(r"model_fn is a str: give a function", model_fn="resnet50")
+    refused(r"model_fn returned None", model_fn=lambda: None)
+    refused(r"'sequential.*' is not compiled: .* or give objectives", model_fn=lambda: model)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (SPEC[0], r"Give the batch as \(x, y\)"),
+        ((), r"Give the batch as \(x, y\)"),
+        ((tf.TensorSpec(()), tf.TensorSpec(())), r"no dimension"),
+        ((tf.zeros((64, 4)), tf.zeros((64, 2))), r"from_tensor"),
+        ((SPEC[0], tf.TensorSpec((32, 2))), r"32 and 64 examples"),
+        ((tf.TensorSpec((0, 4)), tf.TensorSpec((0, 2))), r"have 0 examples"),
+        ((tf.TensorSpec((None, 4)), SPEC[1]), r"static shapes only"),
+    ],
+)
+def test_what_is_no_batch(batch, message):
+    refused(message, batch_spec=batch)
+
+
+def test_a_function_of_an_objective_takes_any_nest():
+    request.refuse_batch({"images": SPEC[0]}, PreflightOptions(objectives=lambda model: []))
+
+
+def test_slices_are_listed_once_each():
+    assert [s.name for s in request.slices_of(["v5e-1", "v5litepod-1"])] == ["v5e-1"]
+    refused(r"slices='v5e-1': give a list", slices="v5e-1")
+    refused(r"No slice was given", slices=[])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("prices", {"v5": 1.0}, r"no generation 'v5'. Did you mean 'v5p'"),
+        ("prices", {"v5e": -1.0}, r"prices\['v5e'\] is -1.0"),
+        ("prices", {"v5e": "1"}, r"prices\['v5e'\] is '1'"),
+        ("steps", -5, r"steps is -5"),
+        ("steps", "5", r"steps is '5'"),
+        ("examples_per_epoch", 0, r"examples_per_epoch is 0"),
+        ("batch_unit", 0, r"batch_unit is 0"),
+        ("time_limit", 0, r"time_limit is 0"),
+        ("time_limit", "5", r"time_limit is '5'"),
+        ("train", None, r"train is None: give tftpu.TrainOptions"),
+        ("precision", None, r"no precision None"),
+        ("precision", "bfloat16", r"Did you mean 'mixed_bfloat16'"),
+    ],
+)
+def test_options_without_a_meaning(field, value, message):
+    options = PreflightOptions()
+    setattr(options, field, value)
+    refused(message, options=options)

@@ -1,0 +1,44 @@
+"""Compiled functions of a model outside of training: see `tftpu.engines.functions`."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+
+from tftpu.tensors import Tensor
+
+
+def compiled(
+    model: keras.Model,
+    function: Callable[..., Any],
+    tracing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    weights: Callable[[], list[Tensor]] | None = None,
+) -> Callable[..., Any]:
+    """Returns a jitted function.
+
+    Args:
+        model: the model whose variables it reads, with the values that they have at each call.
+        function: see `tftpu.engines.functions.compiled`.
+        tracing: returns a context to trace in.
+        weights: returns values to use for the trainable variables; None: those that they have.
+    """
+    trainable, untrained = model.trainable_variables, model.non_trainable_variables
+    variables = [*trainable, *untrained]
+
+    def pure(numbers: tuple[int, ...], values: list[jax.Array], args: list[Any]) -> Any:
+        given = iter(numbers)
+        whole = [next(given) if value is None else value for value in args]
+        with tracing(), keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            return function(*whole)
+
+    jitted = jax.jit(pure, static_argnums=0)
+
+    def run(*args: Any) -> Any:
+        values = weights() if weights is not None else [v.value for v in trainable]
+        numbers = tuple(value for value in args if type(value) is int)
+        arrays = [None if type(value) is int else value for value in args]
+        return jitted(numbers, [*values, *(v.value for v in untrained)], arrays)
+
+    return run

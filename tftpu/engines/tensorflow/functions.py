@@ -1,0 +1,57 @@
+"""Compiled functions of a model outside of training: see `tftpu.engines.functions`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.engines.tensorflow import internals
+from tftpu.engines.tensorflow.loops import traced_for
+from tftpu.tensors import Tensor
+
+
+def compiled(
+    model: Any,
+    function: Callable[..., Any],
+    strategy: tf.distribute.Strategy | None = None,
+    weights: Callable[[], list[Tensor]] | None = None,
+) -> Callable[..., Any]:
+    """Returns a function that each replica runs as one program; the first one's results.
+
+    Args:
+        model: the model whose variables it reads.
+        function: see `tftpu.engines.functions.compiled`.
+        strategy: that of the model; None: the one in whose scope it was built.
+        weights: returns values to use for the trainable variables; None: those that they have.
+    """
+    used: tf.distribute.Strategy = strategy or model.distribute_strategy
+
+    def with_weights(*args: Any) -> Any:
+        values = weights() if weights is not None else []
+        mapping = list(zip(model.trainable_variables, values))
+        with keras.StatelessScope(state_mapping=mapping):
+            return function(*args)
+
+    # On a TPU all is compiled anyway, and a nested XLA function would run on its host; on several
+    # CPUs, it looks for their variables on the first.
+    on_tpu = isinstance(used, tf.distribute.TPUStrategy)
+    alone = used.num_replicas_in_sync == 1 and not on_tpu
+    traced = traced_for("tpu" if on_tpu else None, with_weights)
+    each = tf.function(traced, jit_compile=alone or None, autograph=False)
+
+    def on_replicas(*args: Any) -> Any:
+        found = used.run(each, args)
+        return keras.tree.map_structure(
+            lambda value: used.experimental_local_results(value)[0], found
+        )
+
+    whole = internals.graph_function(on_replicas)
+    return lambda *args: whole(*(_tensors(value) for value in args))
+
+
+def _tensors(value: Any) -> Any:
+    """Returns arrays as tensors; whole numbers stay, which a function is compiled anew for."""
+    return keras.tree.map_structure(
+        lambda x: x if type(x) is int else tf.convert_to_tensor(x), value
+    )

@@ -1,0 +1,96 @@
+"""Keys and values of the tokens that a language model has read, kept for the tokens to come.
+
+While a cache is open, attention layers write to it and read from it, whatever calls them:
+
+    with open_cache(Cache(...)) as cache:
+        model(tokens)
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tftpu.tensors import Tensor, ops
+
+# A TPU multiplies matrices of 8 rows or more; fewer are work for its vector unit, which takes
+# several times as long as reading what they are multiplied with. So they are filled up.
+ROWS = 8
+
+
+class Pair(NamedTuple):
+    """The keys and the values of one layer, each (batch, slots, key_heads * head_dim)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Cache:
+    """The pairs of all attention layers of a model, by the name of the layer.
+
+    Each token of a row has a slot, in the order in which it was read.
+
+    Args:
+        slots: the number of tokens of a row that there is room for.
+        pairs: what was kept before; empty: nothing was read yet.
+        slot: () int32, that of the next token, the same for all rows.
+        visible: (batch, slots), bool: the slots that the next token sees, its own included.
+
+    Attributes:
+        pairs: what is kept, with the tokens that were read while the cache was open.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        pairs: Mapping[str, Pair] | None = None,
+        slot: Tensor | None = None,
+        visible: Tensor | None = None,
+    ):
+        self.pairs = dict(pairs or {})
+        self.visible = visible
+        self._slots = slots
+        self._slot = slot
+
+    def start(self, layer: str, keys: Tensor, values: Tensor) -> None:
+        """Keeps keys and values of the first tokens, each (batch, time, key_heads, head_dim)."""
+
+        def kept(x: Tensor) -> Tensor:
+            return ops.pad(_joined(x), ((0, 0), (0, self._slots - x.shape[1]), (0, 0)))
+
+        self.pairs[layer] = Pair(kept(keys), kept(values))
+
+    def extend(self, layer: str, keys: Tensor, values: Tensor) -> Pair:
+        """Keeps those of one more token, (batch, 1, key_heads, head_dim), and returns all."""
+        before, start = self.pairs[layer], (0, self._slot, 0)
+        self.pairs[layer] = Pair(
+            ops.slice_update(before.keys, start, _joined(keys)),
+            ops.slice_update(before.values, start, _joined(values)),
+        )
+        return self.pairs[layer]
+
+
+def _joined(x: Tensor) -> Tensor:
+    """Returns (batch, time, heads, head_dim) with all heads of a token side by side.
+
+    So they fill the tiles of a TPU's memory, and one more token changes only one of its rows.
+    """
+    return ops.reshape(x, (*x.shape[:2], x.shape[2] * x.shape[3]))
+
+
+_OPEN: contextvars.ContextVar[Cache | None] = contextvars.ContextVar("cache", default=None)
+
+
+@contextlib.contextmanager
+def open_cache(cache: Cache) -> Iterator[Cache]:
+    """Makes attention layers use a cache within the block."""
+    token = _OPEN.set(cache)
+    try:
+        yield cache
+    finally:
+        _OPEN.reset(token)
+
+
+def opened() -> Cache | None:
+    """Returns the cache that is open, None if there is none."""
+    return _OPEN.get()

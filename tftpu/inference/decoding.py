@@ -1,0 +1,182 @@
+"""Passes over a row of tokens, one token after another, with and without a cache."""
+
+from typing import Any, Protocol
+
+import keras
+
+from tftpu.errors import UserError
+from tftpu.inference.cache import ROWS, Cache, Pair, open_cache
+from tftpu.tensors import Nest, Tensor, ops
+from tftpu.tpu import target
+
+
+class Decoding(Protocol):
+    """Passes by a model, in functions that can be compiled.
+
+    Rows are padded at their end to the same time, and what is written follows in slots that all
+    rows share: a row has a gap between its prompt and the first token that is written.
+
+    Attributes:
+        context: tokens of a row that the model takes.
+        vocabulary: number of its tokens.
+    """
+
+    context: int
+    vocabulary: int
+
+    def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
+        """Reads prompts.
+
+        Args:
+            tokens: (batch, time), int32.
+            lengths: (batch,), int32, of each prompt.
+            slots: the tokens of a row that there will be, padding included.
+
+        Returns:
+            What the next pass needs, and the logits of the next token, (batch, vocabulary).
+        """
+        ...
+
+    def step(
+        self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
+    ) -> tuple[Nest, Tensor]:
+        """Reads one token more of each row, and returns what `read` does.
+
+        Args:
+            state: of the pass before.
+            token: (batch,), int32.
+            lengths: of the prompts.
+            first: () int32, time of the prompts with their padding.
+            count: () int32, tokens that were written before this one.
+        """
+        ...
+
+
+class Cached:
+    """Passes by a language model of the zoo, whose attention keeps the keys and values.
+
+    Args:
+        model: a GPT or a Llama of `tftpu.models`.
+        context: the most tokens of a row that it is given; None: as many as it takes.
+
+    Raises:
+        UserError: it takes fewer.
+    """
+
+    def __init__(self, model: Any, context: int | None = None):
+        most = model.hyperparameters.context
+        if context is not None and context > most:
+            raise UserError(f"context={context}: the model {model.name!r} takes {most} at most.")
+        self._model = model
+        self.context = context or most
+        self.vocabulary = model.hyperparameters.vocabulary
+
+    def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
+        """Reads prompts."""
+        with open_cache(Cache(slots)) as cache:
+            _, hidden, _ = self._model.factored_logits({"tokens": tokens}, training=False)
+        last = ops.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+        return _pairs(cache), self._model.logits_of(last)[:, 0]
+
+    def step(
+        self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
+    ) -> tuple[Nest, Tensor]:
+        """Reads one token more of each row."""
+        pairs = {name: Pair(*pair) for name, pair in state.items()}
+        slots = next(iter(pairs.values())).keys.shape[1]
+        slot = ops.arange(slots, dtype="int32")[None]
+        of_written = ops.logical_and(slot >= first, slot <= first + count)
+        visible = ops.logical_or(slot < lengths[:, None], of_written)
+        with open_cache(Cache(slots, pairs, first + count, visible)) as cache:
+            # A loop may go on beyond the context; what it writes there is cut off.
+            place = ops.minimum(lengths + count, self.context - 1)
+            features = {"tokens": _filled(token), "positions": _filled(place)}
+            _, hidden, _ = self._model.factored_logits(features, training=False)
+        logits = self._model.logits_of(hidden)[: token.shape[0], 0]
+        return _pairs(cache), logits
+
+
+class Recomputed:
+    """Passes by any causal model, each over the whole row.
+
+    Args:
+        model: a Keras model from (batch, context) tokens to logits, (batch, context, vocabulary).
+        context: tokens of a row that it takes; None: those of its input.
+
+    Raises:
+        UserError: the model is no such model, or does not say its context.
+    """
+
+    def __init__(self, model: Any, context: int | None = None):
+        shape = getattr(model, "input_shape", None) or (None, None)  # a model of one's own: any
+        if not isinstance(shape, tuple) or len(shape) != 2:
+            raise _no_writer(model, f"it takes {shape}")
+        found = context or shape[1]
+        if not model.built or found is None:
+            raise UserError(
+                f"The model {model.name!r} takes any number of tokens, or is not built: build it, "
+                "and say how many it was trained with, context=1024 for example."
+            )
+        given = keras.KerasTensor((2, found), "int32")
+        try:
+            logits = model.compute_output_spec(given)
+            _, _, vocabulary = logits.shape
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise _no_writer(model, reason) from error
+        self._model = model
+        self.context = found
+        self.vocabulary = vocabulary
+
+    def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
+        """Reads prompts."""
+        row = ops.pad(tokens, ((0, 0), (0, self.context - tokens.shape[1])))
+        return row, self._logits(row, lengths - 1)
+
+    def step(
+        self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
+    ) -> tuple[Nest, Tensor]:
+        """Reads one token more of each row."""
+        place = ops.minimum(lengths + count, self.context - 1)
+        here = ops.arange(self.context, dtype="int32")[None] == place[:, None]
+        row = ops.where(here, token[:, None], state)
+        return row, self._logits(row, place)
+
+    def _logits(self, row: Tensor, place: Tensor) -> Tensor:
+        logits = self._model(row, training=False)
+        found = ops.take_along_axis(logits, place[:, None, None], axis=1)[:, 0]
+        return ops.cast(found, "float32")
+
+
+def decoding_of(model: Any, context: int | None = None) -> Decoding:
+    """Returns the passes of a model, with a cache where it has one.
+
+    Args:
+        model: any that predicts the next token.
+        context: the most tokens of a row that it is given; None: as many as it takes.
+
+    Raises:
+        UserError: the model is none, or the context is too short or too long.
+    """
+    found = Cached(model, context) if hasattr(model, "logits_of") else Recomputed(model, context)
+    if found.context < 2:
+        raise UserError(f"A context of {found.context} has no room for a prompt and a token.")
+    return found
+
+
+def _no_writer(model: Any, reason: str) -> UserError:
+    return UserError(
+        f"The model {model.name!r} does not continue texts: it must take tokens, (batch, time), "
+        f"and return logits of the next one, (batch, time, vocabulary). {reason}"
+    )
+
+
+def _filled(x: Tensor) -> Tensor:
+    """Returns (batch,) as (batch, 1), on a TPU with as many rows as fill a matrix."""
+    missing = max(0, ROWS - x.shape[0]) if target.platform() == "tpu" else 0
+    return ops.pad(x, ((0, missing),))[:, None]
+
+
+def _pairs(cache: Cache) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the pairs of a cache as a nest that loops carry."""
+    return {name: tuple(pair) for name, pair in cache.pairs.items()}

@@ -1,0 +1,86 @@
+"""The loop that writes tokens, in functions that can be compiled."""
+
+from tftpu.inference.decoding import Decoding
+from tftpu.inference.sampling import Sampling
+from tftpu.tensors import Nest, Tensor, ops
+
+
+class Loop:
+    """Reads prompts, and writes the tokens that follow them.
+
+    Args:
+        decoding: passes by the model.
+        sampling: the rule by which tokens are drawn.
+        stop: a token after which a row ends; None: there is none.
+    """
+
+    def __init__(self, decoding: Decoding, sampling: Sampling, stop: int | None):
+        self._decoding = decoding
+        self._sampling = sampling
+        self._stop = stop
+
+    def read(
+        self, tokens: Tensor, lengths: Tensor, uniform: Tensor, ended: Tensor, slots: int
+    ) -> Nest:
+        """Reads prompts, and returns the state of the loop.
+
+        Args:
+            tokens: (batch, time), int32, padded at the end.
+            lengths: (batch,), int32, of each prompt.
+            uniform: (batch,), float32, numbers of [0, 1) that decide on the first token.
+            ended: (batch,), bool: rows that nothing is written for.
+            slots: tokens of a row that there is room for.
+        """
+        decoded, logits = self._decoding.read(tokens, lengths, slots)
+        return {
+            "decoded": decoded,
+            "token": self._sampling.choose(logits, uniform),
+            "first": ops.cast(tokens.shape[1], "int32"),  # slot of the first token that is written
+            "count": ops.cast(0, "int32"),  # of the tokens that were written
+            "ended": ended,
+            "finite": _finite(logits),
+        }
+
+    def write(
+        self, state: Nest, lengths: Tensor, uniform: Tensor, every: int
+    ) -> tuple[Nest, Tensor]:
+        """Writes tokens, until all rows have ended.
+
+        Args:
+            state: of the loop.
+            lengths: (batch,), int32, of each prompt.
+            uniform: (batch, every), float32, numbers of [0, 1) that decide on the tokens after.
+            every: tokens to write.
+
+        Returns:
+            The state, and the tokens, (batch, every) int32, 0 after the end of all rows.
+        """
+        end = -1 if self._stop is None else self._stop
+
+        def body(index: Tensor, state: Nest, written: Tensor) -> tuple[Tensor, Nest, Tensor]:
+            token, first, count = state["token"], state["first"], state["count"]
+            written = ops.slice_update(written, (0, index), token[:, None])
+            decoded, logits = self._decoding.step(state["decoded"], token, lengths, first, count)
+            chances = ops.slice(uniform, (0, index), (uniform.shape[0], 1))[:, 0]
+            state = {
+                "decoded": decoded,
+                "token": self._sampling.choose(logits, chances),
+                "first": first,
+                "count": count + 1,
+                "ended": ops.logical_or(state["ended"], token == end),
+                "finite": ops.logical_and(state["finite"], _finite(logits)),
+            }
+            return index + 1, state, written
+
+        def goes_on(index: Tensor, state: Nest, written: Tensor) -> Tensor:
+            if self._stop is None:
+                return index < every
+            return ops.logical_and(index < every, ops.logical_not(ops.all(state["ended"])))
+
+        start = ops.cast(0, "int32"), state, ops.zeros((uniform.shape[0], every), "int32")
+        _, state, written = ops.while_loop(goes_on, body, start)
+        return state, written
+
+
+def _finite(logits: Tensor) -> Tensor:
+    return ops.all(ops.isfinite(logits))

@@ -1,0 +1,68 @@
+"""Choice of the next token from logits."""
+
+import dataclasses
+
+from tftpu.errors import UserError
+from tftpu.tensors import Tensor, ops
+
+_LEAST = 1e-6  # below it, a temperature divides logits to infinity
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """The rule by which the next token is drawn.
+
+    Attributes:
+        temperature: what logits are divided by; 0 takes the most likely token.
+        top_k: number of most likely tokens to draw from; 0 draws from all.
+        top_p: draws from the fewest tokens whose probabilities add up to at least this (Holtzman et
+            al. 2019, https://arxiv.org/abs/1904.09751).
+        tokens: size of the vocabulary, where the table of embeddings has more rows; 0: all rows.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.temperature == 0 or self.temperature >= _LEAST):
+            raise UserError(
+                f"temperature={self.temperature}: give 0, for the most likely token, or a number "
+                f"from {_LEAST} on."
+            )
+        if self.top_k < 0:
+            raise UserError(f"top_k={self.top_k}: give the number of tokens, or 0 for all.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p}: give a chance above 0 and at most 1.")
+
+    def choose(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Returns a token for each row.
+
+        Args:
+            logits: (batch, vocabulary), float32.
+            uniform: (batch,), float32, numbers from [0, 1) that decide.
+
+        Returns:
+            (batch,), int32.
+        """
+        logits = logits[:, : self.tokens or None]
+        if self.temperature == 0 or 1 in (self.top_k, logits.shape[-1]):
+            return ops.cast(ops.argmax(logits, axis=-1), "int32")
+        if not self.top_k and self.top_p == 1:
+            return _drawn(ops.softmax(logits / self.temperature, axis=-1), uniform)
+        count = min(self.top_k or logits.shape[-1], logits.shape[-1])
+        best, tokens = ops.top_k(logits, count)  # the most likely one first
+        chances = ops.softmax(best / self.temperature, axis=-1)
+        # A token is left out if those before it are enough.
+        before = ops.cumsum(chances, axis=-1) - chances
+        place = _drawn(ops.where(before < self.top_p, chances, 0.0), uniform)
+        return ops.cast(ops.take_along_axis(tokens, place[:, None], axis=-1)[:, 0], "int32")
+
+
+def _drawn(chances: Tensor, uniform: Tensor) -> Tensor:
+    """Returns the place that a number of [0, 1) falls on in each row of chances, int32."""
+    total = ops.cumsum(chances, axis=-1)
+    drawn = uniform[:, None] * total[:, -1:]
+    place = ops.sum(ops.cast(total <= drawn, "int32"), axis=-1)
+    return ops.minimum(place, chances.shape[-1] - 1)

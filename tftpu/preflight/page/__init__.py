@@ -1,0 +1,1 @@
+"""Draws a report as one page that a browser shows without a network."""

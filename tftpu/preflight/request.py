@@ -1,0 +1,108 @@
+"""Checks of what `tftpu.preflight.check` is given, before minutes are spent on it."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.config import PRECISIONS, TrainOptions
+from tftpu.engines import checks
+from tftpu.errors import UserError, did_you_mean
+from tftpu.preflight.options import PreflightOptions
+from tftpu.tensors import Nest
+from tftpu.tpu.slices import GENERATIONS, Slice, parse_slice
+
+
+def slices_of(names: Iterable[str]) -> list[Slice]:
+    """Returns the slices with some names, each once.
+
+    Raises:
+        UserError: there is none, or one of them does not exist.
+    """
+    if isinstance(names, str):
+        raise UserError(f"slices={names!r}: give a list of names, such as ['v3-8', 'v5e-8'].")
+    found = {target.name: target for target in map(parse_slice, names)}
+    if not found:
+        raise UserError("No slice was given: name at least one, such as v3-8 or v5e-8.")
+    return list(found.values())
+
+
+def refuse_model_fn(model_fn: Any) -> None:
+    """Raises `UserError` for what is no function that builds a model."""
+    if isinstance(model_fn, keras.Model) or not callable(model_fn):
+        raise UserError(
+            f"model_fn is a {type(model_fn).__name__}: give a function that builds and compiles "
+            "the model, and returns it. It is called for each number of devices, and each batch."
+        )
+
+
+def refuse_model(model: Any) -> None:
+    """Raises `UserError` for what is no model, where a function should have returned one."""
+    if not isinstance(model, keras.Model):
+        raise UserError(
+            f"model_fn returned {'None' if model is None else f'a {type(model).__name__}'}: it has "
+            "to return the compiled keras.Model."
+        )
+
+
+def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
+    """Raises `UserError` for what is no spec of a batch, or one without a size.
+
+    Args:
+        batch_spec: the global batch.
+        options: with or without objectives, whose functions take any nest.
+    """
+    specs = keras.tree.flatten(batch_spec)
+    for spec in specs:
+        if hasattr(spec, "__array__") and not isinstance(spec, tf.TensorSpec):
+            raise UserError(
+                "The batch holds arrays, and preflight needs their shapes and dtypes only: give "
+                "tf.TensorSpec.from_tensor(array) for each."
+            )
+        checks.refuse_spec(spec)
+        if not spec.shape.rank:
+            raise UserError("A spec of the batch has no dimension: the first is that of examples.")
+    pair = isinstance(batch_spec, tuple | list) and len(batch_spec) in (2, 3)
+    if not specs or (options.objectives is None and not pair):
+        raise UserError(
+            "Give the batch as (x, y) or (x, y, sample_weight), each a tf.TensorSpec, or several "
+            "of them nested as the model takes them."
+        )
+    sizes = sorted({spec.shape[0] for spec in specs})
+    if len(sizes) > 1 or sizes[0] < 1:
+        raise UserError(
+            f"The specs of the batch have {' and '.join(map(str, sizes))} examples: give all of "
+            "them the size of the global batch, 1 or more."
+        )
+
+
+def refuse_options(options: PreflightOptions) -> None:
+    """Raises `UserError` for options that have no meaning."""
+    if options.precision not in PRECISIONS:
+        raise UserError(
+            f"There is no precision {options.precision!r}."
+            f"{did_you_mean(str(options.precision), PRECISIONS)}"
+        )
+    if not isinstance(options.train, TrainOptions):
+        raise UserError(f"train is {options.train!r}: give tftpu.TrainOptions.")
+    options.train.validate()
+    for name in ("steps", "examples_per_epoch", "batch_unit"):
+        value = getattr(options, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{name} is {value!r}: give a whole number from 1 on, or None.")
+    if not _is_number(options.time_limit) or options.time_limit <= 0:
+        raise UserError(f"time_limit is {options.time_limit!r}: give seconds, more than 0.")
+    for generation, dollars in options.prices.items():
+        if generation not in GENERATIONS:
+            raise UserError(
+                f"prices: there is no generation {generation!r}."
+                f"{did_you_mean(str(generation), GENERATIONS)}"
+            )
+        if not _is_number(dollars) or dollars < 0:
+            raise UserError(f"prices[{generation!r}] is {dollars!r}: give dollars per chip-hour.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)

@@ -1,0 +1,152 @@
+"""The price of text that a language model writes on TPU slices, by time and by dollars."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from tftpu.engines.lowered import ModelFn
+from tftpu.errors import UserError
+from tftpu.preflight import advise, request, units
+from tftpu.preflight.compiling.compiler import (
+    TIME_LIMIT,
+    Compiled,
+    check_machine,
+    compile_program,
+)
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.tpu.slices import Slice
+
+
+@dataclasses.dataclass
+class WritingReport:
+    """The answer for one slice, each of whose devices holds the model and writes texts of its own.
+
+    Attributes:
+        slice: its name.
+        rows: texts that a device writes at once.
+        context: tokens of a text that it has room for, all of which are read for each token.
+        hbm_bytes: what a device needs.
+        hbm_limit_bytes: what it has.
+        error: why it cannot run; "" if it can.
+        token_ms: predicted time of a token of every row; `token_ms_low` and `token_ms_high` are the
+            ends of its range. None if it is not known.
+        tokens_per_second: of all devices.
+        usd_per_million: US dollars for a million tokens.
+    """
+
+    slice: str
+    rows: int
+    context: int
+    hbm_limit_bytes: int
+    hbm_bytes: int = 0
+    error: str = ""
+    token_ms: float | None = None
+    token_ms_low: float | None = None
+    token_ms_high: float | None = None
+    tokens_per_second: float | None = None
+    usd_per_million: float | None = None
+
+
+def check_writing(
+    model_fn: ModelFn,
+    slices: Iterable[str],
+    rows: int,
+    *,
+    precision: str = "mixed_bfloat16",
+    prices: dict[str, float] | None = None,
+    time_limit: float = TIME_LIMIT,
+    verbose: bool = False,
+) -> list[WritingReport]:
+    """Compiles the loop in which a language model writes, for TPU slices, without a TPU.
+
+    The loop is that of `tftpu.inference.generate.generate`, near the end of the model's context: a
+    token costs as much as all others.
+
+    Args:
+        model_fn: returns a newly built model that predicts the next token.
+        slices: names such as "v5e-1".
+        rows: texts that a device writes at once.
+        precision: dtype policy under which the model is built.
+        prices: US dollars per chip-hour by generation; they replace the list prices.
+        time_limit: seconds that one compilation may take.
+        verbose: whether to show what the compiler writes to standard error.
+
+    Raises:
+        UserError: a slice does not exist, the model does not predict the next token, or this
+            machine has no TPU compiler.
+    """
+    request.refuse_model_fn(model_fn)
+    targets = request.slices_of(slices)
+    if not isinstance(rows, int) or rows < 1:
+        raise UserError(f"rows={rows!r}: give the texts that a device writes at once, 1 or more.")
+    check_machine()
+    from tftpu.engines.tensorflow.lower_writing import lower_writing
+
+    with Progress() as progress:
+        with progress.phase("lowering"):
+            writing = lower_writing(model_fn, rows, precision)
+        processes = Processes(progress)
+        found = []
+        for target in targets:
+            compiled = compile_program(writing.step, target, {}, time_limit, verbose, processes)
+            report = WritingReport(target.name, rows, writing.context, target.generation.hbm_limit)
+            report.error = _why(compiled)
+            if not compiled.error:
+                report.hbm_bytes = memory_of(compiled.memory).total
+            if compiled.text:
+                cost = price(writing.step, compiled, target)
+                times = [cost.seconds, cost.seconds_low, cost.seconds_high]
+                _fill(report, [time / writing.tokens for time in times], target, prices)
+            found.append(report)
+    return found
+
+
+def _why(compiled: Compiled) -> str:
+    """Returns why a device cannot run the loop, "" if it can."""
+    if not compiled.out_of_memory:
+        return compiled.error
+    needed = advise.memory_wanted(compiled.error)
+    return f"does not fit: needs {units.size(needed[0])}" if needed else "does not fit"
+
+
+def _fill(
+    report: WritingReport, seconds: list[float], target: Slice, prices: dict[str, float] | None
+) -> None:
+    """Adds to a report what follows from the seconds of a token: predicted, and their range."""
+    generation = target.generation
+    report.token_ms, report.token_ms_low, report.token_ms_high = (1e3 * time for time in seconds)
+    report.tokens_per_second = target.replicas * report.rows / seconds[0]
+    usd_hour = (prices or {}).get(generation.name, generation.usd_hour) * target.chips
+    report.usd_per_million = 1e6 * usd_hour / 3600 / report.tokens_per_second
+
+
+def print_writing(reports: list[WritingReport], console: Console) -> None:
+    """Prints a table of slices."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("slice", "rows/device", "HBM", "token", "range", "tokens/s", "1M tokens", ""):
+        justify = "left" if column in ("slice", "") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    for report in reports:
+        table.add_row(*_cells(report))
+    console.print(f"Writing with a context of {reports[0].context:,} tokens, compiled, not run")
+    console.print(table)
+
+
+def _cells(report: WritingReport) -> list[str]:
+    used = f"{units.size(report.hbm_bytes)} of {units.size(report.hbm_limit_bytes)}"
+    cells = [report.slice, f"{report.rows:,}", used if report.hbm_bytes else "-"]
+    if report.token_ms is None:
+        return [*cells, "-", "-", "-", "-", report.error.splitlines()[0] if report.error else ""]
+    low, high = report.token_ms_low or 0.0, report.token_ms_high or 0.0
+    return [
+        *cells,
+        units.duration(report.token_ms / 1e3),
+        units.duration_range(low / 1e3, high / 1e3),
+        f"{report.tokens_per_second:,.0f}",
+        units.price(report.usd_per_million or 0.0),
+        "",
+    ]
