@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.pipeline import Pipeline
     from tftpu.input_pipelines.reading.epochs import Training
     from tftpu.input_pipelines.tensors import Spec
+    from tftpu.input_pipelines.unlabelled import Unlabelled
 
 
 def training(data: Data, seed: int = 0) -> Training | Pipeline | tf.data.Dataset:
@@ -51,6 +52,17 @@ def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
     from tftpu.input_pipelines import own
 
     return own.checked_evaluation(data, data.evaluation(_context(data, seed)))
+
+
+def prediction(data: Data, address: str) -> Unlabelled:
+    """Returns the records of an address, such as "images:FOLDER" or "evaluation", to predict.
+
+    Raises:
+        UserError: data of this class cannot be read from there.
+    """
+    from tftpu.input_pipelines import own
+
+    return own.records_of(data, address, _context(data, 0))
 
 
 def batch_spec(data: Data, examples: int) -> Spec:

@@ -3,11 +3,14 @@
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tftpu.config import Data
+from tftpu.config import Data, DataContext
+from tftpu.engines.data import features_of
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
+from tftpu.input_pipelines.unlabelled import EVALUATION, Unlabelled, of_arrays
 
 
 def checked_training(data: Data, found: Any) -> Any:
@@ -51,6 +54,28 @@ def checked_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
         f"{type(data).__name__}.evaluation() returns {_described(found)}: return a finite, batched "
         "tf.data.Dataset, or None."
     )
+
+
+def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
+    """Returns the records to predict at an address; see `tftpu.input_pipelines.prediction`.
+
+    Raises:
+        UserError: the data set has no `prediction`, and the address is not its evaluation split.
+    """
+    found = data.prediction(address, context)
+    if isinstance(found, Unlabelled):
+        return found
+    if found is None:
+        name = type(data).__name__
+        split = data.evaluation(context) if address == EVALUATION else None
+        if split is None:
+            raise UserError(
+                f"The input {address!r} cannot be read: {name} has no prediction(self, address, "
+                f"context), and without one only {EVALUATION!r}, where there is such a split."
+            )
+        parts = [features_of(batch) for batch in split.as_numpy_iterator()]
+        found = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+    return of_arrays(found, context, address)
 
 
 def spec_of(pipeline: Any, examples: int) -> Spec:

@@ -16,7 +16,7 @@ is waited for and, in the end, stops the run.
 import dataclasses
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,6 +55,10 @@ class RecordSource(Protocol):
         """Returns every record once, with its number."""
         ...
 
+    def between(self, first: Tensor, last: Tensor) -> tf.data.Dataset:
+        """Returns the records from number `first` to below `last`, with their numbers, in order."""
+        ...
+
     def names(self, numbers: Tensor) -> Tensor:
         """Returns the names of records for errors, (n,), string."""
         ...
@@ -80,6 +84,9 @@ class Pipeline:
         finish: (batch of examples, seeds (batch, 2)) -> (features, labels[, weights]).
         example: (example, seed (2,), int32) -> example of static shapes; None: as parsed.
         pairs: `finish` mixes each example with its neighbour, so that a bad one spoils both.
+
+    Attributes:
+        skipped: why records were skipped, by number.
     """
 
     source: RecordSource
@@ -91,7 +98,7 @@ class Pipeline:
     pairs: bool = False
 
     def __post_init__(self):
-        self._skipped: set[int] = set()
+        self.skipped: dict[int, str] = {}
 
     @property
     def global_batch_size(self) -> int:
@@ -135,6 +142,27 @@ class Pipeline:
         records = self.source.once().batch(self.global_batch_size)
         seeded = records.map(lambda record, number: (record, number, _no_seeds(number)))
         return self._prepared(seeded, self.global_batch_size, drop_remainder=False)
+
+    def of_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
+        """Returns the examples of ranges of records, in order, in complete batches.
+
+        Each range begins with a batch of its own, and ends with one that repeats its last record:
+        what a range's batches hold depends on nothing but the range and the batch size.
+        """
+        size = self.global_batch_size
+
+        def records(first: Tensor, last: Tensor) -> tf.data.Dataset:
+            return self.source.between(first, last).batch(size).map(filled)
+
+        def filled(record: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            places = tf.minimum(tf.range(size), tf.size(number) - 1)
+            numbers: Tensor = tf.gather(number, places)
+            return tf.gather(record, places), numbers, _no_seeds(numbers)
+
+        firsts = tf.constant([numbers.start for numbers in ranges], tf.int64)
+        lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
+        drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(records)
+        return self._prepared(drawn, size, drop_remainder=True)
 
     def _share(self, hosts: int) -> int:
         share = share_of_host(self.global_batch_size, hosts)
@@ -240,7 +268,7 @@ class Pipeline:
                 out of reach.
         """
         number = int(drawn)
-        if number in self._skipped:
+        if number in self.skipped:
             return True
         reason = self._reason(record, number, seed)
         name = self._name(number)
@@ -256,11 +284,11 @@ class Pipeline:
                 f"{name}: {reason}. Fix the data, or leave out such records with "
                 "on_bad_record=skip."
             )
-        self._skipped.add(number)
-        _log.warning("Skipped %s: %s (%d so far)", name, reason, len(self._skipped))
-        if len(self._skipped) > self.data.max_bad_records:
+        self.skipped[number] = reason
+        _log.warning("Skipped %s: %s (%d so far)", name, reason, len(self.skipped))
+        if len(self.skipped) > self.data.max_bad_records:
             raise UserError(
-                f"{len(self._skipped)} bad records, the last {name}: {reason}: more than "
+                f"{len(self.skipped)} bad records, the last {name}: {reason}: more than "
                 f"max_bad_records={self.data.max_bad_records}."
             )
         return True

@@ -13,6 +13,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
 from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
 from tftpu.input_pipelines.reading.streamed import Streamed, one_of
+from tftpu.input_pipelines.tables import BigQuery
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.pipeline import Pipeline
     from tftpu.input_pipelines.reading.epochs import Training
     from tftpu.input_pipelines.tensors import Spec
+    from tftpu.input_pipelines.unlabelled import Unlabelled
 
 __all__ = [
     "Augment",
@@ -64,6 +66,11 @@ class Images(Data):
         from tftpu.input_pipelines.datasets import images
 
         return images.evaluation(self, context)
+
+    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+        from tftpu.input_pipelines.datasets import images
+
+        return images.prediction(self, address, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import images
@@ -168,6 +175,11 @@ class StreamedImages(Streamed):
         from tftpu.input_pipelines.datasets import streamed_images
 
         return streamed_images.evaluation(self, context)
+
+    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+        from tftpu.input_pipelines.datasets import streamed_images
+
+        return streamed_images.prediction(self, address, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import streamed_images
@@ -299,6 +311,11 @@ class Records(Streamed):
 
         return record_shards.evaluation(self, context)
 
+    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+        from tftpu.input_pipelines.datasets import record_shards
+
+        return record_shards.prediction(self, address, context)
+
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import record_shards
 
@@ -351,42 +368,3 @@ class Synthetic(Data):
         from tftpu.input_pipelines.datasets import synthetic
 
         return synthetic.batch_spec(self, examples)
-
-
-@dataclasses.dataclass
-class BigQuery(Data):
-    """Rows of BigQuery, held in memory; see `datasets.bigquery` for the guarantees.
-
-    Args:
-        train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.
-        features: columns of the model's inputs: one, or several, which become a dict.
-        label: column of the label; "": none.
-        snapshot: point in time to read, such as 2026-11-20T12:00:00Z; None: the last change.
-    """
-
-    train_table: str = ""
-    eval_table: str = ""
-    features: tuple[str, ...] = ("x",)
-    label: str = "y"
-    snapshot: str | None = None
-
-    def validate(self) -> None:
-        super().validate()
-        for field in ("train_table", "eval_table", "features"):
-            if not getattr(self, field):
-                raise UserError(f"data.{field} is empty: name a table or columns of BigQuery.")
-
-    def training(self, context: DataContext) -> "Training":
-        from tftpu.input_pipelines.datasets import bigquery
-
-        return bigquery.training(self, context)
-
-    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
-        from tftpu.input_pipelines.datasets import bigquery
-
-        return bigquery.evaluation(self, context)
-
-    def batch_spec(self, examples: int) -> "Spec":
-        from tftpu.input_pipelines.datasets import bigquery
-
-        return bigquery.batch_spec(self, examples)

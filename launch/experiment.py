@@ -19,7 +19,7 @@ from tftpu.optim.metrics import Accuracy, BitsPerToken
 from tftpu.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import tensorflow as tf
 
@@ -80,14 +80,19 @@ def build_optimizer(experiment: Experiment) -> keras.optimizers.Optimizer:
     return keras_objects.optimizer_of(experiment, optimizers.build)
 
 
-def build_trainer(experiment: Experiment, workdir: str | None) -> Trainer:
+def build_trainer(
+    experiment: Experiment,
+    workdir: str | None,
+    change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
+) -> Trainer:
     """Builds the model and the trainer of an experiment, in the current scope of an engine.
 
     Args:
         experiment: validated, with a length in steps.
         workdir: folder of the run, local or `gs://`; None writes nothing.
+        change: returns another model of the same variables, such as one with further outputs.
     """
-    model = build_model(experiment)
+    model = change(build_model(experiment))
     return Trainer(
         model,
         workdir,

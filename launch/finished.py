@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, from_json
@@ -16,10 +16,15 @@ from tftpu.storage import files
 from tftpu.tpu.compiler_options import AUTO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import keras
     import tensorflow as tf
 
     from tftpu.engines.engine import Engine
     from tftpu.training.trainer import Trainer
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,7 @@ def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
     Raises:
         UserError: there is no checkpoint yet.
     """
-    build, engine, experiment = _prepared(experiment)
+    build, engine, experiment = _prepared(_of_any_length(experiment))
     import keras
     import tensorflow as tf
 
@@ -116,6 +121,36 @@ def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
     spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
     zeros = keras.tree.map_structure(lambda item: tf.zeros(item.shape, item.dtype), spec)
     return _restored(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
+
+
+def restored_for(
+    experiment: Experiment,
+    workdir: str,
+    read: "Callable[[], tuple[_T, Any]]",
+    change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
+) -> "tuple[Restored, _T]":
+    """Restores the same to predict records that are read on this machine.
+
+    Args:
+        experiment: of the run.
+        workdir: folder of the run.
+        read: returns records, and a batch of their features; called once TensorFlow is loaded.
+        change: as for `launch.experiment.build_trainer`.
+
+    Raises:
+        UserError: there is no checkpoint yet.
+    """
+    build, engine, experiment = _prepared(_of_any_length(experiment))
+    records, seen = read()
+    return _restored(build, engine, experiment, workdir, seen, None, change), records
+
+
+def _of_any_length(experiment: Experiment) -> Experiment:
+    """Returns an experiment whose length in steps is not asked of its data: nothing is trained."""
+    if experiment.train.epochs is None:
+        return experiment
+    train = dataclasses.replace(experiment.train, steps=1, epochs=None)
+    return dataclasses.replace(experiment, train=train)
 
 
 def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
@@ -131,10 +166,16 @@ def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
 
 
 def _restored(
-    build: Any, engine: "Engine", experiment: Experiment, workdir: str, seen: Any, evaluation: Any
+    build: Any,
+    engine: "Engine",
+    experiment: Experiment,
+    workdir: str,
+    seen: Any,
+    evaluation: Any,
+    change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
 ) -> Restored:
     with engine.scope():
-        trainer = build.build_trainer(experiment, workdir)
+        trainer = build.build_trainer(experiment, workdir, change)
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")

@@ -64,6 +64,11 @@ def central_window(height: Tensor, width: Tensor, share: float) -> Window:
     return (height - side) // 2, (width - side) // 2, side, side
 
 
+def whole_square(height: Tensor, width: Tensor) -> Window:
+    """Returns the largest central square."""
+    return central_window(height, width, 1.0)
+
+
 def cropped(
     image: Tensor,
     window: Callable[[Tensor, Tensor], Window],

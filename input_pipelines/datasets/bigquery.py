@@ -29,13 +29,15 @@ import tensorflow as tf
 from tftpu import installation
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.datasets import arrays, batches
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.reading.epochs import Training
 from tftpu.input_pipelines.tensors import Spec
+from tftpu.input_pipelines.unlabelled import Unlabelled
 
 if TYPE_CHECKING:
-    from tftpu.input_pipelines.sources import BigQuery
+    from tftpu.input_pipelines.tables import BigQuery
 
 STREAMS = 8  # read at a time
 
@@ -136,6 +138,23 @@ def evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
     """Returns every row once."""
     batch = _arranged(data, data.eval_table)
     return tf.data.Dataset.from_tensor_slices(batch).batch(context.global_batch_size)
+
+
+def prediction(data: "BigQuery", address: str, context: DataContext) -> Unlabelled:
+    """Returns rows to predict: of a table of the run, or of another; held in memory."""
+    kind, table = unlabelled.address(address, "BigQuery", ("bigquery",))
+    if kind != "bigquery":
+        table = data.eval_table if kind == unlabelled.EVALUATION else data.train_table
+    rows = Table(table, (), data.snapshot).read()
+    found = {name: _feature(values) for name, values in rows.items()}
+    batches.spec(found, data.features, "", examples=1)  # raises for missing features and strings
+    narrow = {name: arrays.device_array(rows[name]) for name in data.features}
+    return unlabelled.of_arrays(
+        batches.arranged(narrow, data.features, ""),
+        context,
+        table,
+        {n: _texts(rows[n]) for n in rows},
+    )
 
 
 def batch_spec(data: "BigQuery", examples: int) -> Spec:
@@ -249,6 +268,11 @@ def _array(column: Any, what: str, first: int) -> np.ndarray:
         f"Records cannot hold {kind}, the type of {what}: leave it out of `features`, or CAST it "
         "in a query."
     )
+
+
+def _texts(values: np.ndarray) -> Any:
+    """Returns a column with texts in place of bytes."""
+    return unlabelled.texts(values) if values.dtype == object else values
 
 
 def _feature(values: np.ndarray) -> Feature:

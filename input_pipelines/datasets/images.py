@@ -5,9 +5,14 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tftpu.config import DataContext
+from tftpu.input_pipelines import unlabelled
+from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.datasets import small
+from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor, untranslated
+from tftpu.input_pipelines.unlabelled import Unlabelled
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Images
@@ -40,6 +45,27 @@ def evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
     return dataset.batch(context.global_batch_size).map(prepare, tf.data.AUTOTUNE)
 
 
+def prediction(data: "Images", address: str, context: DataContext) -> Unlabelled:
+    """Returns images to predict: of a split, or of a folder; larger ones are reduced."""
+    kind, where = unlabelled.address(address, "Images", ("images",))
+    if kind != "images":
+        split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
+        examples = small.in_memory(data.name, data.data_dir, split)
+        images, labels = examples["image"], examples["label"]
+        finish = _standardised(data)
+        return unlabelled.of_arrays(images, context, split, {"label": labels}, finish)
+
+    def pipeline(source: RecordSource, parse: Parse) -> Pipeline:
+        def example(found: Batch, seed: Tensor) -> Tensor:
+            return decode.cropped(
+                tf.io.read_file(found["path"]), decode.whole_square, data.image_size, data.channels
+            )
+
+        return Pipeline(source, Streamed(), context, parse, _standardised(data), example)
+
+    return unlabelled.of_image_files(where, pipeline)
+
+
 def batch_spec(data: "Images", examples: int) -> Spec:
     """Returns the spec of a batch: (images, labels)."""
     shape = (examples, data.image_size, data.image_size, data.channels)
@@ -51,6 +77,10 @@ def class_names(data: "Images") -> list[str]:
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
     return tfds.prepared(data.name, data.data_dir).info.features["label"].names
+
+
+def _standardised(data: "Images") -> Finish:
+    return lambda images, seeds: _standardise(images, data)
 
 
 @untranslated

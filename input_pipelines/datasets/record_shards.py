@@ -1,23 +1,20 @@
 """TFRecord shards of any features, read while training."""
 
-import dataclasses
-import hashlib
-import json
-import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.errors import UserError
+from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.datasets import batches
-from tftpu.input_pipelines.formats import example_proto, manifest, tfrecord
-from tftpu.input_pipelines.formats.manifest import Manifest, Shard, parse_features
-from tftpu.input_pipelines.pipeline import Pipeline
-from tftpu.input_pipelines.reading import cache, shards
-from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.input_pipelines.formats import example_proto, manifest
+from tftpu.input_pipelines.formats.manifest import Manifest, parse_features
+from tftpu.input_pipelines.pipeline import Parse, Pipeline
+from tftpu.input_pipelines.reading import cache, counted, shards
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
+from tftpu.input_pipelines.unlabelled import Unlabelled
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -32,6 +29,23 @@ def training(data: "Records", context: DataContext) -> Pipeline:
 def evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
     """Returns every example once."""
     return _pipeline(data, data.eval_split, context).once()
+
+
+def prediction(data: "Records", address: str, context: DataContext) -> Unlabelled:
+    """Returns records to predict: of a split, or of other shards with the same features."""
+    kind, where = unlabelled.address(address, "Records", ("tfrecord",))
+    if kind == "tfrecord":
+        spec = parse_features(data.spec)
+        found, source = unlabelled.shards_in(where, spec, data.compression)
+    else:
+        split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
+        found = described(data, split)
+        source = shards.of_manifest(found, split, cache.of(data))
+    parse = _parser(found, data.features)
+    pipeline = Pipeline(
+        source, data, context, parse, lambda v, seeds: batches.arranged(v, data.features, "")
+    )
+    return unlabelled.of_shards(source, pipeline, found.features)
 
 
 def batch_spec(data: "Records", examples: int) -> Spec:
@@ -54,44 +68,33 @@ def described(data: "Records", split: str) -> Manifest:
             f"{folder} has no {manifest.NAME}: describe its records in data.spec, as in "
             "('x: float32[28,28]', 'y: int64 num_classes=10')."
         )
-    names = [name for name in files.names_in(folder) if name.startswith(split)]
-    if not names:
-        raise UserError(f"There is no file {files.join(folder, split)}*.")
-    with ThreadPoolExecutor(8) as pool:
-        paths = [files.join(folder, name) for name in names]
-        found = tuple(pool.map(lambda path: _counted(path, data.compression), paths))
-    return Manifest(folder, parse_features(data.spec), {split: found}, data.compression)
+    return counted.described(folder, split, parse_features(data.spec), data.compression)
 
 
 def _pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
     found = described(data, split)
     roles = (data.features, data.label, data.weight)
-    batches.spec(found.features, *roles, examples=1)  # raises for missing features and strings
-    wanted = (*data.features, data.label, data.weight)
-    features = {name: f for name, f in found.features.items() if name in wanted}
+    wanted = [name for name in (*data.features, data.label, data.weight) if name]
+    return Pipeline(
+        shards.of_manifest(found, split, cache.of(data), data.shuffle),
+        data,
+        context,
+        _parser(found, wanted),
+        lambda values, seeds: batches.arranged(values, *roles),
+    )
+
+
+def _parser(found: Manifest, wanted: Sequence[str]) -> Parse:
+    """Returns the function that makes features, by name, of records.
+
+    Raises:
+        UserError: a feature is missing, or is a string.
+    """
+    batches.spec(found.features, tuple(wanted), "", examples=1)
+    features = {name: found.features[name] for name in wanted}
     parse = example_proto.parser(features)
 
     def parsed(records: Tensor) -> Batch:
         return batches.narrowed(parse(records, tf.fill(tf.shape(records), "")), features)
 
-    return Pipeline(
-        shards.of_manifest(found, split, cache.of(data), data.shuffle),
-        data,
-        context,
-        parsed,
-        lambda values, seeds: batches.arranged(values, *roles),
-    )
-
-
-def _counted(path: str, compression: str) -> Shard:
-    """Scans a file once; later calls read the result from the cache folder."""
-    size = files.size(path)
-    changed = os.path.getmtime(path) if not files.is_remote(path) else 0
-    key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
-    note = files.join(cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json")
-    if files.exists(note):
-        kept = json.loads(files.read(note))
-        return Shard(**{**kept, "offsets": tuple(kept["offsets"])})
-    found = dataclasses.replace(tfrecord.scan(path, compression), name=os.path.basename(path))
-    files.write_whole(note, json.dumps(dataclasses.asdict(found)).encode())
-    return found
+    return parsed

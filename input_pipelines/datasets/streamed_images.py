@@ -7,14 +7,16 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.errors import UserError
+from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.augment import image_ops, mix
 from tftpu.input_pipelines.formats import example_proto, manifest
-from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import cache, image_files, shards
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.indexed import Indexed
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
+from tftpu.input_pipelines.unlabelled import Unlabelled
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -54,6 +56,35 @@ def evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
         _finish(data, finish),
         example=lambda example, _: _chosen(prepare(_read(example))),
     ).once()
+
+
+def prediction(data: "StreamedImages", address: str, context: DataContext) -> Unlabelled:
+    """Returns images to predict, prepared as those of the evaluation split."""
+    kind, where = unlabelled.address(address, "StreamedImages", ("images", "tfrecord"))
+    prepare = image_ops.evaluation(data.augment, data.image_size, data.channels)
+
+    def pipeline(source: RecordSource, parse: Parse) -> Pipeline:
+        def example(found: Batch, seed: Tensor) -> Tensor:
+            image = tf.io.read_file(found["path"]) if "path" in found else found["image"]
+            return prepare({"image": image})["image"]
+
+        def finish(images: Tensor, seeds: Tensor) -> Tensor:
+            return _scaled(data, mix.to_depth(images) if data.space_to_depth else images)
+
+        return Pipeline(source, data, context, parse, finish, example)
+
+    if kind == "images":
+        return unlabelled.of_image_files(where, pipeline)
+    if kind == "tfrecord":
+        found, source = unlabelled.shards_in(where)
+        made = pipeline(source, _images_in(found))
+        return unlabelled.of_shards(source, made, found.features)
+    split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
+    if data.format in ("folder", "index"):
+        sizes = {image.path: image.bytes for image in _listed(data, split).images}
+        return unlabelled.of_files(sizes, pipeline)
+    source, parse = _source(data, split)
+    return unlabelled.of_shards(source, pipeline(source, parse))
 
 
 def batch_spec(data: "StreamedImages", examples: int) -> Spec:
@@ -119,6 +150,22 @@ def _source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     return source, parsed
 
 
+def _images_in(found: Manifest) -> Parse:
+    """Returns the function that makes {"image"} of the records of a data set.
+
+    Raises:
+        UserError: it has none.
+    """
+    feature = found.features.get("image")
+    if feature is None or feature.encoding != "image":
+        raise UserError(
+            f"The data set in {found.folder} has {sorted(found.features)}: images need the feature "
+            "'image', of encoding 'image'."
+        )
+    parse = example_proto.parser({"image": feature})
+    return lambda records: parse(records, tf.fill(tf.shape(records), ""))
+
+
 def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     found = _listed(data, split)
     if (
@@ -181,10 +228,13 @@ def _chosen(example: Batch) -> Batch:
 def _finish(data: "StreamedImages", mixed: Callable[[Batch, Tensor], Batch]) -> Finish:
     def finish(batch: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
         batch = mixed(batch, seeds)
-        images: Tensor = batch["image"]
-        if data.image_dtype != "uint8":  # about zero mean and unit variance
-            images = tf.cast(images, tf.float32) / 64.0 - 1.2
-            images = tf.cast(images, data.image_dtype)
-        return images, batch["label"]
+        return _scaled(data, batch["image"]), batch["label"]
 
     return finish
+
+
+def _scaled(data: "StreamedImages", images: Tensor) -> Tensor:
+    if data.image_dtype == "uint8":
+        return images
+    images = tf.cast(images, tf.float32) / 64.0 - 1.2  # about zero mean and unit variance
+    return tf.cast(images, data.image_dtype)

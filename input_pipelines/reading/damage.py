@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -57,3 +57,21 @@ def refuse_impossible(paths: Sequence[str], counts: Sequence[int]) -> None:
             raise UserError(
                 f"{path}: record {good} is corrupt: the file ends inside it. Restore the file."
             )
+
+
+def whatever_fails(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
+    """Returns `count` elements (record, meaningless number), with "" for missing records.
+
+    An attempt that fails uses up a number, too, and the numbers end after one more than there are
+    records: plain `ignore_errors` would retry a file that cannot be opened forever.
+    """
+    attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
+    lost: Any = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
+    return attempts.ignore_errors(log_warning=False).concatenate(lost).take(count)
+
+
+def opened(path: Tensor) -> tf.data.Dataset:
+    """Returns one element, or the error that opening the file gives, which names the file."""
+    first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
+    end: Any = tf.data.Dataset.from_tensors("")
+    return first.concatenate(end).take(1)

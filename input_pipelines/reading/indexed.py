@@ -51,7 +51,11 @@ class Indexed:
 
     def once(self) -> tf.data.Dataset:
         """Returns every record once, with its number."""
-        return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
+        return self.between(0, self.count)
+
+    def between(self, first: Tensor | int, last: Tensor | int) -> tf.data.Dataset:
+        """Returns the records from number `first` to below `last`, with their numbers, in order."""
+        return tf.data.Dataset.range(first, last).map(lambda number: (number, number))
 
 
 @untranslated

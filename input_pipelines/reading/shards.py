@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -104,6 +104,13 @@ class Shards:
         path = tf.gather(tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
 
+    def places(self, numbers: range) -> tuple[list[str], list[int]]:
+        """Returns the file of each record, and its number in its file."""
+        firsts = self._tables.firsts.numpy()
+        shards = np.searchsorted(firsts, np.arange(numbers.start, numbers.stop), side="right") - 1
+        found = [(self.pieces[shard], n - int(firsts[shard])) for shard, n in zip(shards, numbers)]
+        return [piece.path for piece, _ in found], [piece.first + n for piece, n in found]
+
     def lost(self, number: int) -> str:
         """Returns why a record could not be read; "" if it can be.
 
@@ -175,17 +182,30 @@ class Shards:
 
     def once(self) -> tf.data.Dataset:
         """Returns every record once, with its number, in a fixed order; reads files in parallel."""
-        firsts = self._tables.firsts
-        ends = firsts + self._tables.counts
 
         def read(shard: Tensor) -> tf.data.Dataset:
-            numbers = tf.data.Dataset.range(firsts[shard], ends[shard])
-            records = self._read(shard, 0, ends[shard] - firsts[shard], shard % AT_MOST)
-            return tf.data.Dataset.zip(records, numbers).map(lambda read, number: (read[0], number))
+            return self._between(shard, tf.constant(0, tf.int64), tf.constant(self.count, tf.int64))
 
         shards = tf.data.Dataset.range(len(self.pieces))
         width = min(len(self.pieces), AT_ONCE)
         return shards.interleave(read, width, 16, num_parallel_calls=width, deterministic=True)
+
+    def between(self, first: Tensor, last: Tensor) -> tf.data.Dataset:
+        """Returns the records from number `first` to below `last`, with their numbers, in order."""
+        firsts = self._tables.firsts
+        low = tf.searchsorted(firsts, first[None], side="right", out_type=tf.int64)[0] - 1
+        high = tf.searchsorted(firsts, last[None], side="left", out_type=tf.int64)[0]
+        shards = tf.data.Dataset.range(low, high)
+        return shards.flat_map(lambda shard: self._between(shard, first, last))
+
+    def _between(self, shard: Tensor, first: Tensor, last: Tensor) -> tf.data.Dataset:
+        """Returns those records of a shard whose number is in a range, with their numbers."""
+        begin = self._tables.firsts[shard]
+        first = tf.maximum(first, begin)
+        last = tf.minimum(last, begin + self._tables.counts[shard])
+        records = self._read(shard, first - begin, last - first, shard % AT_MOST)
+        numbers = tf.data.Dataset.range(first, last)
+        return tf.data.Dataset.zip(records, numbers).map(lambda read, number: (read[0], number))
 
     def _track(self, tracks: Tracks, track: Tensor, seed: int, step: int) -> tf.data.Dataset:
         """Returns the endless examples of a track from a step on."""
@@ -249,7 +269,7 @@ class Shards:
     ) -> tf.data.Dataset:
         """Returns `take` records of a shard, "" for each that cannot be read.
 
-        Elements are as in `_whatever_fails`.
+        Elements are as in `damage.whatever_fails`.
         """
         tables = self._tables
         place = tables.skips[shard] + skip
@@ -262,7 +282,7 @@ class Shards:
             path = tf.ensure_shape(tf.numpy_function(self.local, [path, reader], tf.string), ())
         skipped = place - entry * INDEX_EVERY
         records = self._from(path, offset, skipped + take).skip(skipped)
-        return _readable(path).flat_map(lambda _: _whatever_fails(records, take))
+        return damage.opened(path).flat_map(lambda _: damage.whatever_fails(records, take))
 
     def _from(self, path: Tensor, offset: Tensor, count: Tensor) -> tf.data.Dataset:
         """Returns at most `count` records of a file from an offset on.
@@ -346,24 +366,6 @@ def _through(cache: Cache, data: Manifest, split: str) -> Local:
         return str(cache.hold(path.decode(), expected[path.decode()], int(reader))).encode()
 
     return local
-
-
-def _whatever_fails(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
-    """Returns `count` elements (record, meaningless number), with "" for missing records.
-
-    An attempt that fails uses up a number, too, and the numbers end after one more than there are
-    records: plain `ignore_errors` would retry a file that cannot be opened forever.
-    """
-    attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
-    lost: Any = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
-    return attempts.ignore_errors(log_warning=False).concatenate(lost).take(count)
-
-
-def _readable(path: Tensor) -> tf.data.Dataset:
-    """Returns one element, or the error that opening the file gives, which names the file."""
-    first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
-    end: Any = tf.data.Dataset.from_tensors("")
-    return first.concatenate(end).take(1)
 
 
 def checked(pieces: list[Piece]) -> list[Piece]:

@@ -87,6 +87,18 @@ class Data:
         """
         return None
 
+    def prediction(self, address: str, context: DataContext) -> Any:
+        """Returns records to predict, whose labels nobody knows; None reads `evaluation` only.
+
+        Args:
+            address: what `tftpu predict --input` was given, such as "evaluation".
+            context: of the run.
+
+        Returns:
+            Their features, NumPy arrays nested as the model's inputs.
+        """
+        return None
+
     def batch_spec(self, examples: int) -> Any:
         """Returns the `tf.TensorSpec`s of a batch; None takes them from the training split.
 

@@ -212,8 +212,8 @@ class Executor(Protocol):
         """
         ...
 
-    def predict(self, dataset: Dataset) -> Nest:
-        """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
+    def predictions(self, dataset: Dataset) -> Iterator[Nest]:
+        """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
         ...
 
     def predict_batch(self, x: Nest) -> Nest:

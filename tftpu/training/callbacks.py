@@ -1,12 +1,13 @@
 """Keras callbacks in a run of device loops: batch methods are called once per loop."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.engines.outputs import joined
 from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
@@ -175,7 +176,7 @@ def evaluate_with(
 def predict_with(
     callbacks: Sequence[keras.callbacks.Callback],
     model: keras.Model,
-    predict: Callable[[], Any],
+    predict: Callable[[], Iterable[Any]],
     prints: bool,
 ) -> Any:
     """Returns the outputs of a prediction, and tells callbacks before and after.
@@ -183,13 +184,13 @@ def predict_with(
     Args:
         callbacks: of Keras.
         model: the model that they see.
-        predict: returns the outputs.
+        predict: yields the outputs of each batch.
         prints: whether to print their shapes.
     """
     listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
     listed.on_predict_begin()
     listed.on_predict_batch_begin(0)
-    outputs = predict()
+    outputs = joined(predict())
     listed.on_predict_batch_end(0, {"outputs": outputs})
     listed.on_predict_end()
     if prints:

@@ -1,7 +1,7 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -186,16 +186,10 @@ class Trainer:
 
     @keras_arguments
     def evaluate(
-        self,
-        x: Any = None,
-        y: Nest = None,
-        batch_size: int | None = None,
-        verbose: str | int = 0,
-        sample_weight: Nest = None,
-        steps: int | None = None,
-        callbacks: CallbackArgument = None,
-        return_dict: bool = True,
-    ) -> dict[str, float]:
+        self, x: Any = None, y: Nest = None, batch_size: int | None = None,
+        verbose: str | int = 0, sample_weight: Nest = None, steps: int | None = None,
+        callbacks: CallbackArgument = None, return_dict: bool = True,
+    ) -> dict[str, float]:  # fmt: skip
         """Returns the loss and the metrics over a data set, counting every example once.
 
         Args:
@@ -224,13 +218,9 @@ class Trainer:
 
     @keras_arguments
     def predict(
-        self,
-        x: Any,
-        batch_size: int | None = None,
-        verbose: str | int = 0,
-        steps: int | None = None,
-        callbacks: CallbackArgument = None,
-    ) -> Nest:
+        self, x: Any, batch_size: int | None = None, verbose: str | int = 0,
+        steps: int | None = None, callbacks: CallbackArgument = None,
+    ) -> Nest:  # fmt: skip
         """Returns the model's outputs for a data set, in its order.
 
         Args:
@@ -250,7 +240,19 @@ class Trainer:
         executor = self._programs.executor_for_prediction(dataset)
         listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
         with self.hosts.together():
-            return predict_with(listed, self.model, lambda: executor.predict(dataset), prints)
+            return predict_with(listed, self.model, lambda: executor.predictions(dataset), prints)
+
+    def predict_batches(self, x: Any, batch_size: int | None = None) -> Iterator[Nest]:
+        """Yields the model's outputs batch by batch, for data that are larger than memory.
+
+        Args:
+            x, batch_size: as for `predict`.
+
+        Raises:
+            UserError: as for `predict`.
+        """
+        dataset = arguments.evaluation_data(x, batch_size=batch_size, name="predict")
+        return self._programs.executor_for_prediction(dataset).predictions(dataset)
 
     def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
@@ -317,14 +319,9 @@ class Trainer:
     # One call of `fit`
 
     def _run(
-        self,
-        dataset: Dataset,
-        length: Length,
-        class_weight: dict[int, float] | None,
-        validation_data: Dataset,
-        callbacks: list[keras.callbacks.Callback],
-        verbose: int,
-    ) -> keras.callbacks.History:
+        self, dataset: Dataset, length: Length, class_weight: dict[int, float] | None,
+        validation_data: Dataset, callbacks: list[keras.callbacks.Callback], verbose: int,
+    ) -> keras.callbacks.History:  # fmt: skip
         writes_to = self._writes_to
         with claims.claim(writes_to) if writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")

@@ -24,6 +24,7 @@ from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objective import Objective
+from tftpu.engines.outputs import one_ahead
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
@@ -152,14 +153,18 @@ class JaxExecutor:
             self.evaluation_compiled = True
         return np.asarray(sums, np.float64)
 
-    def predict(self, dataset: Any) -> Nest:
-        """Returns the outputs for a finite data set, in its order, as NumPy arrays."""
-        values, collected = self._eval_step.values(), []
-        for batch, valid in feed.arrays_of(data.for_evaluation(dataset, self._shares)):
-            outputs = self._predict(values, self._placed(data.features_of(batch)))
+    def predictions(self, dataset: Any) -> Iterator[Nest]:
+        """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
+        values = self._eval_step.values()
+        batches = feed.arrays_of(data.for_evaluation(dataset, self._shares))
+
+        def computed() -> Iterator[tuple[Nest, Any]]:
+            for batch, valid in batches:
+                yield self._predict(values, self._placed(data.features_of(batch))), valid
+
+        for outputs, valid in one_ahead(computed()):
             kept = np.asarray(valid) > 0
-            collected.append(jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs))
-        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
+            yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""

@@ -16,6 +16,7 @@ from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import examples_of
 from tftpu.engines.objective import Objective
+from tftpu.engines.outputs import one_ahead
 from tftpu.engines.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, functions, internals, mixing
 from tftpu.engines.tensorflow.eval_step import EvalStep
@@ -153,8 +154,8 @@ class TensorFlowExecutor:
         self.evaluation_compiled = True
         return accumulator.drain()
 
-    def predict(self, dataset: Any) -> Nest:
-        """Returns the outputs for a finite data set, in its order, as NumPy arrays.
+    def predictions(self, dataset: Any) -> Iterator[Nest]:
+        """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays.
 
         Raises:
             UserError: several hosts train together.
@@ -162,19 +163,20 @@ class TensorFlowExecutor:
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise UserError("predict works on one host: restore the checkpoint there.")
         batches = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
-        collected = []
-        with data_errors():
-            for batch, valid in feed.distribute(batches, self._strategy):
-                outputs = self._predict(batch, valid)
-                parts = keras.tree.map_structure(lambda t: self._gather(t).numpy(), outputs)
-                collected.append(parts)
-        joined: Any = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *collected)
-        outputs, valid = joined
-        return keras.tree.map_structure(lambda t: t[valid > 0], outputs)
+
+        def computed() -> Iterator[Any]:
+            with data_errors():
+                for batch, valid in feed.distribute(batches, self._strategy):
+                    yield self._predict(batch, valid)
+
+        for found in one_ahead(computed()):
+            outputs, valid = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
+            kept = valid > 0
+            yield keras.tree.map_structure(lambda t, kept=kept: t[kept], outputs)
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        return self.predict(tf.data.Dataset.from_tensors(x))
+        return next(self.predictions(tf.data.Dataset.from_tensors(x)))
 
     def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""

@@ -1,0 +1,58 @@
+"""The data sets of rows in a database that a config can name, and their options; see `sources`."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tftpu.config import Data, DataContext
+from tftpu.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.tensors import Spec
+    from tftpu.input_pipelines.unlabelled import Unlabelled
+
+
+@dataclasses.dataclass
+class BigQuery(Data):
+    """Rows of BigQuery, held in memory; see `datasets.bigquery` for the guarantees.
+
+    Args:
+        train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.
+        features: columns of the model's inputs: one, or several, which become a dict.
+        label: column of the label; "": none.
+        snapshot: point in time to read, such as 2026-11-20T12:00:00Z; None: the last change.
+    """
+
+    train_table: str = ""
+    eval_table: str = ""
+    features: tuple[str, ...] = ("x",)
+    label: str = "y"
+    snapshot: str | None = None
+
+    def validate(self) -> None:
+        super().validate()
+        for field in ("train_table", "eval_table", "features"):
+            if not getattr(self, field):
+                raise UserError(f"data.{field} is empty: name a table or columns of BigQuery.")
+
+    def training(self, context: DataContext) -> "Training":
+        from tftpu.input_pipelines.datasets import bigquery
+
+        return bigquery.training(self, context)
+
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
+        from tftpu.input_pipelines.datasets import bigquery
+
+        return bigquery.evaluation(self, context)
+
+    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+        from tftpu.input_pipelines.datasets import bigquery
+
+        return bigquery.prediction(self, address, context)
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.input_pipelines.datasets import bigquery
+
+        return bigquery.batch_spec(self, examples)

@@ -1,0 +1,200 @@
+"""Predicts records with the best checkpoint of a run, and writes each prediction exactly once.
+
+The input is the run's own evaluation or training split, or one that it has never seen:
+
+    evaluation, training    a split of the run's data
+    images:FOLDER           all images of a folder and those below it, for data of images
+    tfrecord:FOLDER         a data set of TFRecord shards; tfrecord:FOLDER:SPLIT one of its splits
+    bigquery:TABLE          a table or a query, for data of BigQuery
+
+The output is a folder of shards, each the predictions of a fixed range of records, with the file
+and the number of every record, and a manifest, which is written last. The same command continues
+what was ended at any moment.
+
+    tftpu predict --workdir=runs/digits_resnet --input=images:scans --output=predicted
+"""
+
+import dataclasses
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from tftpu.config import Data, Experiment
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import finished
+from tftpu.launch.options import DeviceOptions, flag, required
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.inference.predict import Job
+    from tftpu.input_pipelines.unlabelled import Unlabelled
+
+_FORMATS = ("jsonl", "tfrecord", "parquet")
+_OUTPUTS = ("classes", "top5", "logits", "embedding")
+_SECONDS = 10.0  # between two lines of progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(DeviceOptions, finished.RunOf):
+    """The run, what to predict, and how to write it."""
+
+    workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+    input: str = required("KIND:WHAT", "records to predict, such as images:FOLDER or evaluation")
+    output: str = required("DIR", "folder of the predictions, local or gs://")
+    format: str = flag("jsonl", "jsonl, tfrecord or parquet", metavar="NAME")
+    outputs: str = flag(
+        "logits", "what to write: logits, classes, top5, embedding", metavar="NAME,..."
+    )
+    keep: str = flag("", "fields of the input to write as well", metavar="FIELD,...")
+    batch_size: int | None = flag(
+        None,
+        "records predicted at a time, over all devices",
+        minimum=1,
+        metavar="N",
+        shown="data.global_batch_size of the run",
+    )
+    records_per_shard: int = flag(4096, "records in a file of the output", minimum=1, metavar="N")
+    share: str = flag(
+        "1/1", "number of this machine, and of all that share the work", metavar="K/N"
+    )
+    skip_bad: bool = flag(False, "write the reason for a record that cannot be read, and continue")
+
+
+def run(options: Options) -> None:
+    """Writes the predictions that are not there yet."""
+    outputs = _chosen("outputs", options.outputs, _OUTPUTS)
+    [form] = _chosen("format", options.format, _FORMATS)[:1]
+    share = _share(options.share)
+    files.check_folder("--output", options.output)
+    options.split_cpu(options.config)
+    experiment = finished.experiment_of(options.workdir, options)
+    experiment.data = _data(experiment.data, options)
+    options.set_cluster(experiment.cluster)
+    experiment.cluster.validate()
+    (trainer, step, _), records = finished.restored_for(
+        experiment,
+        options.workdir,
+        lambda: _records(experiment.data, options.input),
+        _change(outputs),
+    )
+    from tftpu.inference.predict import Job, predict
+    from tftpu.inference.prediction import outputs as of_model
+    from tftpu.input_pipelines.formats import results
+
+    names = _class_names(experiment) if {"classes", "top5"} & set(outputs) else None
+    job = Job(
+        options.output.rstrip("/"),
+        form,
+        getattr(results, form),
+        of_model.columns_of(outputs, of_model.ends_in_probabilities(trainer.model), names),
+        {
+            "input": options.input,
+            "identity": records.identity,
+            "workdir": options.workdir,
+            "step": step,
+            "outputs": outputs,
+        },
+        [name for name in options.keep.split(",") if name],
+        options.records_per_shard,
+        share,
+    )
+    complete = predict(trainer, records, job, _Progress())
+    _say_what_is_there(job, records, complete)
+
+
+class _Progress:
+    """Lines that tell how far a prediction is."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+        self._said = 0.0
+
+    def __call__(self, done: int, count: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._said = (done, now), now
+            if 0 < done < count:
+                print(f"{done:,} of {count:,} records are there already", flush=True)
+        elif done < count and now - self._said >= _SECONDS:
+            begun, since = self._first
+            rate = (done - begun) / (now - since)
+            left = (count - done) / rate
+            print(f"{done:,} of {count:,} records  {rate:,.0f}/s  {left:,.0f} s left", flush=True)
+            self._said = now
+
+
+def _say_what_is_there(job: "Job", records: "Unlabelled", complete: bool) -> None:
+    machine, machines = job.share
+    if records.skipped:
+        print(
+            f"tftpu: warning: {len(records.skipped):,} records could not be read; their rows say "
+            "why.",
+            file=sys.stderr,
+        )
+    if complete:
+        print(f"{records.count:,} predictions in {job.output}")
+    else:
+        print(
+            f"the share of machine {machine} is in {job.output}; others of {machines} are missing"
+        )
+
+
+def _chosen(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:
+    chosen = [name for name in text.split(",") if name]
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"--{flag_name} has no {name!r}.{did_you_mean(name, known)}")
+    if not chosen:
+        raise UserError(f"--{flag_name} is empty: choose from {', '.join(known)}.")
+    return chosen
+
+
+def _share(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(f"--share={text} should be K/N, the number of this machine and of all.")
+    return int(found[1]), int(found[2])
+
+
+def _data(data: Data, options: Options) -> Data:
+    """Returns the data of the run with the batch size and the treatment of bad records."""
+    changes: dict[str, Any] = {}
+    if options.batch_size is not None:
+        changes["global_batch_size"] = options.batch_size
+    if hasattr(data, "on_bad_record"):
+        changes["on_bad_record"] = "skip" if options.skip_bad else "raise"
+        changes["max_bad_records"] = sys.maxsize
+    return dataclasses.replace(data, **changes)
+
+
+def _records(data: Data, address: str) -> tuple["Unlabelled", Any]:
+    from tftpu import input_pipelines
+
+    records = input_pipelines.prediction(data, address)
+    return records, records.features([range(1)])
+
+
+def _change(outputs: list[str]) -> Any:
+    """Returns what makes the run's model one with the outputs that are asked for."""
+
+    def change(model: Any) -> Any:
+        from tftpu.inference.prediction.outputs import with_embedding
+
+        if "embedding" not in outputs:
+            return model
+        changed = with_embedding(model)
+        changed.compile(optimizer=model.optimizer)
+        return changed
+
+    return change
+
+
+def _class_names(experiment: Experiment) -> list[str] | None:
+    from tftpu import input_pipelines
+
+    try:
+        return input_pipelines.class_names(experiment.data)
+    except UserError as error:
+        print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
+        return None

@@ -1,0 +1,149 @@
+"""What a prediction holds: logits, the likeliest classes, an embedding."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tftpu.errors import UserError
+from tftpu.tensors import Nest
+
+LOGITS, CLASSES, TOP5, EMBEDDING = OUTPUTS = ("logits", "classes", "top5", "embedding")
+
+Columns = dict[str, Any]
+
+
+def with_embedding(model: keras.Model) -> keras.Model:
+    """Returns a model of the same layers that also returns what its last layer is given.
+
+    Args:
+        model: functional; the last layer may be that of a model inside of it.
+
+    Returns:
+        A model with the outputs {"embedding", "logits"}.
+
+    Raises:
+        UserError: it is not functional, or ends in no single layer.
+    """
+    embedding, logits = _traced(model)
+    return keras.Model(model.input, {EMBEDDING: embedding, LOGITS: logits}, name=model.name)
+
+
+def columns_of(
+    wanted: Sequence[str], ends_in_probabilities: bool, class_names: Sequence[str] | None
+) -> Callable[[Nest], Columns]:
+    """Returns a function from a model's outputs to columns (examples, ...) by name.
+
+    Args:
+        wanted: of `OUTPUTS`.
+        ends_in_probabilities: whether the model returns probabilities; else logits.
+        class_names: by class id; None: they are not known.
+    """
+
+    def columns(outputs: Nest) -> Columns:
+        found: Columns = {}
+        if EMBEDDING in wanted:
+            found[EMBEDDING] = _float32(outputs[EMBEDDING])
+            outputs = outputs[LOGITS]
+        for name in wanted:
+            if name == LOGITS:
+                found.update(_named(outputs))
+            elif name in (CLASSES, TOP5):
+                logits = _classified(outputs)
+                scores = logits if ends_in_probabilities else _softmax(logits)
+                pick = _likeliest if name == CLASSES else _top5
+                found.update(pick(logits, scores, class_names))
+        return found
+
+    return columns
+
+
+def ends_in_probabilities(model: keras.Model) -> bool:
+    """Returns whether the last layer of a model applies a softmax or a sigmoid."""
+    last = _last(model)
+    known = (keras.activations.softmax, keras.activations.sigmoid)
+    return isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) in known
+
+
+def _last(model: keras.Model) -> Any:
+    last: Any = model.layers[-1] if model.layers else model
+    return _last(last) if isinstance(last, keras.Model) else last
+
+
+def _traced(model: keras.Model) -> tuple[Any, Any]:
+    """Returns the embedding and the output of a functional model, as tensors of its graph."""
+    last: Any = model.layers[-1] if getattr(model, "layers", None) else None
+    functional = isinstance(model, keras.Sequential) or hasattr(model, "operations")
+    if last is None or not functional or not hasattr(model, "outputs"):
+        raise UserError(
+            f"--outputs=embedding needs a functional model, and {model.name!r} is none: leave "
+            "embedding out."
+        )
+    given = last.input
+    if isinstance(last, keras.Model):
+        inner = with_embedding(last)(given)
+        return inner[EMBEDDING], inner[LOGITS]
+    if isinstance(given, list | tuple | dict) or len(model.outputs) != 1:
+        raise UserError(
+            f"--outputs=embedding needs a model that ends in one layer with one input, and "
+            f"{model.name!r} does not: leave embedding out."
+        )
+    return given, model.outputs[0]
+
+
+def _named(outputs: Nest) -> Columns:
+    """Returns a column for each output: "logits", or "logits.NAME" of several."""
+    if isinstance(outputs, Mapping):
+        return {f"{LOGITS}.{name}": _float32(value) for name, value in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        return {f"{LOGITS}.{n}": _float32(value) for n, value in enumerate(outputs)}
+    return {LOGITS: _float32(outputs)}
+
+
+def _classified(outputs: Nest) -> np.ndarray:
+    """Returns outputs of the shape (examples, ..., classes).
+
+    Raises:
+        UserError: they are not scores of classes.
+    """
+    if isinstance(outputs, Mapping | list | tuple) or outputs.ndim < 2 or outputs.shape[-1] < 2:
+        raise UserError(
+            "The model does not return a score for each of several classes: leave out "
+            "--outputs=classes and top5, and ask for logits."
+        )
+    return _float32(outputs)
+
+
+def _likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
+    best = logits.argmax(-1)
+    found: Columns = {"class": best.astype(np.int32)}
+    if names is not None:
+        found["class_name"] = _names(best, names)
+    found["probability"] = np.take_along_axis(scores, best[..., None], -1)[..., 0]
+    return found
+
+
+def _top5(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
+    best = np.argsort(-logits, axis=-1, kind="stable")[..., :5]
+    found: Columns = {"top5_classes": best.astype(np.int32)}
+    if names is not None:
+        found["top5_names"] = _names(best, names)
+    found["top5_probabilities"] = np.take_along_axis(scores, best, -1)
+    return found
+
+
+def _names(classes: np.ndarray, names: Sequence[str]) -> Any:
+    found = np.array(names, object)[classes]
+    return found.tolist() if found.ndim == 1 else found
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def _float32(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    narrow = array.dtype.kind not in "biu" and array.dtype != np.float32
+    return array.astype(np.float32) if narrow else array
