@@ -55,8 +55,11 @@ class RecordSource(Protocol):
         """Returns every record once, with its number."""
         ...
 
-    def between(self, first: Tensor, last: Tensor) -> tf.data.Dataset:
-        """Returns the records from number `first` to below `last`, with their numbers, in order."""
+    def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
+        """Returns the records from number `first` to below `last`, and their numbers, in order.
+
+        In complete batches of a size, of which the last is filled up by the last record.
+        """
         ...
 
     def names(self, numbers: Tensor) -> Tensor:
@@ -130,7 +133,7 @@ class Pipeline:
 
         if machines > 1:
             drawn = drawn.shard(machines, machine)
-        batches = self._prepared(drawn, share, drop_remainder=True)
+        batches = self._prepared(drawn, share, True, self._finished)
         if not self.data.services:
             return batches
         return service.distributed(
@@ -141,7 +144,7 @@ class Pipeline:
         """Returns every example once, in batches; the last batch may be smaller."""
         records = self.source.once().batch(self.global_batch_size)
         seeded = records.map(lambda record, number: (record, number, _no_seeds(number)))
-        return self._prepared(seeded, self.global_batch_size, drop_remainder=False)
+        return self._prepared(seeded, self.global_batch_size, False, self._finished)
 
     def of_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
@@ -152,17 +155,13 @@ class Pipeline:
         size = self.global_batch_size
 
         def records(first: Tensor, last: Tensor) -> tf.data.Dataset:
-            return self.source.between(first, last).batch(size).map(filled)
-
-        def filled(record: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            places = tf.minimum(tf.range(size), tf.size(number) - 1)
-            numbers: Tensor = tf.gather(number, places)
-            return tf.gather(record, places), numbers, _no_seeds(numbers)
+            found = self.source.between(first, last, size)
+            return found.map(lambda record, number: (record, number, _no_seeds(number)))
 
         firsts = tf.constant([numbers.start for numbers in ranges], tf.int64)
         lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
         drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(records)
-        return self._prepared(drawn, size, drop_remainder=True)
+        return self._prepared(drawn, size, True, lambda batch, _, seeds: self.finish(batch, seeds))
 
     def _share(self, hosts: int) -> int:
         share = share_of_host(self.global_batch_size, hosts)
@@ -174,7 +173,11 @@ class Pipeline:
         return share
 
     def _prepared(
-        self, records: tf.data.Dataset, share: int, drop_remainder: bool
+        self,
+        records: tf.data.Dataset,
+        share: int,
+        drop_remainder: bool,
+        finished: Callable[[Batch, Tensor, Tensor], Any],
     ) -> tf.data.Dataset:
         size = _CHUNK if self.example else share
         if size != share:
@@ -191,7 +194,7 @@ class Pipeline:
         chunks = records.map(chunk, tf.data.AUTOTUNE, deterministic=True)
         if size != share:
             chunks = chunks.rebatch(share, drop_remainder=drop_remainder)
-        return chunks.map(self._finished, tf.data.AUTOTUNE, deterministic=True)
+        return chunks.map(finished, tf.data.AUTOTUNE, deterministic=True)
 
     def _chunk(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
@@ -282,7 +285,7 @@ class Pipeline:
         if self.data.on_bad_record == "raise":
             raise UserError(
                 f"{name}: {reason}. Fix the data, or leave out such records with "
-                "on_bad_record=skip."
+                "on_bad_record=skip (--skip_bad of `tftpu predict`)."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s: %s (%d so far)", name, reason, len(self.skipped))

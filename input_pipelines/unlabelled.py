@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets.arrays import device_array
 from tftpu.input_pipelines.formats import example_proto, manifest
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
-from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
+from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import counted, listing, shards
 from tftpu.input_pipelines.reading.image_files import SUFFIXES
 from tftpu.input_pipelines.reading.indexed import Indexed
@@ -55,32 +56,23 @@ class Unlabelled:
     """Records to predict, in an order that is the same at every call.
 
     Args:
-        pipeline: of the records; its `finish` returns features alone.
+        count: number of records.
         identity: a text that is another one for other records.
+        features: returns the features of ranges of records in complete batches, of which each
+            range ends with one that repeats its last record.
         places: returns the files of a range of records, and their numbers in these.
         names: of the fields that can be kept beside a prediction.
         fields: returns those fields of a range of records; None: there are none.
+        skipped: why records were skipped, by number, once they were read.
     """
 
-    pipeline: Pipeline
+    count: int
     identity: str
+    features: Callable[[Sequence[range]], tf.data.Dataset]
     places: Places
     names: Sequence[str] = ()
     fields: Fields | None = None
-
-    @property
-    def count(self) -> int:
-        """The number of records."""
-        return self.pipeline.count
-
-    @property
-    def skipped(self) -> Mapping[int, str]:
-        """The reasons why records were skipped, by number."""
-        return self.pipeline.skipped
-
-    def features(self, ranges: Sequence[range]) -> tf.data.Dataset:
-        """Returns the features of ranges of records; see `Pipeline.of_ranges`."""
-        return self.pipeline.of_ranges(ranges)
+    skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def kept(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         """Returns fields of a range of records by name: arrays, or lists of texts.
@@ -93,6 +85,13 @@ class Unlabelled:
                 has = f"it has {sorted(self.names)}" if self.names else "there are none to keep"
                 raise UserError(f"The input has no field {name!r}: {has}.")
         return self.fields(numbers, names) if self.fields and names else {}
+
+
+def treatment(context: DataContext) -> Streamed:
+    """Returns the options of a pipeline over records to predict: what becomes of bad ones."""
+    return Streamed(
+        on_bad_record="skip" if context.skip_bad else "raise", max_bad_records=sys.maxsize
+    )
 
 
 def shards_in(
@@ -137,7 +136,15 @@ def of_shards(
         return _fields(source, known, numbers, names, pipeline.skipped)
 
     state = [(piece.path, piece.examples, piece.bytes) for piece in source.pieces]
-    return Unlabelled(pipeline, _hash(state), source.places, tuple(known), fields)
+    return Unlabelled(
+        source.count,
+        _hash(state),
+        pipeline.of_ranges,
+        source.places,
+        tuple(known),
+        fields,
+        pipeline.skipped,
+    )
 
 
 def of_arrays(
@@ -145,7 +152,7 @@ def of_arrays(
     context: DataContext,
     name: str,
     columns: Mapping[str, Any] | None = None,
-    finish: Finish = lambda batch, seeds: batch,
+    finish: Callable[[Any], Any] = lambda batch: batch,
 ) -> Unlabelled:
     """Returns the examples of arrays in memory as records of one file.
 
@@ -161,11 +168,18 @@ def of_arrays(
     """
     arrays = tf.nest.map_structure(device_array, features)
     parts = tf.nest.flatten(arrays)
-    source = Indexed(tf.fill([len(parts[0])], name))
     held = tf.nest.map_structure(tf.constant, arrays)
+    size, known = context.global_batch_size, columns or {}
 
-    def parse(numbers: Tensor) -> Any:
-        return tf.nest.map_structure(lambda part: tf.gather(part, numbers), held)
+    def batch(begin: Tensor, last: Tensor) -> Any:
+        numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)
+        return finish(tf.nest.map_structure(lambda part: tf.gather(part, numbers), held))
+
+    def batches(ranges: Sequence[range]) -> tf.data.Dataset:
+        begins = [(begin, r.stop) for r in ranges for begin in range(r.start, r.stop, size)]
+        numbers = np.array(begins, np.int64).reshape(-1, 2)
+        drawn = tf.data.Dataset.from_tensor_slices((numbers[:, 0], numbers[:, 1]))
+        return drawn.map(batch, tf.data.AUTOTUNE, deterministic=True)
 
     def places(numbers: range) -> tuple[list[str], list[int]]:
         return [name] * len(numbers), list(numbers)
@@ -173,10 +187,8 @@ def of_arrays(
     def fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return {n: known[n][numbers.start : numbers.stop] for n in names}
 
-    known = columns or {}
-    pipeline = Pipeline(source, Streamed(), context, parse, finish)
     summed = [hashlib.blake2b(np.ascontiguousarray(part)).hexdigest() for part in parts]
-    return Unlabelled(pipeline, _hash(summed), places, tuple(known), fields)
+    return Unlabelled(len(parts[0]), _hash(summed), batches, places, tuple(known), fields)
 
 
 def of_image_files(folder: str, pipeline: Callable[[RecordSource, Parse], Pipeline]) -> Unlabelled:
@@ -215,7 +227,8 @@ def of_files(
     def places(numbers: range) -> tuple[list[str], list[int]]:
         return paths[numbers.start : numbers.stop], [0] * len(numbers)
 
-    return Unlabelled(pipeline(Indexed(held), parse), _hash(sizes), places)
+    made = pipeline(Indexed(held), parse)
+    return Unlabelled(len(paths), _hash(sizes), made.of_ranges, places, skipped=made.skipped)
 
 
 def texts(values: np.ndarray) -> np.ndarray:
@@ -232,7 +245,7 @@ def _fields(
 ) -> Mapping[str, Any]:
     """Returns fields of records that were read before; 0 or "" for those that were skipped."""
     first, last = (tf.constant(n, tf.int64) for n in (numbers.start, numbers.stop))
-    records, _ = source.between(first, last).batch(len(numbers)).get_single_element()
+    records, _ = source.between(first, last, len(numbers)).get_single_element()
     good = np.array([number not in skipped for number in numbers])
     parse = example_proto.parser({name: known[name] for name in names})
     values = parse(tf.boolean_mask(records, good), tf.fill([int(good.sum())], ""))

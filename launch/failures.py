@@ -270,7 +270,9 @@ def explain(error: BaseException) -> str | None:
                 *([f"The layer is {where!r}."] if where else []),
                 failure.remedy.format_map(values),
             ]
-            return f"{' '.join(filter(None, sentences))}\n\n{said}"
+            text = " ".join(filter(None, sentences))
+            # What the library said itself needs none of TensorFlow's words around it.
+            return f"{text}\n\n{said}" if failure.remedy else text
     return None
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
 _T = TypeVar("_T")
+_LENGTH = 1 << 30  # steps, of no schedule's concern
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
     Raises:
         UserError: there is no checkpoint yet.
     """
-    build, engine, experiment = _prepared(_of_any_length(experiment))
+    build, engine, experiment = _prepared(experiment)
     import keras
     import tensorflow as tf
 
@@ -140,21 +141,16 @@ def restored_for(
     Raises:
         UserError: there is no checkpoint yet.
     """
-    build, engine, experiment = _prepared(_of_any_length(experiment))
+    build, engine, experiment = _prepared(experiment)
     records, seen = read()
     return _restored(build, engine, experiment, workdir, seen, None, change), records
 
 
-def _of_any_length(experiment: Experiment) -> Experiment:
-    """Returns an experiment whose length in steps is not asked of its data: nothing is trained."""
-    if experiment.train.epochs is None:
-        return experiment
-    train = dataclasses.replace(experiment.train, steps=1, epochs=None)
-    return dataclasses.replace(experiment, train=train)
-
-
 def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
-    """Connects; returns the module that builds experiments, once TensorFlow is loaded."""
+    """Connects; returns the module that builds experiments, once TensorFlow is loaded.
+
+    The experiment has a length, which is not asked of its data: nothing is trained.
+    """
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     import tftpu
@@ -162,7 +158,8 @@ def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
 
     engine = build.connect(experiment)
     tftpu.set_precision(experiment.train.precision)
-    return build, engine, build.with_length(experiment)
+    train = dataclasses.replace(experiment.train, steps=_LENGTH, epochs=None)
+    return build, engine, dataclasses.replace(experiment, train=train)
 
 
 def _restored(

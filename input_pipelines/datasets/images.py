@@ -8,9 +8,8 @@ from tftpu.config import DataContext
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.datasets import small
-from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
+from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading.epochs import Training
-from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor, untranslated
 from tftpu.input_pipelines.unlabelled import Unlabelled
 
@@ -52,8 +51,9 @@ def prediction(data: "Images", address: str, context: DataContext) -> Unlabelled
         split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
         examples = small.in_memory(data.name, data.data_dir, split)
         images, labels = examples["image"], examples["label"]
-        finish = _standardised(data)
-        return unlabelled.of_arrays(images, context, split, {"label": labels}, finish)
+        return unlabelled.of_arrays(
+            images, context, split, {"label": labels}, lambda images: _standardise(images, data)
+        )
 
     def pipeline(source: RecordSource, parse: Parse) -> Pipeline:
         def example(found: Batch, seed: Tensor) -> Tensor:
@@ -61,7 +61,11 @@ def prediction(data: "Images", address: str, context: DataContext) -> Unlabelled
                 tf.io.read_file(found["path"]), decode.whole_square, data.image_size, data.channels
             )
 
-        return Pipeline(source, Streamed(), context, parse, _standardised(data), example)
+        def finish(images: Tensor, seeds: Tensor) -> Tensor:
+            return _standardise(images, data)
+
+        treatment = unlabelled.treatment(context)
+        return Pipeline(source, treatment, context, parse, finish, example)
 
     return unlabelled.of_image_files(where, pipeline)
 
@@ -77,10 +81,6 @@ def class_names(data: "Images") -> list[str]:
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
     return tfds.prepared(data.name, data.data_dir).info.features["label"].names
-
-
-def _standardised(data: "Images") -> Finish:
-    return lambda images, seeds: _standardise(images, data)
 
 
 @untranslated

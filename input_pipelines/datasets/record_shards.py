@@ -43,7 +43,11 @@ def prediction(data: "Records", address: str, context: DataContext) -> Unlabelle
         source = shards.of_manifest(found, split, cache.of(data))
     parse = _parser(found, data.features)
     pipeline = Pipeline(
-        source, data, context, parse, lambda v, seeds: batches.arranged(v, data.features, "")
+        source,
+        unlabelled.treatment(context),
+        context,
+        parse,
+        lambda values, seeds: batches.arranged(values, data.features, ""),
     )
     return unlabelled.of_shards(source, pipeline, found.features)
 

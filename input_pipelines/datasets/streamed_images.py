@@ -71,7 +71,8 @@ def prediction(data: "StreamedImages", address: str, context: DataContext) -> Un
         def finish(images: Tensor, seeds: Tensor) -> Tensor:
             return _scaled(data, mix.to_depth(images) if data.space_to_depth else images)
 
-        return Pipeline(source, data, context, parse, finish, example)
+        treatment = unlabelled.treatment(context)
+        return Pipeline(source, treatment, context, parse, finish, example)
 
     if kind == "images":
         return unlabelled.of_image_files(where, pipeline)

@@ -5,6 +5,7 @@ masked CRC32C of the data.
 """
 
 import contextlib
+import functools
 import gzip
 import io
 import os
@@ -29,15 +30,13 @@ _DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
 
 def frame(record: bytes) -> bytes:
     """Returns a record as the file holds it: with its length and both checksums."""
-    length = struct.pack("<Q", len(record))
-    return b"".join(
-        (
-            length,
-            struct.pack("<I", _masked_crc(length)),
-            record,
-            struct.pack("<I", _masked_crc(record)),
-        )
-    )
+    return b"".join((_header(len(record)), record, struct.pack("<I", _masked_crc(record))))
+
+
+@functools.lru_cache(maxsize=4096)  # records of one data set are of few lengths
+def _header(size: int) -> bytes:
+    length = struct.pack("<Q", size)
+    return length + struct.pack("<I", _masked_crc(length))
 
 
 def unframed(framed: bytes) -> bytes:

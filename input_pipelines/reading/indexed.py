@@ -51,11 +51,16 @@ class Indexed:
 
     def once(self) -> tf.data.Dataset:
         """Returns every record once, with its number."""
-        return self.between(0, self.count)
+        return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
-    def between(self, first: Tensor | int, last: Tensor | int) -> tf.data.Dataset:
-        """Returns the records from number `first` to below `last`, with their numbers, in order."""
-        return tf.data.Dataset.range(first, last).map(lambda number: (number, number))
+    def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
+        """Returns the numbers from `first` to below `last`, twice; see `pipeline.RecordSource`."""
+
+        def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
+            numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)
+            return numbers, numbers
+
+        return tf.data.Dataset.range(first, last, size).map(batch)
 
 
 @untranslated

@@ -190,13 +190,18 @@ class Shards:
         width = min(len(self.pieces), AT_ONCE)
         return shards.interleave(read, width, 16, num_parallel_calls=width, deterministic=True)
 
-    def between(self, first: Tensor, last: Tensor) -> tf.data.Dataset:
-        """Returns the records from number `first` to below `last`, with their numbers, in order."""
+    def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
+        """Returns the records from number `first` to below `last`; see `pipeline.RecordSource`."""
         firsts = self._tables.firsts
         low = tf.searchsorted(firsts, first[None], side="right", out_type=tf.int64)[0] - 1
         high = tf.searchsorted(firsts, last[None], side="left", out_type=tf.int64)[0]
+
+        def filled(*batch: Tensor) -> tuple[Tensor, ...]:
+            places = tf.minimum(tf.range(size), tf.size(batch[0]) - 1)
+            return tuple(tf.gather(part, places) for part in batch)
+
         shards = tf.data.Dataset.range(low, high)
-        return shards.flat_map(lambda shard: self._between(shard, first, last))
+        return shards.flat_map(lambda n: self._between(n, first, last)).batch(size).map(filled)
 
     def _between(self, shard: Tensor, first: Tensor, last: Tensor) -> tf.data.Dataset:
         """Returns those records of a shard whose number is in a range, with their numbers."""
@@ -204,8 +209,8 @@ class Shards:
         first = tf.maximum(first, begin)
         last = tf.minimum(last, begin + self._tables.counts[shard])
         records = self._read(shard, first - begin, last - first, shard % AT_MOST)
-        numbers = tf.data.Dataset.range(first, last)
-        return tf.data.Dataset.zip(records, numbers).map(lambda read, number: (read[0], number))
+        numbered = tf.data.Dataset.zip(records, tf.data.Dataset.range(first, last))
+        return numbered.map(lambda read, number: (read[0], number))
 
     def _track(self, tracks: Tracks, track: Tensor, seed: int, step: int) -> tf.data.Dataset:
         """Returns the endless examples of a track from a step on."""

@@ -1,11 +1,7 @@
 """Predicts records with the best checkpoint of a run, and writes each prediction exactly once.
 
-The input is the run's own evaluation or training split, or one that it has never seen:
-
-    evaluation, training    a split of the run's data
-    images:FOLDER           all images of a folder and those below it, for data of images
-    tfrecord:FOLDER         a data set of TFRecord shards; tfrecord:FOLDER:SPLIT one of its splits
-    bigquery:TABLE          a table or a query, for data of BigQuery
+The input is a split of the run's own data, evaluation or training; or, by the kind of these data,
+images:FOLDER with all images below it, tfrecord:FOLDER or tfrecord:FOLDER:SPLIT, or bigquery:TABLE.
 
 The output is a folder of shards, each the predictions of a fixed range of records, with the file
 and the number of every record, and a manifest, which is written last. The same command continues
@@ -20,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from tftpu.checkpoint import manifest
 from tftpu.config import Data, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import finished
@@ -69,13 +66,14 @@ def run(options: Options) -> None:
     files.check_folder("--output", options.output)
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
-    experiment.data = _data(experiment.data, options)
+    if options.batch_size is not None:
+        experiment.data.global_batch_size = options.batch_size
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     (trainer, step, _), records = finished.restored_for(
         experiment,
         options.workdir,
-        lambda: _records(experiment.data, options.input),
+        lambda: _records(experiment.data, options),
         _change(outputs),
     )
     from tftpu.inference.predict import Job, predict
@@ -91,8 +89,8 @@ def run(options: Options) -> None:
         {
             "input": options.input,
             "identity": records.identity,
-            "workdir": options.workdir,
             "step": step,
+            "checkpoint": manifest.digest(files.join(options.workdir, "checkpoints", str(step))),
             "outputs": outputs,
         },
         [name for name in options.keep.split(",") if name],
@@ -157,21 +155,10 @@ def _share(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _data(data: Data, options: Options) -> Data:
-    """Returns the data of the run with the batch size and the treatment of bad records."""
-    changes: dict[str, Any] = {}
-    if options.batch_size is not None:
-        changes["global_batch_size"] = options.batch_size
-    if hasattr(data, "on_bad_record"):
-        changes["on_bad_record"] = "skip" if options.skip_bad else "raise"
-        changes["max_bad_records"] = sys.maxsize
-    return dataclasses.replace(data, **changes)
-
-
-def _records(data: Data, address: str) -> tuple["Unlabelled", Any]:
+def _records(data: Data, options: Options) -> tuple["Unlabelled", Any]:
     from tftpu import input_pipelines
 
-    records = input_pipelines.prediction(data, address)
+    records = input_pipelines.prediction(data, options.input, options.skip_bad)
     return records, records.features([range(1)])
 
 

@@ -8,6 +8,7 @@ alike. A file is a sequence of blocks, each with a checksum of its own: who need
 reads no others.
 """
 
+import hashlib
 import itertools
 import json
 import re
@@ -146,6 +147,15 @@ def read(folder: str) -> dict[str, StoredFile]:
     """
     listed = _listed(_marker(files.join(folder, FILE)))
     return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
+
+
+def digest(folder: str) -> str:
+    """Returns a text that is another one for a checkpoint of other values.
+
+    Raises:
+        OSError: the manifest is missing.
+    """
+    return hashlib.blake2b(_marker(files.join(folder, FILE)), digest_size=8).hexdigest()
 
 
 def _marker(path: str) -> bytes:

@@ -17,10 +17,12 @@ class DataContext:
     Attributes:
         seed: of the order and the augmentation.
         global_batch_size: examples per step, over all replicas and microbatches.
+        skip_bad: whether records to predict may be left out if they cannot be read.
     """
 
     seed: int
     global_batch_size: int
+    skip_bad: bool = False
 
 
 @dataclasses.dataclass

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tftpu.config import Share
 from tftpu.engines import checks
+from tftpu.engines.arrays import alone
 from tftpu.engines.batches import (
     checked,
     complete_batches,
@@ -131,10 +132,12 @@ def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     """
     dataset = finite_dataset(dataset)
     size = -(-static_batch_size(dataset) // replicas) * replicas
+    known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
 
     @tf.autograph.experimental.do_not_convert  # there is nothing to translate: starts sooner
     def padded(*batch):
-        return pad(batch, size)
+        # Batches of a size that is known beforehand are all complete.
+        return (alone(batch), tf.ones(size)) if known == {size} else pad(batch, size)
 
     return narrow(dataset).map(padded)
 

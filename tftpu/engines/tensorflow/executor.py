@@ -214,7 +214,8 @@ class TensorFlowExecutor:
         return self._strategy.experimental_local_results(value)[0]
 
     def _gather(self, value: Any) -> tf.Tensor:
-        return tf.concat(self._strategy.experimental_local_results(value), 0)
+        parts = self._strategy.experimental_local_results(value)
+        return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
 
 class TensorFlowTrainLoop:
