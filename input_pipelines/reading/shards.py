@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -98,10 +98,9 @@ class Shards:
 
     def names(self, numbers: Tensor) -> Tensor:
         """Returns the names of records for errors: their number in their file, and the file."""
-        tables = self._tables
-        shard = tf.searchsorted(tables.firsts, numbers, side="right") - 1
-        place = numbers - tf.gather(tables.firsts - tables.skips, shard)
-        path = tf.gather(tables.paths, shard)
+        shard = tf.searchsorted(self._tables.firsts, numbers, side="right") - 1
+        place = numbers - tf.gather(self._tables.firsts - self._tables.skips, shard)
+        path = tf.gather(self._tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
 
     def places(self, numbers: range) -> tuple[list[str], list[int]]:
@@ -182,13 +181,10 @@ class Shards:
 
     def once(self) -> tf.data.Dataset:
         """Returns every record once, with its number, in a fixed order; reads files in parallel."""
-
-        def read(shard: Tensor) -> tf.data.Dataset:
-            return self._between(shard, tf.constant(0, tf.int64), tf.constant(self.count, tf.int64))
-
         shards = tf.data.Dataset.range(len(self.pieces))
         width = min(len(self.pieces), AT_ONCE)
-        return shards.interleave(read, width, 16, num_parallel_calls=width, deterministic=True)
+        read = functools.partial(self._between, first=np.int64(0), last=np.int64(self.count))
+        return shards.interleave(read, width, 16, width, deterministic=True)
 
     def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
         """Returns the records from number `first` to below `last`; see `pipeline.RecordSource`."""
@@ -203,8 +199,8 @@ class Shards:
         shards = tf.data.Dataset.range(low, high)
         return shards.flat_map(lambda n: self._between(n, first, last)).batch(size).map(filled)
 
-    def _between(self, shard: Tensor, first: Tensor, last: Tensor) -> tf.data.Dataset:
-        """Returns those records of a shard whose number is in a range, with their numbers."""
+    def _between(self, shard: Tensor, first: Any, last: Any) -> tf.data.Dataset:
+        """Returns the records of a shard whose number is in a range, with their numbers."""
         begin = self._tables.firsts[shard]
         first = tf.maximum(first, begin)
         last = tf.minimum(last, begin + self._tables.counts[shard])

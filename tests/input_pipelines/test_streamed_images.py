@@ -17,7 +17,7 @@ from tests.support import data_sets
 from tftpu import input_pipelines
 from tftpu.engines.data import Pipeline, for_training
 from tftpu.errors import UserError
-from tftpu.input_pipelines.reading import shards
+from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
 
@@ -143,7 +143,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     assert re.search(expected, str(error.value), re.DOTALL)
     line = failures.explain(error.value).splitlines()[0]
     assert line.startswith("The data cannot be read: record 3 of ")
-    assert line.endswith("or leave out such records with on_bad_record=skip.")
+    assert "or leave out such records with on_bad_record=skip" in line
 
 
 def test_a_corrupt_record_is_named(tmp_path):
@@ -227,7 +227,7 @@ def test_a_shard_removed_while_it_is_read_ends_the_run(tmp_path):
 def test_a_file_that_cannot_be_opened_is_not_retried_forever(tmp_path):
     """An example is a file that is removed between two reads."""
     gone = tf.data.TFRecordDataset(str(tmp_path / "gone"))
-    found = [record.numpy() for record, _ in shards._whatever_fails(gone, tf.constant(5, tf.int64))]
+    found = [record.numpy() for record, _ in damage.whatever_fails(gone, tf.constant(5, tf.int64))]
     assert found == [b""] * 5
 
 

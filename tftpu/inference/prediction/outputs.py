@@ -27,7 +27,8 @@ def with_embedding(model: keras.Model) -> keras.Model:
         UserError: it is not functional, or ends in no single layer.
     """
     embedding, logits = _traced(model)
-    return keras.Model(model.input, {EMBEDDING: embedding, LOGITS: logits}, name=model.name)
+    given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return keras.Model(given, {EMBEDDING: embedding, LOGITS: logits}, name=model.name)
 
 
 def columns_of(
