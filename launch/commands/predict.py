@@ -97,11 +97,11 @@ def run(options: Options) -> None:
         options.records_per_shard,
         share,
     )
-    complete = predict(trainer, records, job, _Progress())
+    complete = predict(trainer, records, job, Progress())
     _say_what_is_there(job, records, complete)
 
 
-class _Progress:
+class Progress:
     """Lines that tell how far a prediction is."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import data_sets
+from tests.support import data_sets, jax_process
 from tests.support.strategies import mlp
 from tests.support.training import compiled, examples, make_trainer
 from tftpu.config import DataContext
@@ -26,6 +26,12 @@ X = examples(COUNT)[0]
 
 def trainer_of(model=None) -> tftpu.Trainer:
     return make_trainer(compiled(model))
+
+
+def of_known_weights(model):
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.normal(size=value.shape) for value in model.get_weights()])
+    return model
 
 
 def records(batch: int = 16) -> unlabelled.Unlabelled:
@@ -204,3 +210,13 @@ def test_a_model_of_probabilities_is_not_normalized_twice():
 def test_a_single_score_has_no_class():
     with pytest.raises(UserError, match="ask for logits"):
         columns_of(["classes"], False, None)(np.zeros((4, 1), np.float32))
+
+
+@pytest.mark.slow
+def test_jax_writes_the_same_on_one_device_and_on_two(tmp_path):
+    jax_process.output("jax_predictions", str(tmp_path))
+    expected = of_known_weights(mlp()).predict(X, verbose=0)
+    for devices in "12":
+        found = rows(tmp_path / devices)
+        assert [row["record"] for row in found] == list(range(COUNT))
+        np.testing.assert_allclose([row["logits"] for row in found], expected, rtol=1e-5, atol=1e-5)
