@@ -15,10 +15,7 @@ A query runs again in every process; whether it returns the same rows is up to t
 """
 
 import concurrent.futures
-import contextlib
-import dataclasses
 import datetime
-import functools
 import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tftpu import installation
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.datasets import arrays, batches
+from tftpu.input_pipelines.datasets import bigquery_clients as clients
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.reading.epochs import Training
 from tftpu.input_pipelines.tensors import Spec
@@ -62,8 +59,8 @@ class Table:
             raise UserError(
                 "A snapshot is for a table: write FOR SYSTEM_TIME AS OF into the query instead."
             )
-        with _explained(what):
-            table = _result_of(what) if is_query else _clients().tables.get_table(what)
+        with clients.explained(what):
+            table = _result_of(what) if is_query else clients.connected().tables.get_table(what)
         known = [field.name for field in table.schema]
         for name in features:
             if name not in known:
@@ -71,7 +68,7 @@ class Table:
         self._columns = list(features) or known
         time = None if is_query else _time(snapshot) if snapshot else table.modified
         self._path = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
-        with _explained(what):
+        with clients.explained(what):
             session = _session(table.project, self._path, self._columns, time)
         self._what = what
         self._session_name = session.name
@@ -86,8 +83,8 @@ class Table:
 
         schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._schema))
         row = 0
-        with _explained(self._what):
-            for message in _clients().rows.read_rows(part):
+        with clients.explained(self._what):
+            for message in clients.connected().rows.read_rows(part):
                 found = message.arrow_record_batch.serialized_record_batch
                 batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(found), schema)
                 yield {
@@ -175,31 +172,6 @@ def _names(data: "BigQuery") -> tuple[str, ...]:
     return (*data.features, data.label) if data.label else data.features
 
 
-@dataclasses.dataclass(frozen=True)
-class _Clients:
-    """Google's clients: one for tables and queries, one for rows."""
-
-    tables: Any
-    rows: Any
-
-
-@functools.cache
-def _clients() -> _Clients:
-    try:
-        from google.cloud import bigquery
-        from google.cloud.bigquery_storage_v1 import BigQueryReadClient
-    except ImportError as error:
-        raise UserError(
-            f"The clients of BigQuery are not installed: run `{installation.command('bigquery')}`."
-        ) from error
-    try:
-        return _Clients(bigquery.Client(), BigQueryReadClient())
-    except OSError as error:  # the client raises nothing more specific
-        raise UserError(
-            "BigQuery needs a Google Cloud project to bill: set GOOGLE_CLOUD_PROJECT."
-        ) from error
-
-
 def _session(project: str, path: str, columns: list[str], time: datetime.datetime | None) -> Any:
     from google.cloud.bigquery_storage_v1 import types
 
@@ -210,16 +182,16 @@ def _session(project: str, path: str, columns: list[str], time: datetime.datetim
     )
     if time:
         wanted.table_modifiers = types.ReadSession.TableModifiers(snapshot_time=time)
-    return _clients().rows.create_read_session(
+    return clients.connected().rows.create_read_session(
         parent=f"projects/{project}", read_session=wanted, max_stream_count=STREAMS
     )
 
 
 def _result_of(query: str) -> Any:
     """Runs a query and returns the temporary table of its rows."""
-    job = _clients().tables.query(query)
+    job = clients.connected().tables.query(query)
     job.result(max_results=0)
-    return _clients().tables.get_table(job.destination)
+    return clients.connected().tables.get_table(job.destination)
 
 
 def _time(text: str) -> datetime.datetime:
@@ -285,27 +257,3 @@ def _feature(values: np.ndarray) -> Feature:
 def _bytes(value: Any) -> bytes:
     data = value if isinstance(value, bytes) else value.tobytes()
     return len(data).to_bytes(8, "little") + data
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turns the errors of Google's clients into `UserError`s."""
-    from google.api_core import exceptions
-    from google.auth import exceptions as auth_exceptions
-
-    login = "run `gcloud auth application-default login`"
-    try:
-        yield
-    except auth_exceptions.GoogleAuthError:
-        raise UserError(f"There are no valid Google Cloud credentials: {login}.") from None
-    except exceptions.NotFound:
-        raise UserError(f"BigQuery has no {what}.") from None
-    except (exceptions.Forbidden, exceptions.Unauthorized):
-        raise UserError(
-            f"BigQuery does not let you read {what}: ask its owner for roles/bigquery.dataViewer "
-            f"and roles/bigquery.readSessionUser, or {login}."
-        ) from None
-    except exceptions.GoogleAPICallError as error:
-        raise UserError(f"BigQuery fails reading {what}: {error.message}") from None
-    except (exceptions.RetryError, ConnectionError):
-        raise UserError(f"BigQuery does not answer about {what}. Is the network up?") from None

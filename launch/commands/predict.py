@@ -11,12 +11,13 @@ what was ended at any moment.
 """
 
 import dataclasses
+import json
 import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from tftpu.checkpoint import manifest
+from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import Data, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import finished
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tftpu.inference.predict import Job
     from tftpu.input_pipelines.unlabelled import Unlabelled
 
-_FORMATS = ("jsonl", "tfrecord", "parquet")
+_FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
 _SECONDS = 10.0  # between two lines of progress
 
@@ -39,7 +40,12 @@ class Options(DeviceOptions, finished.RunOf):
     workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
     input: str = required("KIND:WHAT", "records to predict, such as images:FOLDER or evaluation")
     output: str = required("DIR", "folder of the predictions, local or gs://")
-    format: str = flag("jsonl", "jsonl, tfrecord or parquet", metavar="NAME")
+    format: str = flag("jsonl", "jsonl, tfrecord, parquet or bigquery", metavar="NAME")
+    table: str | None = flag(
+        None,
+        "for bigquery: PROJECT.DATASET.TABLE to load the shards into",
+        metavar="TABLE",
+    )
     outputs: str = flag(
         "logits", "what to write: logits, classes, top5, embedding", metavar="NAME,..."
     )
@@ -64,6 +70,8 @@ def run(options: Options) -> None:
     [form] = _chosen("format", options.format, _FORMATS)[:1]
     share = _share(options.share)
     files.check_folder("--output", options.output)
+    _check_table(form, options)
+    form = "parquet" if form == "bigquery" else form
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
     if options.batch_size is not None:
@@ -90,7 +98,7 @@ def run(options: Options) -> None:
             "input": options.input,
             "identity": records.identity,
             "step": step,
-            "checkpoint": manifest.digest(files.join(options.workdir, "checkpoints", str(step))),
+            "checkpoint": checkpoint.digest(files.join(options.workdir, "checkpoints", str(step))),
             "outputs": outputs,
         },
         [name for name in options.keep.split(",") if name],
@@ -99,6 +107,8 @@ def run(options: Options) -> None:
     )
     complete = predict(trainer, records, job, Progress())
     _say_what_is_there(job, records, complete)
+    if complete and options.table is not None:
+        _load(job, options.table)
 
 
 class Progress:
@@ -136,6 +146,31 @@ def _say_what_is_there(job: "Job", records: "Unlabelled", complete: bool) -> Non
         print(
             f"the share of machine {machine} is in {job.output}; others of {machines} are missing"
         )
+
+
+def _check_table(form: str, options: Options) -> None:
+    """Checks where a table's rows come from, before hours are spent on them."""
+    if (form == "bigquery") != (options.table is not None):
+        raise UserError("--format=bigquery and --table=PROJECT.DATASET.TABLE belong together.")
+    if options.table is None:
+        return
+    if not re.fullmatch(r"[^.\s]+\.\w+\.[\w-]+", options.table):
+        raise UserError(f"--table={options.table} should be PROJECT.DATASET.TABLE.")
+    if not files.is_remote(options.output):
+        raise UserError(
+            f"--output={options.output} should be gs://BUCKET/FOLDER, which BigQuery loads the "
+            "shards from."
+        )
+
+
+def _load(job: "Job", table: str) -> None:
+    from tftpu.inference.predict import MANIFEST
+    from tftpu.input_pipelines.datasets import bigquery_load
+
+    manifest = files.read(files.join(job.output, MANIFEST)).decode()
+    uris = [files.join(job.output, shard["name"]) for shard in json.loads(manifest)["shards"]]
+    name = bigquery_load.load(uris, table, job.output + manifest)
+    print(f"loaded into {table} by the job {name}")
 
 
 def _chosen(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from tests.support import fake_bigquery
 from tftpu import input_pipelines
+from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import beam, converter, verify
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
-from tftpu.input_pipelines.datasets import bigquery
+from tftpu.input_pipelines.datasets import bigquery, bigquery_clients, bigquery_load
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.sources import BigQuery
 
@@ -38,7 +39,8 @@ def service(monkeypatch):
     tables = {"d.t": TABLE, "d.empty": TABLE.slice(0, 0), "results.query": TABLE.slice(0, 10)}
     fake = fake_bigquery.BigQuery(tables)
     with fake_bigquery.serving(fake) as clients:
-        monkeypatch.setattr(bigquery, "_clients", lambda: bigquery._Clients(*clients))
+        made = bigquery_clients.Clients(*clients)
+        monkeypatch.setattr(bigquery_clients, "connected", lambda: made)
         yield fake
 
 
@@ -181,3 +183,38 @@ def test_a_missing_project_fails_with_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     with pytest.raises(UserError, match="set GOOGLE_CLOUD_PROJECT"):
         bigquery.Table("p.d.t")
+
+
+def test_rows_are_predicted_in_one_order_with_the_columns_that_are_kept(service):
+    data = BigQuery(
+        train_table="p.d.t", eval_table="p.d.t", features=("x",), label="", global_batch_size=8
+    )
+    service.tables["d.t"] = TABLE.select(["id", "x", "name"])
+    found = data.prediction("bigquery:p.d.t", DataContext(0, 8))
+    service.shuffle = 1
+    again = data.prediction("evaluation", DataContext(0, 8))
+    assert found.count == again.count == ROWS and found.identity == again.identity
+    kept = found.kept(range(10, 20), ["id", "name"])
+    assert kept["name"].tolist() == [f"row {n}" for n in kept["id"]]
+    [batch, _] = found.features([range(10, 20)])
+    np.testing.assert_array_equal(batch[:, 0], 4.0 * kept["id"][:8])
+
+
+def test_files_are_loaded_into_a_table_once(service):
+    uris = ["gs://b/0.parquet", "gs://b/1.parquet"]
+    name = bigquery_load.load(uris, "p.d.new", "these")
+    assert service.tables["d.new"]["uris"].to_pylist() == uris
+    load = service.loads[name]["configuration"]["load"]
+    assert (load["sourceFormat"], load["writeDisposition"]) == ("PARQUET", "WRITE_EMPTY")
+    assert bigquery_load.load(uris, "p.d.new", "these") == name and len(service.loads) == 1
+    with pytest.raises(UserError, match=r"p\.d\.new has rows already"):
+        bigquery_load.load(uris, "p.d.new", "others")
+
+
+def test_a_load_that_failed_is_tried_again_by_another_job(service):
+    service.refuses = [{"reason": "backendError", "message": "Error encountered"}]
+    with pytest.raises(UserError, match=r"BigQuery fails to write p\.d\.new: .*Error encountered"):
+        bigquery_load.load(["gs://b/0.parquet"], "p.d.new", "these")
+    assert "d.new" not in service.tables
+    assert bigquery_load.load(["gs://b/0.parquet"], "p.d.new", "these").endswith("-1")
+    assert "d.new" in service.tables

@@ -77,6 +77,9 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
         (["--input=evaluation", "--outputs=class"], "Did you mean 'classes'?"),
         (["--input=evaluation", "--format=csv"], "--format has no 'csv'"),
         (["--input=evaluation", "--share=3/2"], "should be K/N"),
+        (["--input=evaluation", "--format=bigquery"], "belong together"),
+        (["--input=evaluation", "--format=bigquery", "--table=a"], "PROJECT.DATASET.TABLE"),
+        (["--input=evaluation", "--format=bigquery", "--table=a.b.c"], "gs://BUCKET/FOLDER"),
         (["--input=evaluation", "--output=s3://x/y"], "--output=s3://x/y is not a folder"),
     ],
 )

@@ -30,6 +30,8 @@ class BigQuery:
         self.sessions: list = []
         self.reads: list[tuple[str, int]] = []
         self.streams = 3
+        self.loads: dict[str, dict] = {}
+        self.refuses: list[dict] = []  # errors of the next load jobs
         self.shuffle = 0  # another: rows come in another order, in other streams
 
     def create(self, request):
@@ -83,6 +85,8 @@ class BigQuery:
                 },
             }
         if path.endswith("/jobs") and method == "POST":
+            if "load" in body["configuration"]:
+                return self._load(body)
             self.query = body["configuration"]["query"]["query"]
             return self._job(body["jobReference"])
         if "/queries/" in path:
@@ -92,7 +96,23 @@ class BigQuery:
                 "schema": {"fields": []},
                 "totalRows": "0",
             }
-        return self._job({"projectId": "p", "jobId": last})
+        return self.loads.get(last) or self._job({"projectId": "p", "jobId": last})
+
+    def _load(self, body: dict) -> dict:
+        """Runs a load job, once for each name; the table has to be empty."""
+        name = body["jobReference"]["jobId"]
+        if name in self.loads:
+            return {"error": {"code": 409, "message": f"Already Exists: Job p:us.{name}"}}
+        target = body["configuration"]["load"]["destinationTable"]
+        key = f"{target['datasetId']}.{target['tableId']}"
+        failed = self.refuses.pop() if self.refuses else None
+        if failed is None and key in self.tables:
+            failed = {"reason": "duplicate", "message": f"Already Exists: Table p:{key}"}
+        status = {"state": "DONE", **({"errorResult": failed} if failed else {})}
+        if not failed:
+            self.tables[key] = pyarrow.table({"uris": body["configuration"]["load"]["sourceUris"]})
+        self.loads[name] = {**body, "status": status}
+        return self.loads[name]
 
     def _job(self, reference: dict) -> dict:
         table = {"projectId": "p", "datasetId": "results", "tableId": "query"}
@@ -131,8 +151,9 @@ def serving(fake: BigQuery) -> Iterator[tuple]:
             size = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(size) or b"{}")
             answer = fake.rest(method, self.path.partition("?")[0], body)
-            data = json.dumps(answer or {"error": {"message": "Not found", "code": 404}}).encode()
-            self.send_response(404 if answer is None else 200)
+            answer = answer or {"error": {"message": "Not found", "code": 404}}
+            data = json.dumps(answer).encode()
+            self.send_response(answer["error"]["code"] if "error" in answer else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
