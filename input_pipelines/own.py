@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import Data, DataContext
-from tftpu.engines.data import features_of
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.input_pipelines.unlabelled import EVALUATION, Unlabelled, of_arrays
@@ -73,7 +72,7 @@ def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
                 f"The input {address!r} cannot be read: {name} has no prediction(self, address, "
                 f"context), and without one only {EVALUATION!r}, where there is such a split."
             )
-        parts = [features_of(batch) for batch in split.as_numpy_iterator()]
+        parts = [b[0] if isinstance(b, tuple) else b for b in split.as_numpy_iterator()]
         found = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
     return of_arrays(found, context, address)
 

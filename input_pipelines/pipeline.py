@@ -154,7 +154,8 @@ class Pipeline:
         """
         size = self.global_batch_size
 
-        def records(first: Tensor, last: Tensor) -> tf.data.Dataset:
+        def records(*borders: Tensor) -> tf.data.Dataset:
+            first, last = borders
             found = self.source.between(first, last, size)
             return found.map(lambda record, number: (record, number, _no_seeds(number)))
 

@@ -187,7 +187,7 @@ def of_arrays(
     def fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return {n: known[n][numbers.start : numbers.stop] for n in names}
 
-    summed = [hashlib.blake2b(np.ascontiguousarray(part)).hexdigest() for part in parts]
+    summed = [hashlib.blake2b(part.tobytes()).hexdigest() for part in parts]
     return Unlabelled(len(parts[0]), _hash(summed), batches, places, tuple(known), fields)
 
 

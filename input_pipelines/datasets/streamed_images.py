@@ -15,6 +15,7 @@ from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import cache, image_files, shards
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.indexed import Indexed
+from tftpu.input_pipelines.reading.shards import Shards
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
 from tftpu.input_pipelines.unlabelled import Unlabelled
 from tftpu.storage import files
@@ -84,7 +85,7 @@ def prediction(data: "StreamedImages", address: str, context: DataContext) -> Un
     if data.format in ("folder", "index"):
         sizes = {image.path: image.bytes for image in _listed(data, split).images}
         return unlabelled.of_files(sizes, pipeline)
-    source, parse = _source(data, split)
+    source, parse = _of_shards(data, split)
     return unlabelled.of_shards(source, pipeline(source, parse))
 
 
@@ -121,8 +122,10 @@ def _source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     Raises:
         UserError: no such split, or another number of classes than in the config.
     """
-    if data.format in ("folder", "index"):
-        return _of_files(data, split)
+    return (_of_files if data.format in ("folder", "index") else _of_shards)(data, split)
+
+
+def _of_shards(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
     if data.format == "tfds":
         from tftpu.input_pipelines.datasets import tfds  # slow to import
 

@@ -116,7 +116,9 @@ def _plain(values: Any) -> list[Any]:
     rounded = np.where(fine, np.rint(np.where(fine, wide, 0.0) * scale) / scale, 0.0)
     if fine.all():
         return rounded.tolist()
-    return np.where(fine, rounded.astype(object), None).tolist()
+    known = rounded.astype(object)
+    known[~fine] = None
+    return known.tolist()
 
 
 def _entries(name: str, values: Any) -> list[bytes]:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import keras
 
@@ -22,12 +22,17 @@ from tftpu.inference.prediction.outputs import Columns
 from tftpu.storage import claims, files
 from tftpu.tensors import Nest
 
-if TYPE_CHECKING:
-    from tftpu.training.trainer import Trainer
-
 MANIFEST, PLAN = "manifest.json", "plan.json"
 RECORDS_PER_SHARD = 4096
 _WAITING = 2  # shards that may wait to be written, each in memory
+
+
+class Predictor(Protocol):
+    """A model with its weights, such as a `tftpu.Trainer`."""
+
+    def predict_batches(self, x: Any) -> Iterator[Nest]:
+        """Yields the outputs for each batch of a data set of features."""
+        ...
 
 
 class Records(Protocol):
@@ -43,11 +48,11 @@ class Records(Protocol):
         """The reasons why records could not be used, by number."""
         ...
 
-    def features(self, ranges: Sequence[range]) -> Any:
+    def features(self, ranges: Sequence[range], /) -> Any:
         """Returns a data set of complete batches of features; each range ends filled up."""
         ...
 
-    def places(self, numbers: range) -> tuple[list[str], list[int]]:
+    def places(self, numbers: range, /) -> tuple[list[str], list[int]]:
         """Returns the files of a range of records, and their numbers in these."""
         ...
 
@@ -58,7 +63,7 @@ class Records(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is predicted, and where it is written.
+    """Predictions to be made: of what, and where they are written.
 
     Args:
         output: folder of the shards, local or `gs://`.
@@ -91,7 +96,7 @@ class _Shard:
 
 
 def predict(
-    trainer: "Trainer",
+    trainer: Predictor,
     records: Records,
     job: Job,
     report: Callable[[int, int], None] = lambda done, all_records: None,
@@ -188,7 +193,7 @@ def _remove_unfinished(job: Job, mine: Sequence[_Shard]) -> None:
 
 
 def _written(
-    trainer: "Trainer", records: Records, job: Job, missing: Sequence[_Shard]
+    trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard]
 ) -> Iterator[_Shard]:
     """Yields each shard once it is written, which another thread does while the devices compute."""
     if not missing:
@@ -207,7 +212,7 @@ def _written(
 
 
 def _computed(
-    trainer: "Trainer", records: Records, shards: Sequence[_Shard]
+    trainer: Predictor, records: Records, shards: Sequence[_Shard]
 ) -> Iterator[tuple[_Shard, Nest]]:
     """Yields the outputs for the records of each shard."""
     batches = trainer.predict_batches(records.features([shard.numbers for shard in shards]))

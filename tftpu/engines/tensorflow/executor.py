@@ -170,7 +170,8 @@ class TensorFlowExecutor:
                     yield self._predict(batch, valid)
 
         for found in one_ahead(computed()):
-            outputs, valid = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
+            parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
+            outputs, valid = parts
             kept = valid > 0
             yield keras.tree.map_structure(lambda t, kept=kept: t[kept], outputs)
 

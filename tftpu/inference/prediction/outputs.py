@@ -1,4 +1,4 @@
-"""What a prediction holds: logits, the likeliest classes, an embedding."""
+"""Columns of a prediction: logits, the likeliest classes, an embedding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
