@@ -113,7 +113,8 @@ def drill(name: str, place: Place, kills: int, draw: random.Random) -> np.ndarra
             done, inside = done + 1, inside + bool(dies)
         found = place.content(f"{rounds}")
         assert shards(found) == whole, "the bytes differ"
-        assert not [n for n in found if n.endswith(".tmp")], "a part of a shard is left"
+        left = [name for name in found if name.endswith(".tmp")]
+        assert not left, f"parts of files are left: {left}"
     rows = [json.loads(line) for _, data in sorted(whole.items()) for line in data.splitlines()]
     assert [row["record"] for row in rows] == list(range(RECORDS))
     print(

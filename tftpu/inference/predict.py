@@ -186,7 +186,8 @@ def _remove_unfinished(job: Job, mine: Sequence[_Shard]) -> None:
     """Removes what a process left that was killed while it wrote; nobody else writes these."""
     if files.is_remote(job.output):
         return  # where an object appears when it is complete
-    begins = tuple(f".{shard.name}." for shard in mine)
+    own = [shard.name for shard in mine] + ([PLAN, MANIFEST] if job.share[1] == 1 else [])
+    begins = tuple(f".{name}." for name in own)
     for name in files.names_in(job.output):
         if name.startswith(begins) and name.endswith(".tmp"):
             files.remove(files.join(job.output, name))
