@@ -9,6 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
 from tftpu.config import Data, DataContext
+from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
 from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
@@ -76,6 +77,11 @@ class Images(Data):
         from tftpu.input_pipelines.datasets import images
 
         return images.batch_spec(self, examples)
+
+    def export_inputs(self) -> ExportInputs:
+        from tftpu.input_pipelines.datasets import images
+
+        return images.export_inputs(self)
 
     def class_names(self) -> list[str] | None:
         from tftpu.input_pipelines.datasets import images
@@ -185,6 +191,11 @@ class StreamedImages(Streamed):
         from tftpu.input_pipelines.datasets import streamed_images
 
         return streamed_images.batch_spec(self, examples)
+
+    def export_inputs(self) -> ExportInputs:
+        from tftpu.input_pipelines.datasets import streamed_images
+
+        return streamed_images.export_inputs(self)
 
     def class_names(self) -> list[str] | None:
         from tftpu.input_pipelines.datasets import streamed_images

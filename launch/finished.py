@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -144,6 +145,17 @@ def restored_for(
     build, engine, experiment = _prepared(experiment)
     records, seen = read()
     return _restored(build, engine, experiment, workdir, seen, None, change), records
+
+
+def class_names(experiment: Experiment) -> list[str] | None:
+    """Returns the names of the classes by class id; None, after a warning, without the data."""
+    from tftpu import input_pipelines
+
+    try:
+        return input_pipelines.class_names(experiment.data)
+    except UserError as error:
+        print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
+        return None
 
 
 def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:

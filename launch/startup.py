@@ -35,28 +35,40 @@ def quieten_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def quieten_xla() -> None:
-    """Hides the note on the first program of a process, which XLA writes at any level of logging.
+_NOTES = (b"I0000 ", b"before absl::InitializeLog")
 
-    Compiles a program of nothing for it, and passes on all else that is written meanwhile.
+
+@contextlib.contextmanager
+def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
+    """Hides notes of TensorFlow's C++ side, which come at any level of logging; shows the rest.
+
+    Args:
+        hidden: parts of the lines to leave out.
     """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            written.seek(0)
+            lines = [line for line in written if not any(part in line for part in hidden)]
+            os.write(2, b"".join(lines))
+
+
+def quieten_xla() -> None:
+    """Hides the note on the first program of a process, by compiling a program of nothing."""
     if backend.name() != "tensorflow":
         return
     import tensorflow as tf
 
     nothing: Any = tf.function(lambda: tf.constant(0), jit_compile=True)
-    shown = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            with tf.device("CPU:0"):
-                nothing()
-        finally:
-            os.dup2(shown, 2)
-            os.close(shown)
-        written.seek(0)
-        lines = [x for x in written if b"Compiled cluster" not in x and b"InitializeLog" not in x]
-    os.write(2, b"".join(lines))
+    with without_notes((b"Compiled cluster", b"InitializeLog")), tf.device("CPU:0"):
+        nothing()
 
 
 def import_tensorflow() -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tftpu.config import DataContext
+from tftpu.config.data import ExportInputs
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.datasets import small
@@ -74,6 +75,14 @@ def batch_spec(data: "Images", examples: int) -> Spec:
     """Returns the spec of a batch: (images, labels)."""
     shape = (examples, data.image_size, data.image_size, data.channels)
     return tf.TensorSpec(shape, tf.float32), tf.TensorSpec((examples,), tf.int32)
+
+
+def export_inputs(data: "Images") -> ExportInputs:
+    """Returns the pixels of an image, uint8."""
+    shape = (data.image_size, data.image_size, data.channels)
+    return ExportInputs(
+        {"images": shape}, {"images": "uint8"}, lambda images: _standardise(images, data)
+    )
 
 
 def class_names(data: "Images") -> list[str]:

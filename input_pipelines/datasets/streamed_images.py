@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tftpu.config import DataContext
+from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.augment import image_ops, mix
@@ -97,6 +98,16 @@ def batch_spec(data: "StreamedImages", examples: int) -> Spec:
     if mixes(data):
         return images, tf.TensorSpec((examples, data.num_classes), tf.float32)
     return images, tf.TensorSpec((examples,), tf.int32)
+
+
+def export_inputs(data: "StreamedImages") -> ExportInputs:
+    """Returns the pixels of an image, uint8, already cropped and resized."""
+    shape = (data.image_size, data.image_size, data.channels)
+
+    def prepare(images: Tensor) -> Tensor:
+        return _scaled(data, mix.to_depth(images) if data.space_to_depth else images)
+
+    return ExportInputs({"images": shape}, {"images": "uint8"}, prepare)
 
 
 def class_names(data: "StreamedImages") -> list[str] | None:

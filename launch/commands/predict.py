@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tftpu.checkpoint import manifest as checkpoint
-from tftpu.config import Data, Experiment
+from tftpu.config import Data
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import finished
 from tftpu.launch.options import DeviceOptions, flag, required
@@ -88,7 +88,7 @@ def run(options: Options) -> None:
     from tftpu.inference.prediction import outputs as of_model
     from tftpu.input_pipelines.formats import results
 
-    names = _class_names(experiment) if {"classes", "top5"} & set(outputs) else None
+    names = finished.class_names(experiment) if {"classes", "top5"} & set(outputs) else None
     job = Job(
         options.output.rstrip("/"),
         form,
@@ -210,13 +210,3 @@ def _change(outputs: list[str]) -> Any:
         return changed
 
     return change
-
-
-def _class_names(experiment: Experiment) -> list[str] | None:
-    from tftpu import input_pipelines
-
-    try:
-        return input_pipelines.class_names(experiment.data)
-    except UserError as error:
-        print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
-        return None

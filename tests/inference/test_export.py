@@ -1,14 +1,142 @@
-"""Export of weights to places that cannot be written."""
+"""Exports of every family, run by the runtime of their format in a process of its own."""
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.support.strategies import mlp
+from tests.support import zoo
+from tftpu import models
+from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
-from tftpu.inference import export
+from tftpu.inference.exporting import export
+from tftpu.inference.exporting.serving import Serving, inputs_of
+from tftpu.input_pipelines.sources import Tokens
+
+DATA = Tokens(context=12)  # the tokens that a language model is given
+NAMES = [f"class {n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "weights.h5"])
-def test_a_place_that_cannot_be_written_is_named(ending):
-    path = f"/proc/nowhere/digits.{ending}"
-    with pytest.raises(UserError, match=rf"{path} cannot be written \(.+\): choose another"):
-        export.write_weights(mlp(), {}, path)
+def pixels(model: keras.Model) -> ExportInputs:
+    shape = tuple(model.input_shape[1:])
+
+    def prepare(images):
+        return tf.cast(images, tf.float32) / 64.0 - 1.2
+
+    return ExportInputs({"images": shape}, {"images": "uint8"}, prepare)
+
+
+def serving(family: str, names=NAMES) -> Serving:
+    """Returns a model of the zoo with weights large enough to tell its outputs apart."""
+    model = zoo.build(family)
+    rng = np.random.default_rng(0)
+    for variable in model.trainable_variables:
+        value = keras.ops.convert_to_numpy(variable)
+        variable.assign(value + rng.normal(0, 0.1, value.shape))
+    given = pixels(model) if hasattr(zoo.TINY[family], "image_size") else None
+    return Serving(model, *inputs_of(model, DATA, given), names)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["resnet", *(pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY if f != "resnet")],
+)
+def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(family, tmp_path):
+    made = serving(family)
+    for write, name in (export.saved_model, "saved"), (export.onnx, "m.onnx"):
+        found = write(made, str(tmp_path / name), {"classes": NAMES})
+        assert found.difference < 5e-6
+    weights = made.weight_bytes
+    variables = tmp_path / "saved" / "variables" / "variables.data-00000-of-00001"
+    assert weights <= variables.stat().st_size < 1.1 * weights + 16_384  # once, and the bookkeeping
+    images = made.inputs[0].name == "images"
+    classes = images or family == "bert_classes"
+    assert set(made.output_specs()) == ({"logits", "class", "label"} if classes else {"logits"})
+    assert [i.name for i in made.inputs] == ["images" if images else "tokens"]
+
+
+def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
+    import onnx
+
+    made = serving("resnet")
+    export.onnx(made, str(tmp_path / "m.onnx"), {"classes": NAMES, "step": 7})
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    shapes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.input, *model.graph.output]
+    }
+    assert shapes == {
+        "images": ["batch", 8, 8, 3],
+        "logits": ["batch", 5],
+        "class": ["batch"],
+        "label": ["batch"],
+    }
+    about = {p.key: p.value for p in model.metadata_props}
+    assert about == {"classes": str(NAMES).replace("'", '"'), "step": "7"}
+
+
+def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
+    from tftpu.models.layers.pixels import standardised
+
+    model = standardised(zoo.build("resnet"))
+    given = ExportInputs({"images": (8, 8, 3)}, {"images": "uint8"}, lambda images: images)
+    made = Serving(model, *inputs_of(model, DATA, given), None)
+    export.keras_file(made, str(tmp_path / "m.keras"), {})
+    again = models.load_model(str(tmp_path / "m.keras"))
+    x = made.drawn(3)["images"]
+    np.testing.assert_allclose(again(x), model(x), atol=1e-6)
+
+
+def test_an_export_that_differs_is_discarded(tmp_path, monkeypatch):
+    made = serving("resnet")
+    honest = made.outputs
+
+    def other(given):
+        found = honest(given)
+        return {**found, "logits": found["logits"] * 1.001}
+
+    monkeypatch.setattr(made, "outputs", other)
+    with pytest.raises(UserError, match=r"'logits' differs from the model's by 1\.0e-03"):
+        export.onnx(made, str(tmp_path / "m.onnx"), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_label_that_differs_is_discarded(tmp_path, monkeypatch):
+    made = serving("resnet")
+    honest = made.outputs
+    monkeypatch.setattr(
+        made, "outputs", lambda x: {**honest(x), "label": np.array([b"another"] * len(x["images"]))}
+    )
+    with pytest.raises(UserError, match="its output 'label' is another"):
+        export.saved_model(made, str(tmp_path / "m"), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_runtime_cannot_run_is_discarded(tmp_path, monkeypatch):
+    from tftpu.inference.exporting import onnx_model
+
+    def damaged(serving, path, about):
+        path.write_bytes(b"no model")
+
+    monkeypatch.setattr(onnx_model, "write", damaged)
+    with pytest.raises(UserError, match="its runtime cannot run it"):
+        export.onnx(serving("resnet"), str(tmp_path / "m.onnx"), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_replaced(tmp_path):
+    (tmp_path / "m.onnx").write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        export.onnx(serving("resnet"), str(tmp_path / "m.onnx"), {})
+    assert (tmp_path / "m.onnx").read_text() == "mine"
+
+
+def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
+    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    outputs = {"sum": keras.layers.Add()([keras.layers.Dense(2)(a), b]), "twice": a * 2.0}
+    model = keras.Model({"a": a, "b": b}, outputs)
+    made = Serving(model, *inputs_of(model, DATA, None), NAMES)
+    assert made.class_names is None
+    for write, name in (export.saved_model, "saved"), (export.onnx, "m.onnx"):
+        assert write(made, str(tmp_path / name), {}).difference < 1e-6
+    assert set(made.output_specs()) == {"sum", "twice"}

@@ -1,6 +1,7 @@
 """The base class of data sets in a config: the built-in sources, and a user's own."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tftpu.config.validation import at_least
@@ -23,6 +24,21 @@ class DataContext:
     seed: int
     global_batch_size: int
     skip_bad: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportInputs:
+    """The inputs of an exported model, and the way from them to the features of training.
+
+    Attributes:
+        shapes: of one example, by the name of the input.
+        dtypes: by name, such as "uint8".
+        prepare: returns features, of batches of the inputs in their order: TensorFlow's operations.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    prepare: Callable[..., Any]
 
 
 @dataclasses.dataclass
@@ -107,6 +123,10 @@ class Data:
         Args:
             examples: in the batch.
         """
+        return None
+
+    def export_inputs(self) -> ExportInputs | None:
+        """Returns what an exported model takes, such as pixels; None: the features themselves."""
         return None
 
     def class_names(self) -> list[str] | None:

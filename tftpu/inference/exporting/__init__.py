@@ -1,0 +1,1 @@
+"""Trained models for other programs: their formats, and the proof that they are the same."""

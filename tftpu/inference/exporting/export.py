@@ -1,0 +1,147 @@
+"""Exports: written beside their place, run by the real runtime in a process of its own, compared.
+
+What differs from the trained model is not exported.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.inference.exporting import onnx_model
+from tftpu.inference.exporting.serving import Serving
+from tftpu.storage import files
+
+TOLERANCE = 1e-4  # of the largest output
+_RUNTIMES = Path(__file__).parent / "runtimes"
+_BATCHES = (5, 1)
+
+
+class Exported(NamedTuple):
+    """An export that was compared with the model.
+
+    Attributes:
+        bytes: on disk.
+        difference: of its outputs from the model's, at most, over the largest of them.
+    """
+
+    bytes: int
+    difference: float
+
+
+def saved_model(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
+    """Writes a SavedModel, which TensorFlow runs without Keras; see `onnx`."""
+
+    def write(path: Path) -> None:
+        signature = serving.function.get_concrete_function()
+        tf.saved_model.save(serving.module(), str(path), {"serving_default": signature})
+
+    return _exported(serving, to, write, "run_saved_model.py")
+
+
+def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
+    """Writes an ONNX model.
+
+    Args:
+        serving: the model.
+        to: place of the export, local or `gs://`, where nothing is yet.
+        about: JSON values to keep in the file, where its format has a place for them.
+
+    Raises:
+        UserError: its outputs differ from the model's, or it cannot be written.
+    """
+    return _exported(
+        serving, to, lambda path: onnx_model.write(serving, path, about), "run_onnx.py"
+    )
+
+
+def keras_file(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
+    """Writes a `.keras` file, the model itself; see `onnx`."""
+    return _exported(serving, to, lambda path: serving.model.save(path), "run_keras.py")
+
+
+def _exported(serving: Serving, to: str, write: Any, runtime: str) -> Exported:
+    if files.exists(to):
+        raise UserError(f"{to} exists already: choose another place, or remove it.")
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / (os.path.basename(to.rstrip("/")) or "model")
+        write(path)
+        difference = _compared(serving, path, runtime, Path(scratch))
+        size = _put(path, to)
+    return Exported(size, difference)
+
+
+def _compared(serving: Serving, path: Path, runtime: str, scratch: Path) -> float:
+    """Returns how far the outputs of an export are from those of the model.
+
+    Raises:
+        UserError: too far, or the runtime cannot run it.
+    """
+    given = {str(n): serving.drawn(examples, n) for n, examples in enumerate(_BATCHES)}
+    np.savez(scratch / "in.npz", **{f"{n}/{k}": v for n, x in given.items() for k, v in x.items()})
+    command = [sys.executable, "-I", str(_RUNTIMES / runtime), str(path)]
+    done = subprocess.run(
+        [*command, str(scratch / "in.npz"), str(scratch / "out.npz")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    if done.returncode:
+        why = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit status {done.returncode}")
+        raise UserError(f"The export was discarded: its runtime cannot run it ({why}).")
+    found = np.load(scratch / "out.npz")
+    worst = 0.0
+    for number, inputs in given.items():
+        theirs = {name: found[f"{number}/{name}"] for name in serving.output_specs()}
+        worst = max(worst, _difference(serving.outputs(inputs), theirs))
+    return worst
+
+
+def _difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+    worst = 0.0
+    for name, value in ours.items():
+        if value.dtype.kind == "f":
+            off = float(np.abs(value - theirs[name]).max() / max(np.abs(value).max(), 1e-30))
+            if not off <= TOLERANCE:
+                raise UserError(
+                    f"The export was discarded: its output {name!r} differs from the model's by "
+                    f"{off:.1e} of the largest value, and {TOLERANCE:.0e} is allowed."
+                )
+            worst = max(worst, off)
+    for name, value in ours.items():
+        if value.dtype.kind != "f" and not _same(name, value, theirs[name], ours):
+            raise UserError(f"The export was discarded: its output {name!r} is another.")
+    return worst
+
+
+def _same(name: str, value: Any, theirs: Any, ours: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether classes or labels are equal, where no rounding decides between two."""
+    scores = np.sort(ours["logits"], -1)
+    close = scores[:, -1] - scores[:, -2] <= 2 * TOLERANCE * np.abs(scores).max()
+    mine = value.astype(str) if value.dtype == object else value
+    return bool(np.all((mine == theirs) | close))
+
+
+def _put(path: Path, to: str) -> int:
+    """Moves an export to its place; returns its bytes."""
+    parts = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    size = sum(part.stat().st_size for part in parts)
+    try:
+        if files.is_remote(to):
+            for part in parts:
+                name = part.relative_to(path).as_posix() if path.is_dir() else ""
+                files.write_whole(files.join(to, name) if name else to, part.read_bytes())
+        else:
+            files.make_folder(Path(to).absolute().parent)
+            shutil.move(path, to)
+    except OSError as error:
+        raise UserError(f"{to} cannot be written ({error.strerror or error}).") from error
+    return size

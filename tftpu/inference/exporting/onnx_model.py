@@ -1,0 +1,60 @@
+"""ONNX models: converted from TensorFlow's graph, with names for inputs, outputs and dimensions."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tftpu import installation
+from tftpu.errors import UserError
+from tftpu.inference.exporting.serving import BATCH, Serving
+
+OPSET = 18
+_MOST = 2**31 - 2**20  # bytes of a file of protobuf
+
+
+def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
+    """Writes a model as one file.
+
+    Args:
+        serving: the model.
+        path: of the file.
+        about: JSON values for its metadata, by name.
+
+    Raises:
+        UserError: the converter is not installed, or the weights do not fit into one file.
+    """
+    try:
+        import onnx
+        import tf2onnx
+    except ImportError as error:
+        raise UserError(
+            f"--format=onnx needs tf2onnx: run `{installation.command('onnx')}`."
+        ) from error
+    if serving.weight_bytes > _MOST:
+        raise UserError(
+            f"The weights are {serving.weight_bytes / 2**30:.1f} GiB, and a file of ONNX holds 2: "
+            "use --format=saved_model."
+        )
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    model, _ = tf2onnx.convert.from_function(
+        serving.function, [i.spec for i in serving.inputs], opset=OPSET
+    )
+    shapes = {i.name: i.shape for i in serving.inputs} | {
+        name: tuple(spec.shape[1:]) for name, spec in serving.output_specs().items()
+    }
+    for value in [*model.graph.input, *model.graph.output]:
+        _name_dimensions(value.type.tensor_type.shape, shapes[value.name])
+    for name, value in about.items():
+        model.metadata_props.add(key=name, value=json.dumps(value))
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+def _name_dimensions(shape: Any, known: tuple[int | None, ...]) -> None:
+    """Names the batch, and states what the converter left open."""
+    del shape.dim[:]
+    shape.dim.add(dim_param=BATCH)
+    for size in known:
+        shape.dim.add(**({} if size is None else {"dim_value": size}))

@@ -1,0 +1,23 @@
+"""Runs an ONNX model on ONNX Runtime: `python run_onnx.py MODEL INPUTS.npz OUTPUTS.npz`.
+
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS likewise.
+"""
+
+import sys
+
+import numpy as np
+import onnxruntime
+
+path, given, to = sys.argv[1:]
+session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+names = [output.name for output in session.get_outputs()]
+calls = {}
+for key, value in np.load(given).items():
+    number, _, name = key.partition("/")
+    calls.setdefault(number, {})[name] = value
+outputs = {}
+for number, inputs in calls.items():
+    for name, array in zip(names, session.run(None, inputs)):
+        outputs[f"{number}/{name}"] = array.astype(str) if array.dtype == object else array
+assert "tensorflow" not in sys.modules
+np.savez(to, **outputs)

@@ -1,0 +1,23 @@
+"""Runs a SavedModel on TensorFlow alone: `python run_saved_model.py MODEL INPUTS.npz OUTPUTS.npz`.
+
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS likewise.
+"""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+path, given, to = sys.argv[1:]
+run = tf.saved_model.load(path).signatures["serving_default"]
+calls = {}
+for key, value in np.load(given).items():
+    number, _, name = key.partition("/")
+    calls.setdefault(number, {})[name] = tf.constant(value)
+outputs = {}
+for number, inputs in calls.items():
+    for name, value in run(**inputs).items():
+        array = value.numpy()
+        outputs[f"{number}/{name}"] = array.astype(str) if array.dtype == object else array
+assert "tftpu" not in sys.modules
+np.savez(to, **outputs)
