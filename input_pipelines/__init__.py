@@ -54,20 +54,23 @@ def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
     return own.checked_evaluation(data, data.evaluation(_context(data, seed)))
 
 
-def prediction(data: Data, address: str, skip_bad: bool = False) -> Unlabelled:
+def prediction(
+    data: Data, address: str, skip_bad: bool = False, keep: tuple[str, ...] = ()
+) -> Unlabelled:
     """Returns records to predict.
 
     Args:
         data: the data of the run.
         address: of the records, such as "images:FOLDER" or "evaluation".
         skip_bad: whether records that cannot be read are left out, and named; else they stop.
+        keep: fields of the records that will be asked for.
 
     Raises:
         UserError: data of this class cannot be read from there.
     """
     from tftpu.input_pipelines import own
 
-    return own.records_of(data, address, DataContext(0, data.global_batch_size, skip_bad))
+    return own.records_of(data, address, DataContext(0, data.global_batch_size, skip_bad, keep))
 
 
 def batch_spec(data: Data, examples: int) -> Spec:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -84,7 +85,7 @@ class Unlabelled:
             if name not in self.names:
                 has = f"it has {sorted(self.names)}" if self.names else "there are none to keep"
                 raise UserError(f"The input has no field {name!r}: {has}.")
-        return self.fields(numbers, names) if self.fields and names else {}
+        return self.fields(numbers, names) if self.fields and names and numbers else {}
 
 
 def treatment(context: DataContext) -> Streamed:
@@ -135,7 +136,7 @@ def of_shards(
     def fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return _fields(source, known, numbers, names, pipeline.skipped)
 
-    state = [(piece.path, piece.examples, piece.bytes) for piece in source.pieces]
+    state = [(p.path, p.examples, p.bytes, _changed(p.path)) for p in source.pieces]
     return Unlabelled(
         source.count,
         _hash(state),
@@ -203,23 +204,24 @@ def of_image_files(folder: str, pipeline: Callable[[RecordSource, Parse], Pipeli
     """
     folder = folder.rstrip("/")
     found = listing.tree(folder)
-    sizes = {f"{folder}/{n}": found[n] for n in found if n.lower().endswith(SUFFIXES)}
+    sizes = [(f"{folder}/{n}", found[n]) for n in found if n.lower().endswith(SUFFIXES)]
     if not sizes:
         raise UserError(f"There are no images ({', '.join(SUFFIXES)}) in {folder}.")
     return of_files(sizes, pipeline)
 
 
 def of_files(
-    sizes: Mapping[str, int], pipeline: Callable[[RecordSource, Parse], Pipeline]
+    sizes: Sequence[tuple[str, int]], pipeline: Callable[[RecordSource, Parse], Pipeline]
 ) -> Unlabelled:
     """Returns files as records, one in each.
 
     Args:
-        sizes: bytes of the files by path, in order.
+        sizes: path and bytes of the files, in order.
         pipeline: returns the pipeline over a source, whose records `parse` makes {"path"} of.
     """
-    paths = list(sizes)
-    held = tf.constant(paths)
+    encoded = [os.fsencode(path) for path, _ in sizes]  # a disk's names need not be UTF-8
+    paths = [path.decode(errors="replace") for path in encoded]
+    held = tf.constant(encoded)
 
     def parse(numbers: Tensor) -> Batch:
         return {"path": tf.gather(held, numbers)}
@@ -228,7 +230,13 @@ def of_files(
         return paths[numbers.start : numbers.stop], [0] * len(numbers)
 
     made = pipeline(Indexed(held), parse)
-    return Unlabelled(len(paths), _hash(sizes), made.of_ranges, places, skipped=made.skipped)
+    state = [(path, size, _changed(name)) for path, (name, size) in zip(paths, sizes)]
+    return Unlabelled(len(paths), _hash(state), made.of_ranges, places, skipped=made.skipped)
+
+
+def _changed(path: str) -> int:
+    """Returns when a local file was changed, in nanoseconds; 0 in a bucket, by sizes alone."""
+    return 0 if files.is_remote(path) else os.stat(path).st_mtime_ns
 
 
 def texts(values: np.ndarray) -> np.ndarray:
@@ -248,7 +256,11 @@ def _fields(
     records, _ = source.between(first, last, len(numbers)).get_single_element()
     good = np.array([number not in skipped for number in numbers])
     parse = example_proto.parser({name: known[name] for name in names})
-    values = parse(tf.boolean_mask(records, good), tf.fill([int(good.sum())], ""))
+    places = source.names(tf.range(first, last))[good]
+    try:
+        values = parse(tf.boolean_mask(records, good), places)
+    except tf.errors.InvalidArgumentError as error:
+        raise UserError(f"{', '.join(names)} cannot be kept: {error.message}") from error
     found = {}
     for name, value in values.items():
         array = np.full((len(numbers), *value.shape[1:]), b"" if value.dtype == tf.string else 0)

@@ -106,7 +106,7 @@ def load_model(path: str, **options: Any) -> "keras.Model":
     import keras
 
     from tftpu.models import families
-    from tftpu.models.layers import pixels as pixels  # which may stand before any of them
+    from tftpu.models.layers import pixels  # noqa: F401 (which may stand before any of them)
 
     for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
         importlib.import_module(module.name)

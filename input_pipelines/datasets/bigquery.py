@@ -140,18 +140,18 @@ def evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
 def prediction(data: "BigQuery", address: str, context: DataContext) -> Unlabelled:
     """Returns rows to predict: of a table of the run, or of another; held in memory."""
     kind, table = unlabelled.address(address, "BigQuery", ("bigquery",))
+    snapshot = None  # another table is read as it is
     if kind != "bigquery":
         table = data.eval_table if kind == unlabelled.EVALUATION else data.train_table
-    rows = Table(table, (), data.snapshot).read()
+        snapshot = data.snapshot
+    wanted = tuple(dict.fromkeys((*data.features, *context.keep)))
+    rows = Table(table, wanted, snapshot).read()
     found = {name: _feature(values) for name, values in rows.items()}
     batches.spec(found, data.features, "", examples=1)  # raises for missing features and strings
     narrow = {name: arrays.device_array(rows[name]) for name in data.features}
-    return unlabelled.of_arrays(
-        batches.arranged(narrow, data.features, ""),
-        context,
-        table,
-        {n: _texts(rows[n]) for n in rows},
-    )
+    features = batches.arranged(narrow, data.features, "")
+    columns = {name: _texts(rows[name]) for name in context.keep}
+    return unlabelled.of_arrays(features, context, table, columns)
 
 
 def batch_spec(data: "BigQuery", examples: int) -> Spec:

@@ -12,6 +12,7 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import bigquery_clients as clients
 
+MOST = 10_000  # files of one job
 _ATTEMPTS = 100
 
 
@@ -29,19 +30,26 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
     from google.api_core import exceptions
     from google.cloud import bigquery
 
+    lists = bigquery.ParquetOptions()
+    lists.enable_list_inference = True  # else a list becomes a record of records
     options = bigquery.LoadJobConfig(
+        parquet_options=lists,
         source_format=bigquery.SourceFormat.PARQUET,
         write_disposition=bigquery.WriteDisposition.WRITE_EMPTY,
     )
     key = hashlib.blake2b(json.dumps([table, identity]).encode(), digest_size=16).hexdigest()
     client = clients.connected().tables
+    with clients.explained(table, "write"):
+        place = client.get_dataset(table.rpartition(".")[0]).location
     for attempt in range(_ATTEMPTS):
         name = f"tftpu-predict-{key}-{attempt}"
         with clients.explained(table, "write"):
             try:
-                job = client.load_table_from_uri(list(uris), table, name, job_config=options)
+                job = client.load_table_from_uri(
+                    list(uris), table, name, location=place, job_config=options
+                )
             except exceptions.Conflict:
-                job = client.get_job(name)
+                job = client.get_job(name, location=place)
                 if _failed(job):
                     continue
             _wait(job, table)

@@ -84,10 +84,11 @@ def prediction(data: "StreamedImages", address: str, context: DataContext) -> Un
         return unlabelled.of_shards(source, made, found.features)
     split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
-        sizes = {image.path: image.bytes for image in _listed(data, split).images}
+        sizes = [(image.path, image.bytes) for image in _listed(data, split).images]
         return unlabelled.of_files(sizes, pipeline)
     source, parse = _of_shards(data, split)
-    return unlabelled.of_shards(source, pipeline(source, parse))
+    known = manifest.read(data.data_dir or "").features if data.format == "tfrecord" else None
+    return unlabelled.of_shards(source, pipeline(source, parse), known)
 
 
 def batch_spec(data: "StreamedImages", examples: int) -> Spec:

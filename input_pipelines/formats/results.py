@@ -46,16 +46,24 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
     if errors:
         columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count(columns))]}
     entries = {name: _entries(name, columns[name]) for name in sorted(columns)}
+    if not errors:
+        rows = map(b"".join, zip(*entries.values()))
+        return b"".join([records.frame(b"\x0a" + _varint(len(row)) + row) for row in rows])
     framed = []
     for number, row in enumerate(zip(*entries.values())):
         kept = [KEYS[0], KEYS[1], ERROR] if number in errors else [n for n in entries if n != ERROR]
-        parts = [part for name, part in zip(entries, row) if name in kept] if errors else row
+        parts = [part for name, part in zip(entries, row) if name in kept]
         framed.append(records.frame(_message(1, b"".join(parts))))
     return b"".join(framed)
 
 
-def parquet(columns: Columns, errors: Errors) -> bytes:
+def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
     """Returns a table, in which the values of a row with an error are null; see `jsonl`.
+
+    Args:
+        columns, errors: as for `jsonl`.
+        with_errors: whether the column of errors is there even if there are none, so that all
+            files have the same columns.
 
     Raises:
         UserError: pyarrow is not installed.
@@ -72,8 +80,9 @@ def parquet(columns: Columns, errors: Errors) -> bytes:
     for name, values in columns.items():
         mask = missing if errors and name not in KEYS else None
         table[name] = _arrow(pyarrow, values, mask)
-    if errors:
-        table[ERROR] = pyarrow.array([errors.get(n) for n in range(_count(columns))])
+    if errors or with_errors:
+        reasons = [errors.get(n) for n in range(_count(columns))]
+        table[ERROR] = pyarrow.array(reasons, pyarrow.string())
     written = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(table), written)
     return written.getvalue()
@@ -110,6 +119,8 @@ def _plain(values: Any) -> list[Any]:
     if array.dtype.kind != "f":
         return array.tolist()
     wide = array.astype(np.float64)
+    if array.dtype == np.float64 and np.isfinite(wide).all():
+        return wide.tolist()
     fine = np.isfinite(wide)
     size = np.abs(np.where(fine & (wide != 0), wide, 1.0))
     scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(size)))
@@ -128,18 +139,24 @@ def _entries(name: str, values: Any) -> list[bytes]:
     if array.dtype.kind == "f":
         data, size = flat.astype("<f4").tobytes(), 4 * flat.shape[1]
         begin = _begin(size, 2, key)
-        return [begin + data[n : n + size] for n in range(0, len(data), size)]
+        return [begin + data[n * size : (n + 1) * size] for n in range(len(array))]
     found = []
     for row in flat.tolist():
         if array.dtype.kind in "iub":
             items = b"".join([_varint(item & _MASK) for item in row])
             found.append(_begin(len(items), 3, key) + items)
         else:
-            texts = b"".join([_message(1, item.encode()) for item in row])
-            found.append(_message(1, key + _message(2, _message(1, texts))))
+            found.append(_texts(key, tuple(row)))
     return found
 
 
+@functools.lru_cache(maxsize=1024)  # many rows are of one file, or of one class
+def _texts(key: bytes, texts: tuple[str, ...]) -> bytes:
+    listed = b"".join([_message(1, text.encode()) for text in texts])
+    return _message(1, key + _message(2, _message(1, listed)))
+
+
+@functools.lru_cache(maxsize=1024)  # a column's rows are of few sizes
 def _begin(size: int, kind: int, key: bytes) -> bytes:
     """Returns an entry up to its packed numbers: the key, the kind of list, and all lengths."""
     packed = b"\x0a" + _varint(size)

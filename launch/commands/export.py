@@ -93,4 +93,5 @@ def _with_pixels(model: Any, experiment: Experiment) -> Any:
             "--format=keras holds the model itself, and its images are prepared outside of it: "
             "choose saved_model or onnx."
         )
-    return model if model.input.dtype == "uint8" else pixels.standardised(model)
+    taken: Any = model.input
+    return model if taken.dtype == "uint8" else pixels.standardised(model)

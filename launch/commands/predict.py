@@ -11,6 +11,8 @@ what was ended at any moment.
 """
 
 import dataclasses
+import functools
+import hashlib
 import json
 import re
 import sys
@@ -18,9 +20,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tftpu.checkpoint import manifest as checkpoint
-from tftpu.config import Data
+from tftpu.config import Data, Experiment
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import finished
+from tftpu.launch import finished, own_code
 from tftpu.launch.options import DeviceOptions, flag, required
 from tftpu.storage import files
 
@@ -67,48 +69,87 @@ class Options(DeviceOptions, finished.RunOf):
 def run(options: Options) -> None:
     """Writes the predictions that are not there yet."""
     outputs = _chosen("outputs", options.outputs, _OUTPUTS)
-    [form] = _chosen("format", options.format, _FORMATS)[:1]
+    form = options.format
+    if form not in _FORMATS:
+        raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
     share = _share(options.share)
     files.check_folder("--output", options.output)
     _check_table(form, options)
     form = "parquet" if form == "bigquery" else form
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
-    if options.batch_size is not None:
-        experiment.data.global_batch_size = options.batch_size
+    data = experiment.data
+    wanted = options.batch_size or data.global_batch_size
+    data.global_batch_size = min(wanted, options.records_per_shard)  # a batch is of one shard
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
+    changed = _Changed(outputs)
     (trainer, step, _), records = finished.restored_for(
-        experiment,
-        options.workdir,
-        lambda: _records(experiment.data, options),
-        _change(outputs),
+        experiment, options.workdir, lambda: _records(data, options), changed
     )
     from tftpu.inference.predict import Job, predict
-    from tftpu.inference.prediction import outputs as of_model
-    from tftpu.input_pipelines.formats import results
+    from tftpu.inference.prediction.outputs import columns_of
 
-    names = finished.class_names(experiment) if {"classes", "top5"} & set(outputs) else None
+    names = _class_names(experiment, changed) if changed.classifies else None
     job = Job(
         options.output.rstrip("/"),
         form,
-        getattr(results, form),
-        of_model.columns_of(outputs, of_model.ends_in_probabilities(trainer.model), names),
+        _encoder(form, options),
+        columns_of(outputs, changed.probabilities, names),
         {
             "input": options.input,
             "identity": records.identity,
             "step": step,
             "checkpoint": checkpoint.digest(files.join(options.workdir, "checkpoints", str(step))),
             "outputs": outputs,
+            "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
         },
-        [name for name in options.keep.split(",") if name],
+        _kept(options),
         options.records_per_shard,
         share,
     )
-    complete = predict(trainer, records, job, Progress())
+    _check_files(records.count, options)
+    try:
+        complete = predict(trainer, records, job, Progress())
+    except OSError as error:
+        raise UserError(
+            f"{job.output} cannot be written ({error.strerror or error}): give the same command "
+            "again once it can be."
+        ) from error
     _say_what_is_there(job, records, complete)
     if complete and options.table is not None:
         _load(job, options.table)
+
+
+class _Changed:
+    """The change of the run's model to one with the outputs that are asked for.
+
+    Args:
+        outputs: names of outputs.
+
+    Attributes:
+        classifies: whether classes are asked for.
+        probabilities: whether the model returns probabilities, once it was built.
+        shape: of its outputs, once it was built.
+    """
+
+    def __init__(self, outputs: list[str]):
+        self._embeds = "embedding" in outputs
+        self.classifies = bool({"classes", "top5"} & set(outputs))
+        self.probabilities = False
+        self.shape: Any = ()
+
+    def __call__(self, model: Any) -> Any:
+        from tftpu.inference.prediction.outputs import returns_probabilities, with_embedding
+
+        self.shape = getattr(model, "output_shape", ())
+        if self.classifies:
+            self.probabilities = returns_probabilities(model)
+        if not self._embeds:
+            return model
+        changed = with_embedding(model)
+        changed.compile(optimizer=model.optimizer)
+        return changed
 
 
 class Progress:
@@ -136,8 +177,8 @@ def _say_what_is_there(job: "Job", records: "Unlabelled", complete: bool) -> Non
     machine, machines = job.share
     if records.skipped:
         print(
-            f"tftpu: warning: {len(records.skipped):,} records could not be read; their rows say "
-            "why.",
+            f"tftpu: warning: of what was read now, {len(records.skipped):,} records could not be: "
+            "their rows say why.",
             file=sys.stderr,
         )
     if complete:
@@ -193,20 +234,47 @@ def _share(text: str) -> tuple[int, int]:
 def _records(data: Data, options: Options) -> tuple["Unlabelled", Any]:
     from tftpu import input_pipelines
 
-    records = input_pipelines.prediction(data, options.input, options.skip_bad)
+    with own_code.failures_of_class(data, "prediction"):
+        records = input_pipelines.prediction(data, options.input, options.skip_bad, _kept(options))
     return records, records.features([range(1)])
 
 
-def _change(outputs: list[str]) -> Any:
-    """Returns what makes the run's model one with the outputs that are asked for."""
+def _kept(options: Options) -> tuple[str, ...]:
+    return tuple(name for name in options.keep.split(",") if name)
 
-    def change(model: Any) -> Any:
-        from tftpu.inference.prediction.outputs import with_embedding
 
-        if "embedding" not in outputs:
-            return model
-        changed = with_embedding(model)
-        changed.compile(optimizer=model.optimizer)
-        return changed
+def _encoder(form: str, options: Options) -> Any:
+    """Returns the function that makes the content of a shard."""
+    from tftpu.input_pipelines.formats import results
 
-    return change
+    if form == "parquet":
+        return functools.partial(results.parquet, with_errors=options.skip_bad)
+    return getattr(results, form)
+
+
+def _class_names(experiment: Experiment, changed: _Changed) -> list[str] | None:
+    """Returns the names of the classes, if this machine has them; see `finished.class_names`.
+
+    Raises:
+        UserError: the model has another number of classes.
+    """
+    names = finished.class_names(experiment)
+    classes = changed.shape[-1] if isinstance(changed.shape, tuple) and changed.shape else None
+    if names is not None and classes is not None and len(names) != classes:
+        raise UserError(
+            f"{type(experiment.data).__name__}.class_names() returns {len(names)} names, and the "
+            f"model has {classes} classes."
+        )
+    return names
+
+
+def _check_files(count: int, options: Options) -> None:
+    """Raises `UserError` for more shards than BigQuery loads at once."""
+    from tftpu.input_pipelines.datasets.bigquery_load import MOST
+
+    shards = -(-count // options.records_per_shard)
+    if options.table is not None and shards > MOST:
+        raise UserError(
+            f"{count:,} records are {shards:,} shards, and BigQuery loads {MOST:,} at once: set "
+            f"--records_per_shard={-(-count // MOST)} or more."
+        )

@@ -4,9 +4,8 @@
 
 The model is that of the config digits_resnet, with random weights; the images are in memory, so
 that what is compared is the forward pass, and what is done with its outputs. All take turns, in an
-order that is drawn anew for each.
-Prints medians of the records per second, of the ratios to Keras's `predict` in the same turn, and
-the ratio of the fastest turns.
+order that is drawn anew for each. Prints medians of the records per second and of the ratios to
+Keras's `predict` in the same turn, and the ratio of the fastest turns.
 
 Evidence: executed, on this machine's CPU.
 """

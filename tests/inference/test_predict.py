@@ -13,7 +13,7 @@ from tests.support.training import compiled, examples, make_trainer
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.inference.predict import Job, predict
-from tftpu.inference.prediction.outputs import columns_of, ends_in_probabilities, with_embedding
+from tftpu.inference.prediction.outputs import columns_of, returns_probabilities, with_embedding
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.formats import results
 from tftpu.input_pipelines.formats.manifest import Feature
@@ -137,6 +137,12 @@ def test_a_folder_holds_the_predictions_of_one_plan(tmp_path, changes, named):
     assert content(tmp_path) == before
 
 
+def test_a_damaged_plan_is_named(tmp_path):
+    (tmp_path / "plan.json").write_text("[]")
+    with pytest.raises(UserError, match=r"plan\.json is damaged"):
+        predict(trainer_of(), records(), job(tmp_path))
+
+
 @pytest.mark.parametrize("devices", [2, 8])
 def test_many_devices_give_the_same_files(tmp_path, devices):
     keras.utils.set_random_seed(0)
@@ -180,7 +186,7 @@ def test_classes_top5_and_embedding_agree_with_the_model(tmp_path):
         [keras.Input(X.shape[1:]), keras.layers.Dense(8, "relu"), keras.layers.Dense(7)]
     )
     names = [f"class {n}" for n in range(7)]
-    columns = columns_of(["classes", "top5", "embedding"], ends_in_probabilities(model), names)
+    columns = columns_of(["classes", "top5", "embedding"], returns_probabilities(model), names)
     changed = with_embedding(model)
     changed.compile("sgd")
     predict(make_trainer(changed), records(), job(tmp_path, columns=columns))
@@ -202,10 +208,35 @@ def test_classes_top5_and_embedding_agree_with_the_model(tmp_path):
 
 def test_a_model_of_probabilities_is_not_normalized_twice():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
-    assert ends_in_probabilities(model)
+    assert returns_probabilities(model)
     scores = np.array([[0.7, 0.2, 0.1]], np.float32)
     [probability] = columns_of(["classes"], True, None)(scores)["probability"]
     assert probability == np.float32(0.7)
+
+
+def test_the_loss_says_what_the_outputs_are():
+    inputs = keras.Input((3,))
+    both = [keras.layers.Dense(3, "softmax")(inputs) for _ in range(2)]
+    model = keras.Model(inputs, keras.layers.Average()(both))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    assert returns_probabilities(model)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert not returns_probabilities(model)
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    with pytest.raises(UserError, match="ask for logits"):
+        returns_probabilities(model)
+
+
+def test_data_that_end_early_are_named(tmp_path):
+    class Shorter:
+        def __init__(self):
+            self._trainer = trainer_of()
+
+        def predict_batches(self, x):
+            return self._trainer.predict_batches(x.take(3))
+
+    with pytest.raises(UserError, match="ended before record 48 of 96"):
+        predict(Shorter(), records(), job(tmp_path, records_per_shard=96))
 
 
 def test_a_single_score_has_no_class():

@@ -189,10 +189,10 @@ def test_rows_are_predicted_in_one_order_with_the_columns_that_are_kept(service)
     data = BigQuery(
         train_table="p.d.t", eval_table="p.d.t", features=("x",), label="", global_batch_size=8
     )
-    service.tables["d.t"] = TABLE.select(["id", "x", "name"])
-    found = data.prediction("bigquery:p.d.t", DataContext(0, 8))
+    context = DataContext(0, 8, keep=("id", "name"))  # other columns need not fit into records
+    found = data.prediction("bigquery:p.d.t", context)
     service.shuffle = 1
-    again = data.prediction("evaluation", DataContext(0, 8))
+    again = data.prediction("evaluation", context)
     assert found.count == again.count == ROWS and found.identity == again.identity
     kept = found.kept(range(10, 20), ["id", "name"])
     assert kept["name"].tolist() == [f"row {n}" for n in kept["id"]]
@@ -206,6 +206,8 @@ def test_files_are_loaded_into_a_table_once(service):
     assert service.tables["d.new"]["uris"].to_pylist() == uris
     load = service.loads[name]["configuration"]["load"]
     assert (load["sourceFormat"], load["writeDisposition"]) == ("PARQUET", "WRITE_EMPTY")
+    assert load["parquetOptions"] == {"enableListInference": True}
+    assert service.loads[name]["jobReference"]["location"] == "europe-west4"
     assert bigquery_load.load(uris, "p.d.new", "these") == name and len(service.loads) == 1
     with pytest.raises(UserError, match=r"p\.d\.new has rows already"):
         bigquery_load.load(uris, "p.d.new", "others")

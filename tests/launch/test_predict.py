@@ -47,6 +47,10 @@ def test_files_are_predicted_as_the_split_that_they_come_from(run, folder, tmp_p
     files = predicted(run, tmp_path / "files", f"--input=images:{folder}", "--batch_size=16")
     assert [row["file"] for row in files] == [f"{folder}/{n:03d}.png" for n in range(50)]
     assert [row["class_name"] for row in files] == [str(row["class"]) for row in split[:50]]
+    for size in (1, 7, 100):  # which 16, the images that are prepared at a time, does not divide
+        words = [f"--input=images:{folder}", f"--batch_size={size}", "--records_per_shard=20"]
+        again = predicted(run, tmp_path / str(size), *words)
+        assert [row["file"] for row in again] == [row["file"] for row in files]
     logits = [row["logits"] for row in split[:50]]
     np.testing.assert_allclose([row["logits"] for row in files], logits, atol=1e-5)
 
@@ -76,6 +80,7 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
         (["--input=evaluation", "--keep=lable"], "The input has no field 'lable'"),
         (["--input=evaluation", "--outputs=class"], "Did you mean 'classes'?"),
         (["--input=evaluation", "--format=csv"], "--format has no 'csv'"),
+        (["--input=evaluation", "--format=jsonl,parquet"], "--format has no 'jsonl,parquet'"),
         (["--input=evaluation", "--share=3/2"], "should be K/N"),
         (["--input=evaluation", "--format=bigquery"], "belong together"),
         (["--input=evaluation", "--format=bigquery", "--table=a"], "PROJECT.DATASET.TABLE"),

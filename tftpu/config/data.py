@@ -19,11 +19,13 @@ class DataContext:
         seed: of the order and the augmentation.
         global_batch_size: examples per step, over all replicas and microbatches.
         skip_bad: whether records to predict may be left out if they cannot be read.
+        keep: fields of records to predict that are written beside the predictions.
     """
 
     seed: int
     global_batch_size: int
     skip_bad: bool = False
+    keep: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

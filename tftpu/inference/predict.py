@@ -8,7 +8,6 @@ The manifest is written last, by whoever finds all shards there.
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,10 +116,10 @@ def predict(
             a record cannot be used.
         OSError: a shard cannot be written.
     """
-    records.kept(range(1), job.keep)  # an unknown field is refused before anything is computed
+    records.kept(range(0), job.keep)  # an unknown field is refused before anything is computed
     shards = _shards(records.count, job)
     mine = shards[job.share[0] - 1 :: job.share[1]]
-    with _claim(job):
+    with claims.claim(_claimed(job)):
         _check_plan(job, records)
         _remove_unfinished(job, mine)
         there = set(files.names_in(job.output))
@@ -145,11 +144,10 @@ def _shards(count: int, job: Job) -> list[_Shard]:
     ]
 
 
-def _claim(job: Job) -> contextlib.AbstractContextManager[None]:
+def _claimed(job: Job) -> str:
+    """Returns the folder that this process holds while it writes."""
     machine, machines = job.share
-    if machines == 1:
-        return claims.claim(job.output)
-    return claims.claim(files.join(job.output, f".share-{machine}-of-{machines}"))
+    return job.output if machines == 1 else f"{job.output}/.share-{machine}-of-{machines}"
 
 
 def _check_plan(job: Job, records: Records) -> None:
@@ -167,13 +165,15 @@ def _check_plan(job: Job, records: Records) -> None:
         "records_per_shard": job.records_per_shard,
         "machines": job.share[1],
     }
+    if not files.exists(path):
+        files.write_whole(path, json.dumps(plan, indent=1).encode())
+    # Read again what was written: another machine may have begun at the same time.
     try:
         found = json.loads(files.read(path))
-    except FileNotFoundError:
-        files.write_whole(path, json.dumps(plan, indent=1).encode())
-        return
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: choose another output folder.") from error
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: choose another output folder.")
     for name in {**plan, **found}:
         if plan.get(name) != found.get(name):
             raise UserError(
@@ -220,7 +220,13 @@ def _computed(
     for shard in shards:
         count, parts = 0, []
         while count < len(shard.numbers):
-            parts.append(next(batches))
+            found = next(batches, None)
+            if found is None:
+                raise UserError(
+                    f"The input ended before record {shard.numbers.start + count:,} of "
+                    f"{records.count:,}: has it changed?"
+                )
+            parts.append(found)
             count += len(keras.tree.flatten(parts[-1])[0])
         size = len(shard.numbers)
         yield shard, keras.tree.map_structure(lambda array, size=size: array[:size], joined(parts))
@@ -235,7 +241,7 @@ def _write(records: Records, job: Job, shard: _Shard, outputs: Nest) -> _Shard:
             raise UserError(f"The input's field {name!r} has the name of a column: do not keep it.")
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
-    claims.check(job.output)
+    claims.check(_claimed(job))
     files.write_whole(files.join(job.output, shard.name), job.encode({**columns, **found}, errors))
     return shard
 

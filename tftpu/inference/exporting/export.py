@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -65,34 +66,59 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 def keras_file(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     """Writes a `.keras` file, the model itself; see `onnx`."""
-    return _exported(serving, to, lambda path: serving.model.save(path), "run_keras.py")
+    modules = sorted(_modules(serving.model))
+    return _exported(serving, to, lambda path: serving.model.save(path), "run_keras.py", modules)
 
 
-def _exported(serving: Serving, to: str, write: Any, runtime: str) -> Exported:
+def _modules(model: keras.Model) -> set[str]:
+    """Returns the modules that define a model and its layers."""
+    found = {type(model).__module__}
+    for layer in model.layers:
+        found |= _modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
+    return found
+
+
+def _exported(
+    serving: Serving,
+    to: str,
+    write: Callable[[Path], None],
+    runtime: str,
+    modules: Sequence[str] = (),
+) -> Exported:
     if files.exists(to):
         raise UserError(f"{to} exists already: choose another place, or remove it.")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / (os.path.basename(to.rstrip("/")) or "model")
         write(path)
-        difference = _compared(serving, path, runtime, Path(scratch))
+        difference = _compared(serving, path, [runtime, *modules], Path(scratch))
         size = _put(path, to)
     return Exported(size, difference)
 
 
-def _compared(serving: Serving, path: Path, runtime: str, scratch: Path) -> float:
+def _compared(serving: Serving, path: Path, program: Sequence[str], scratch: Path) -> float:
     """Returns how far the outputs of an export are from those of the model.
+
+    Args:
+        serving: the model.
+        path: of the export.
+        program: that runs it, and the modules that it needs.
+        scratch: folder for inputs and outputs.
 
     Raises:
         UserError: too far, or the runtime cannot run it.
     """
     given = {str(n): serving.drawn(examples, n) for n, examples in enumerate(_BATCHES)}
-    np.savez(scratch / "in.npz", **{f"{n}/{k}": v for n, x in given.items() for k, v in x.items()})
-    command = [sys.executable, "-I", str(_RUNTIMES / runtime), str(path)]
+    named: dict[str, Any] = {f"{n}/{k}": v for n, x in given.items() for k, v in x.items()}
+    np.savez(scratch / "in.npz", **named)
+    runtime, *modules = program
+    alone = [] if modules else ["-I"]  # nothing but the packages that are installed
+    paths = [str(path), str(scratch / "in.npz"), str(scratch / "out.npz")]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
-        [*command, str(scratch / "in.npz"), str(scratch / "out.npz")],
+        [sys.executable, *alone, str(_RUNTIMES / runtime), *paths, *modules],
         capture_output=True,
         text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     if done.returncode:
         why = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit status {done.returncode}")

@@ -142,8 +142,8 @@ def inputs_of(
     names = list(specs) if isinstance(specs, Mapping) else [tensor.name for tensor in flat]
     found = []
     for name, tensor in zip(names, flat):
-        shape = tuple(length if size is None else size for size in tensor.shape[1:])
-        if None in shape:
+        shape = tuple(size or length or 0 for size in tensor.shape[1:])
+        if 0 in shape:
             raise UserError(
                 f"The model's input {name!r} has the shape {tuple(tensor.shape)}: all dimensions "
                 "but the first must be fixed."

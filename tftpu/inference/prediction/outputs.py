@@ -32,13 +32,13 @@ def with_embedding(model: keras.Model) -> keras.Model:
 
 
 def columns_of(
-    wanted: Sequence[str], ends_in_probabilities: bool, class_names: Sequence[str] | None
+    wanted: Sequence[str], probabilities: bool, class_names: Sequence[str] | None
 ) -> Callable[[Nest], Columns]:
     """Returns a function from a model's outputs to columns (examples, ...) by name.
 
     Args:
         wanted: of `OUTPUTS`.
-        ends_in_probabilities: whether the model returns probabilities; else logits.
+        probabilities: whether the model returns probabilities; else logits.
         class_names: by class id; None: they are not known.
     """
 
@@ -52,7 +52,7 @@ def columns_of(
                 found.update(_named(outputs))
             elif name in (CLASSES, TOP5):
                 logits = _classified(outputs)
-                scores = logits if ends_in_probabilities else _softmax(logits)
+                scores = logits if probabilities else _softmax(logits)
                 pick = _likeliest if name == CLASSES else _top5
                 found.update(pick(logits, scores, class_names))
         return found
@@ -60,8 +60,25 @@ def columns_of(
     return columns
 
 
-def ends_in_probabilities(model: keras.Model) -> bool:
-    """Returns whether the last layer of a model applies a softmax or a sigmoid."""
+def returns_probabilities(model: keras.Model) -> bool:
+    """Returns whether a model returns probabilities; else logits, for a softmax.
+
+    As its loss says, or the activation of its last layer.
+
+    Raises:
+        UserError: its loss is one of several labels for each example.
+    """
+    loss: Any = getattr(model, "loss", None)
+    if isinstance(loss, keras.losses.BinaryCrossentropy | keras.losses.BinaryFocalCrossentropy):
+        raise UserError(
+            "--outputs=classes and top5 are for one class of each example, and the loss of this "
+            "model is for several: ask for logits."
+        )
+    if isinstance(loss, str) and loss.endswith("categorical_crossentropy"):
+        return True  # Keras's default
+    from_logits = getattr(loss, "from_logits", None)
+    if isinstance(from_logits, bool):
+        return not from_logits
     last = _last(model)
     known = (keras.activations.softmax, keras.activations.sigmoid)
     return isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) in known
@@ -94,11 +111,11 @@ def _traced(model: keras.Model) -> tuple[Any, Any]:
 
 
 def _named(outputs: Nest) -> Columns:
-    """Returns a column for each output: "logits", or "logits.NAME" of several."""
+    """Returns a column for each output: "logits", or "logits_NAME" of several."""
     if isinstance(outputs, Mapping):
-        return {f"{LOGITS}.{name}": _float32(value) for name, value in outputs.items()}
+        return {f"{LOGITS}_{name}": _float32(value) for name, value in outputs.items()}
     if isinstance(outputs, list | tuple):
-        return {f"{LOGITS}.{n}": _float32(value) for n, value in enumerate(outputs)}
+        return {f"{LOGITS}_{n}": _float32(value) for n, value in enumerate(outputs)}
     return {LOGITS: _float32(outputs)}
 
 

@@ -4,6 +4,7 @@ The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS likew
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -17,7 +18,8 @@ for key, value in np.load(given).items():
     calls.setdefault(number, {})[name] = value
 outputs = {}
 for number, inputs in calls.items():
-    for name, array in zip(names, session.run(None, inputs)):
+    found: list[Any] = list(session.run(None, inputs))
+    for name, array in zip(names, found):
         outputs[f"{number}/{name}"] = array.astype(str) if array.dtype == object else array
 assert "tensorflow" not in sys.modules
 np.savez(to, **outputs)

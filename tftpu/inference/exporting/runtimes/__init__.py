@@ -1,0 +1,1 @@
+"""Programs that run an export by its own runtime, each in a process without tftpu."""
