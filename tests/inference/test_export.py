@@ -133,10 +133,11 @@ def test_what_is_there_is_not_replaced(tmp_path):
 
 def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
-    outputs = {"sum": keras.layers.Add()([keras.layers.Dense(2)(a), b]), "twice": a * 2.0}
+    total = keras.layers.Add()([keras.layers.Dense(2)(a), b])
+    outputs = {"sum": total, "twice": a * 2.0, "place": keras.ops.argmax(total, -1)}
     model = keras.Model({"a": a, "b": b}, outputs)
     made = Serving(model, *inputs_of(model, DATA, None), NAMES)
     assert made.class_names is None
     for write, name in (export.saved_model, "saved"), (export.onnx, "m.onnx"):
         assert write(made, str(tmp_path / name), {}).difference < 1e-6
-    assert set(made.output_specs()) == {"sum", "twice"}
+    assert set(made.output_specs()) == {"sum", "twice", "place"}
