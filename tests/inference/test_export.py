@@ -134,10 +134,18 @@ def test_what_is_there_is_not_replaced(tmp_path):
 def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     total = keras.layers.Add()([keras.layers.Dense(2)(a), b])
-    outputs = {"sum": total, "twice": a * 2.0, "place": keras.ops.argmax(total, -1)}
+    outputs = {"sum": total, "twice": a * 2.0, "above": keras.ops.cast(total > 0, "int32")}
     model = keras.Model({"a": a, "b": b}, outputs)
     made = Serving(model, *inputs_of(model, DATA, None), NAMES)
     assert made.class_names is None
     for write, name in (export.saved_model, "saved"), (export.onnx, "m.onnx"):
         assert write(made, str(tmp_path / name), {}).difference < 1e-6
-    assert set(made.output_specs()) == {"sum", "twice", "place"}
+    assert set(made.output_specs()) == {"sum", "twice", "above"}
+
+
+def test_an_operation_that_onnx_lacks_is_named(tmp_path):
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, keras.ops.argmax(x, -1))  # Keras takes the bits of floats for it
+    made = Serving(model, *inputs_of(model, DATA, None))
+    with pytest.raises(UserError, match=r"cannot be converted to ONNX.*Bitcast"):
+        export.onnx(made, str(tmp_path / "m.onnx"), {})

@@ -37,10 +37,18 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
             f"The weights are {serving.weight_bytes / 2**30:.1f} GiB, and a file of ONNX holds 2: "
             "use --format=saved_model."
         )
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
-    model, _ = tf2onnx.convert.from_function(
-        serving.function, [i.spec for i in serving.inputs], opset=OPSET
-    )
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
+    try:
+        model, _ = tf2onnx.convert.from_function(
+            serving.function, [i.spec for i in serving.inputs], opset=OPSET
+        )
+        onnx.checker.check_model(model)
+    except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"The model cannot be converted to ONNX ({' '.join(lines)[:300]}): choose "
+            "--format=saved_model."
+        ) from error
     shapes = {i.name: i.shape for i in serving.inputs} | {
         name: tuple(spec.shape[1:]) for name, spec in serving.output_specs().items()
     }
@@ -48,7 +56,6 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         _name_dimensions(value.type.tensor_type.shape, shapes[value.name])
     for name, value in about.items():
         model.metadata_props.add(key=name, value=json.dumps(value))
-    onnx.checker.check_model(model)
     onnx.save(model, str(path))
 
 
