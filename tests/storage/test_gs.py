@@ -24,7 +24,7 @@ from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers import text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
-from tftpu.input_pipelines.reading import cache, shards
+from tftpu.input_pipelines.reading import cache, damage
 from tftpu.input_pipelines.sources import StreamedImages, Tokens
 from tftpu.launch import main as command_line
 from tftpu.observe import writers
@@ -180,7 +180,7 @@ def test_a_read_error_of_the_bucket_is_no_bad_record(
     service, rows, monkeypatch, caplog, times, message
 ):
     # An error at the first byte stops the run in any case.
-    monkeypatch.setattr(shards, "_readable", lambda path: tf.data.Dataset.from_tensors(""))
+    monkeypatch.setattr(damage, "opened", lambda path: tf.data.Dataset.from_tensors(""))
     fault = Fault("GET", f"{rows.shards('train')[3].name}($|.*alt=media)", 403, times)
     service.faults.append(fault)
     with pytest.raises(tf.errors.OpError, match=message):
