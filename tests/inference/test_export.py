@@ -75,6 +75,7 @@ def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
     assert about == {"classes": str(NAMES).replace("'", '"'), "step": "7"}
 
 
+@pytest.mark.slow
 def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
     from tftpu.models.layers.pixels import standardised
 
@@ -101,6 +102,7 @@ def test_an_export_that_differs_is_discarded(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_label_that_differs_is_discarded(tmp_path, monkeypatch):
     made = serving("resnet")
     honest = made.outputs

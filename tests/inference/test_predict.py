@@ -143,7 +143,7 @@ def test_a_damaged_plan_is_named(tmp_path):
         predict(trainer_of(), records(), job(tmp_path))
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_many_devices_give_the_same_files(tmp_path, devices):
     keras.utils.set_random_seed(0)
     predict(trainer_of(), records(batch=12), job(tmp_path / "one"))
