@@ -162,15 +162,13 @@ class Pipeline:
         firsts = tf.constant([numbers.start for numbers in ranges], tf.int64)
         lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
         drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(records)
-        found = self._prepared(
-            drawn, size, False, lambda batch, _, seeds: self.finish(batch, seeds)
-        )
+
         # What is prepared at a time need not divide all of it, but whole batches come out.
+        def finished(batch: Batch, _: Tensor, seeds: Tensor) -> Any:
+            shaped = [tf.ensure_shape(p, (size, *p.shape[1:])) for p in tf.nest.flatten(batch)]
+            return self.finish(tf.nest.pack_sequence_as(batch, shaped), seeds)
 
-        def whole(part: Tensor) -> Tensor:
-            return tf.ensure_shape(part, (size, *part.shape[1:]))
-
-        return found.map(lambda *batch: tf.nest.map_structure(whole, alone(batch)))
+        return self._prepared(drawn, size, False, finished)
 
     def _share(self, hosts: int) -> int:
         share = share_of_host(self.global_batch_size, hosts)
@@ -350,11 +348,6 @@ class Pipeline:
             return features, labels, weights
         weights = tf.reshape(weights, (-1, *[1] * (given[0].shape.rank - 1)))
         return features, labels, given[0] * weights
-
-
-def alone(batch: tuple[Any, ...]) -> Any:
-    """Returns the features themselves where a batch has nothing else."""
-    return batch[0] if len(batch) == 1 else batch
 
 
 def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -7,6 +7,7 @@ is run by the format's own runtime in a process of its own, and discarded if its
 """
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Experiment
@@ -46,11 +47,11 @@ def run(options: Options) -> None:
     trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
-    write = {"saved_model": export.saved_model, "onnx": export.onnx, "keras": export.keras_file}
     serving = _serving(trainer, experiment, options.format == "keras")
-    about = {"step": step, "classes": serving.class_names}
+    onnx = functools.partial(export.onnx, about={"step": step, "classes": serving.class_names})
+    write = {"saved_model": export.saved_model, "onnx": onnx, "keras": export.keras_file}
     with without_notes():
-        found = write[options.format](serving, options.to, about)
+        found = write[options.format](serving, options.to)
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.to}, {found.bytes / 2**20:.2f} MiB")
     print(f"  inputs   {inputs}, any batch")

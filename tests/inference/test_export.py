@@ -43,8 +43,10 @@ def serving(family: str, names=NAMES) -> Serving:
 )
 def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(family, tmp_path):
     made = serving(family)
-    for write, name in (export.saved_model, "saved"), (export.onnx, "m.onnx"):
-        found = write(made, str(tmp_path / name), {"classes": NAMES})
+    for found in (
+        export.saved_model(made, str(tmp_path / "saved")),
+        export.onnx(made, str(tmp_path / "m.onnx"), {"classes": NAMES}),
+    ):
         assert found.difference < 5e-6
     weights = made.weight_bytes
     variables = tmp_path / "saved" / "variables" / "variables.data-00000-of-00001"
@@ -82,7 +84,7 @@ def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
     model = standardised(zoo.build("resnet"))
     given = ExportInputs({"images": (8, 8, 3)}, {"images": "uint8"}, lambda images: images)
     made = Serving(model, *inputs_of(model, DATA, given), None)
-    export.keras_file(made, str(tmp_path / "m.keras"), {})
+    export.keras_file(made, str(tmp_path / "m.keras"))
     again = models.load_model(str(tmp_path / "m.keras"))
     x = made.drawn(3)["images"]
     np.testing.assert_allclose(again(x), model(x), atol=1e-6)
@@ -110,7 +112,7 @@ def test_a_label_that_differs_is_discarded(tmp_path, monkeypatch):
         made, "outputs", lambda x: {**honest(x), "label": np.array([b"another"] * len(x["images"]))}
     )
     with pytest.raises(UserError, match="its output 'label' is another"):
-        export.saved_model(made, str(tmp_path / "m"), {})
+        export.saved_model(made, str(tmp_path / "m"))
     assert not list(tmp_path.iterdir())
 
 
@@ -140,8 +142,8 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     model = keras.Model({"a": a, "b": b}, outputs)
     made = Serving(model, *inputs_of(model, DATA, None), NAMES)
     assert made.class_names is None
-    for write, name in (export.saved_model, "saved"), (export.onnx, "m.onnx"):
-        assert write(made, str(tmp_path / name), {}).difference < 1e-6
+    assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
+    assert export.onnx(made, str(tmp_path / "m.onnx"), {}).difference < 1e-6
     assert set(made.output_specs()) == {"sum", "twice", "above"}
 
 

@@ -38,7 +38,7 @@ class Exported(NamedTuple):
     difference: float
 
 
-def saved_model(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
+def saved_model(serving: Serving, to: str) -> Exported:
     """Writes a SavedModel, which TensorFlow runs without Keras; see `onnx`."""
 
     def write(path: Path) -> None:
@@ -54,7 +54,7 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     Args:
         serving: the model.
         to: place of the export, local or `gs://`, where nothing is yet.
-        about: JSON values to keep in the file, where its format has a place for them.
+        about: JSON values for the file's metadata, by name.
 
     Raises:
         UserError: its outputs differ from the model's, or it cannot be written.
@@ -64,7 +64,7 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     )
 
 
-def keras_file(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
+def keras_file(serving: Serving, to: str) -> Exported:
     """Writes a `.keras` file, the model itself; see `onnx`."""
     modules = sorted(_modules(serving.model))
     return _exported(serving, to, lambda path: serving.model.save(path), "run_keras.py", modules)
