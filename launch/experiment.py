@@ -12,6 +12,7 @@ from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
 from tftpu.launch import keras_objects, sample
 from tftpu.launch.own_code import failures_of_class
+from tftpu.models import sizes
 from tftpu.models.layers import pixels
 from tftpu.optim import optimizers
 from tftpu.optim.losses import SmoothedCrossentropy
@@ -68,11 +69,29 @@ def build_layers(experiment: Experiment) -> keras.Model:
     keras.utils.set_random_seed(experiment.train.seed)
     with failures_of_class(experiment.model, "build"):
         model = models.build(experiment.model)
-    if experiment.model.freeze:
-        models.freeze(model, experiment.model.freeze)
+    config = experiment.model
+    if config.lora:
+        models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
+    if config.freeze:
+        models.freeze(model, config.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardised(model)
     return model
+
+
+def plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
+    """Returns the model of a trainer as evaluation sees it, not compiled and without adapters.
+
+    Its weights are the averages where those are kept, and adapters are merged into them.
+    """
+    plain = build_layers(dataclasses.replace(experiment, model=without_adapters(experiment)))
+    models.assign_merged(plain, trainer.model, trainer.executor.averaged_weights())
+    return plain
+
+
+def without_adapters(experiment: Experiment) -> Model:
+    """Returns the hyper-parameters of a model without its adapters."""
+    return dataclasses.replace(experiment.model, lora=0, lora_targets="", lora_base="")
 
 
 def build_optimizer(experiment: Experiment) -> keras.optimizers.Optimizer:
@@ -100,6 +119,7 @@ def build_trainer(
         objectives=objectives_of(experiment, model),
         hyperparameters=hyperparameters(experiment),
         sample=lambda trainer: sample.text(experiment, trainer),
+        base=models.base_of(model),
     )
 
 
@@ -169,16 +189,25 @@ def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | st
 def initialise(experiment: Experiment, trainer: Trainer) -> str:
     """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
 
+    Weights below adapters are not in its checkpoints, and are loaded again.
+
     Returns:
         A message about what was loaded; "" if nothing was.
 
     Raises:
         UserError: the weights do not fit the model. A head of another shape is left as it is.
     """
-    path = experiment.model.init_from
-    if not path or trainer.has_checkpoint():
+    config = experiment.model
+    path, resumes = config.init_from, trainer.has_checkpoint()
+    if config.lora and not path and type(config).__module__ == sizes.__name__:
+        raise UserError(
+            f"model.lora={config.lora} adapts trained weights, and there are none: name them by "
+            "model.init_from."
+        )
+    if not path or (resumes and not config.lora):
         return ""
-    return f"Weights from {path}: {models.load_weights(trainer.model, path, replace_head=True)}."
+    report = models.load_weights(trainer.model, path, replace_head=True)
+    return "" if resumes else f"Weights from {path}: {report}."
 
 
 def training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":

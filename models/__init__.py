@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Model, Share
@@ -18,6 +19,7 @@ from tftpu.models.parameters import PARAMETERS
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
     from tftpu.models.weights.loading import LoadReport
 
@@ -126,6 +128,29 @@ def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors"
     from tftpu.models.weights import loading
 
     loading.save_weights(model, path, format=format)
+
+
+def enable_lora(model: "keras.Model", rank: int, targets: str = "", base: str = "") -> list[str]:
+    """Adapts layers by LoRA, and freezes the others: see `tftpu.models.adapters`."""
+    from tftpu.models import adapters
+
+    return adapters.enable_lora(model, rank, targets, base)
+
+
+def base_of(model: "keras.Model") -> tuple[str, ...]:
+    """Returns the paths of the weights below adapters; () without adapters."""
+    from tftpu.models import adapters
+
+    return adapters.base_of(model)
+
+
+def assign_merged(
+    plain: "keras.Model", model: "keras.Model", replaced: "Mapping[str, np.ndarray] | None" = None
+) -> None:
+    """Sets a model to another one's weights with its adapters: see `tftpu.models.adapters`."""
+    from tftpu.models import adapters
+
+    adapters.assign_merged(plain, model, replaced)
 
 
 def freeze(model: "keras.Model", patterns: str) -> list[str]:

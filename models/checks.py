@@ -58,7 +58,7 @@ def sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
     for field, value in dataclasses.asdict(config).items():
         if value == ():
             raise UserError(f"model.{field} is (): give it an entry for each stage.")
-        low = 0 if field in may_be_zero else 1
+        low = 0 if field in ("lora", *may_be_zero) else 1
         high = _DEEPEST if field in ("blocks", "layers") else _LARGEST
         for number in value if isinstance(value, tuple) else (value,):
             if not isinstance(number, int) or isinstance(number, bool):

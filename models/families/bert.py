@@ -6,6 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import Structure
+from tftpu.models.layers.dense import Dense, embeddings
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.heads import Tied
 from tftpu.models.layers.layer_norm import LayerNormalization
@@ -136,12 +137,12 @@ class TiedHeadWithBias(Tied):
         )
 
     def call(self, x: Tensor) -> Tensor:
-        matrix = ops.cast(self.embedding.embeddings, x.dtype)
+        matrix = ops.cast(embeddings(self.embedding), x.dtype)
         return ops.matmul(x, ops.transpose(matrix)) + self.bias
 
 
 def _dense(x: Tensor, units: int, **options: Any) -> Tensor:
-    return layers.Dense(units, kernel_initializer=_init(), **options)(x)
+    return Dense(units, kernel_initializer=_init(), **options)(x)
 
 
 def _norm(x: Tensor, name: str) -> Tensor:

@@ -6,6 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
@@ -40,9 +41,7 @@ def build(config: "ConvNeXt") -> keras.Model:
     x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
     x = _norm(x, name="head_norm")
     # float32 logits: a softmax in bfloat16 loses too much.
-    head = layers.Dense(
-        config.num_classes, kernel_initializer=_init(), dtype="float32", name="head"
-    )
+    head = Dense(config.num_classes, kernel_initializer=_init(), dtype="float32", name="head")
     return BlockModel(images, head(x), config.name)
 
 
@@ -51,9 +50,9 @@ def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) ->
         7, padding="same", depthwise_initializer=_init(), name=f"{name}_depthwise"
     )(x)
     y = _norm(y, name=f"{name}_norm")
-    y = layers.Dense(4 * width, kernel_initializer=_init(), name=f"{name}_expand")(y)
+    y = Dense(4 * width, kernel_initializer=_init(), name=f"{name}_expand")(y)
     y = layers.Activation(gelu, name=f"{name}_gelu")(y)
-    y = layers.Dense(width, kernel_initializer=_init(), name=f"{name}_contract")(y)
+    y = Dense(width, kernel_initializer=_init(), name=f"{name}_contract")(y)
     if config.layer_scale:
         y = LayerScale(config.layer_scale, name=f"{name}_layer_scale")(y)
     if drop:

@@ -7,6 +7,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.tensors import Initializer, Tensor, ops
@@ -49,7 +50,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: a softmax in bfloat16 loses too much.
-    head = layers.Dense(
+    head = Dense(
         config.num_classes,
         kernel_initializer=_head_init(),
         dtype="float32",

@@ -10,9 +10,10 @@ from keras import layers
 
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.causal import causal_attention
+from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.layer_norm import LayerNormalization
-from tftpu.models.layers.tensor_parallel import Residual, by_heads
+from tftpu.models.layers.tensor_parallel import Residual, biases_by_heads, projected
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 from tftpu.tpu import target
@@ -54,10 +55,10 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout1")(y)
     x = Residual(name=f"{name}_add1")([x, y])
     y = LayerNormalization(epsilon=1e-5, name=f"{name}_norm2")(x)
-    y = layers.Dense(
+    y = Dense(
         4 * config.width, kernel_initializer=_normal(), name=f"{name}_expand", activation=_gelu
     )(y)
-    y = layers.Dense(
+    y = Dense(
         config.width, kernel_initializer=_residual_init(config.layers), name=f"{name}_contract"
     )(y)
     if config.dropout:
@@ -127,11 +128,11 @@ class CausalSelfAttention(layers.Layer):
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
         width = x_shape[-1]
-        self.qkv = layers.Dense(
+        self.qkv = Dense(
             3 * width, kernel_initializer=_normal(), dtype=self.dtype_policy, name="qkv"
         )
         self.qkv.build(x_shape)
-        self.out = layers.Dense(
+        self.out = Dense(
             width,
             kernel_initializer=_residual_init(self.depth),
             dtype=self.dtype_policy,
@@ -153,11 +154,9 @@ class CausalSelfAttention(layers.Layer):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product in
         # three, and joining the gradients, would copy activations.
-        kernel, bias = (ops.cast(weight, x.dtype) for weight in (self.qkv.kernel, self.qkv.bias))
-        return [
-            ops.einsum("btc,chd->bthd", x, kernel) + bias
-            for kernel, bias in zip(*by_heads(kernel, bias, self.heads))
-        ]
+        bias = biases_by_heads(ops.cast(self.qkv.bias, x.dtype), self.heads)
+        parts = projected(self.qkv, x, self.heads, "btc,chd->bthd")
+        return [part + bias for part, bias in zip(parts, bias)]
 
     def compute_output_shape(self, x_shape: Any, segments_shape: Any = None) -> Any:
         return x_shape

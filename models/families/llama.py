@@ -16,6 +16,7 @@ from keras import layers
 from tftpu.models.layers.attention import rotation
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.causal import causal_attention
+from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.heads import TiedHead, UntiedHead
 from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
@@ -105,7 +106,7 @@ class RotaryAttention(layers.Layer):
         width = x_shape[-1]
         head_dim = width // self.heads
 
-        def dense(heads: int, name: str) -> layers.Dense:
+        def dense(heads: int, name: str) -> Dense:
             layer = _dense(heads * head_dim, dtype=self.dtype_policy, name=name)
             layer.build(x_shape)
             return layer
@@ -195,8 +196,8 @@ def frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
     return frequency.astype("float32")
 
 
-def _dense(units: int, **options: Any) -> layers.Dense:
-    return layers.Dense(units, use_bias=False, kernel_initializer=_normal(), **options)
+def _dense(units: int, **options: Any) -> Dense:
+    return Dense(units, use_bias=False, kernel_initializer=_normal(), **options)
 
 
 def _norm(x: Tensor, config: "Llama", name: str) -> Tensor:

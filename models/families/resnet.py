@@ -6,6 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
 from tftpu.tensors import Initializer, Tensor, ops
@@ -41,7 +42,7 @@ def build(config: "ResNet") -> keras.Model:
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: a softmax in bfloat16 loses too much.
-    logits = layers.Dense(config.num_classes, dtype="float32", name="head")(x)
+    logits = Dense(config.num_classes, dtype="float32", name="head")(x)
     return BlockModel(images, logits, config.name)
 
 

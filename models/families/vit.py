@@ -12,6 +12,7 @@ import numpy as np
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.self_attention import SelfAttention
@@ -59,9 +60,7 @@ def build(config: "ViT") -> keras.Model:
     else:
         x = layers.GlobalAveragePooling1D(name="pool")(x)
     # Logits start at zero, as in the paper. float32: a softmax in bfloat16 loses too much.
-    head = layers.Dense(
-        config.num_classes, kernel_initializer="zeros", dtype="float32", name="head"
-    )
+    head = Dense(config.num_classes, kernel_initializer="zeros", dtype="float32", name="head")
     return BlockModel(images, head(x), config.name)
 
 
@@ -70,8 +69,8 @@ def _block(x: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(y)
     x = _add(x, y, drop, config, name=f"{name}_add1")
     y = LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x)
-    y = layers.Dense(4 * config.width, activation=gelu, name=f"{name}_expand")(y)
-    y = layers.Dense(config.width, name=f"{name}_contract")(y)
+    y = Dense(4 * config.width, activation=gelu, name=f"{name}_expand")(y)
+    y = Dense(config.width, name=f"{name}_contract")(y)
     return _add(x, y, drop, config, name=f"{name}_add2")
 
 

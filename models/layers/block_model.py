@@ -53,7 +53,7 @@ class BlockModel(keras.Model):
     @property
     def sharding_rules(self) -> tuple[Rule, ...]:
         """The dimensions that a mesh's `tensor` axis cuts; empty for models without attention."""
-        return rules_for({v.path: tuple(v.shape) for v in self.trainable_variables})
+        return rules_for({v.path: tuple(v.shape) for v in self.weights})
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
         blocks = self._blocks

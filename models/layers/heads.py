@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import layers
 
+from tftpu.models.layers.dense import embeddings
 from tftpu.tensors import Tensor, ops
 
 
@@ -70,7 +71,7 @@ class TiedHead(Tied):
 
     def matrix(self) -> Tensor:
         """Returns the shared matrix, (vocabulary, width)."""
-        return ops.convert_to_tensor(self.embedding.embeddings)
+        return embeddings(self.embedding)
 
 
 @keras.saving.register_keras_serializable("tftpu")

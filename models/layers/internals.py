@@ -1,6 +1,6 @@
 """The private interfaces of Keras that the layers use, each behind one function.
 
-Tried with Keras 3.15.1, by the tests of scanned blocks.
+Tried with Keras 3.15.1, by the tests of scanned blocks and of adapters.
 """
 
 from typing import Any
@@ -24,9 +24,29 @@ def compute_dtypes(model: keras.Model) -> dict[int, str]:
 
     Variables that no layer casts are left out.
     """
-    private: Any = model
     found: dict[int, str] = {}
-    for layer in private._flatten_layers():  # outer ones first: the innermost decides
+    for layer in flat_layers(model):  # outer ones first: the innermost decides
         if layer.autocast:
             found |= {id(v): layer.compute_dtype for v in layer.variables if v._autocast}
     return found
+
+
+def flat_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer, or a model, and all layers in it, outer ones first."""
+    private: Any = layer
+    return list(private._flatten_layers())
+
+
+def stored_matrix(layer: keras.Layer) -> keras.Variable:
+    """Returns the variable of a dense layer or an embedding, without what LoRA adds to it.
+
+    Integers where the layer is quantized, two to a byte where they have 4 bits.
+    """
+    private: Any = layer
+    return private._embeddings if isinstance(layer, keras.layers.Embedding) else private._kernel
+
+
+def rows_of_a_scale(layer: keras.Layer) -> int:
+    """Returns how many rows of a kernel of 4 bits share a scale; 0: all."""
+    rows = getattr(layer, "_int4_block_size", None) or 0
+    return max(rows, 0)

@@ -6,7 +6,8 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.attention import attention_by_heads, whole_sequences
-from tftpu.models.layers.tensor_parallel import by_heads
+from tftpu.models.layers.dense import Dense
+from tftpu.models.layers.tensor_parallel import biases_by_heads, projected
 from tftpu.tensors import Initializer, Tensor, ops
 from tftpu.tpu import target
 from tftpu.tpu.target import HEADS
@@ -32,10 +33,8 @@ class SelfAttention(layers.Layer):
     ) -> None:
         width = x_shape[-1]
 
-        def dense(units: int, name: str, initializer: Initializer) -> layers.Dense:
-            layer = layers.Dense(
-                units, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
-            )
+        def dense(units: int, name: str, initializer: Initializer) -> Dense:
+            layer = Dense(units, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
             layer.build(x_shape)
             return layer
 
@@ -46,19 +45,22 @@ class SelfAttention(layers.Layer):
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         whole = whole_sequences(self.implementation, x, self.heads)
         if whole and not target.is_cut(HEADS):
-            product = ops.matmul(x, self.qkv.kernel)
-            return self.out(whole(product, self.qkv.bias, self.heads, segments))
+            return self.out(whole(self.qkv.product(x), self.qkv.bias, self.heads, segments))
         # Products write and read one head after the other. Splitting a width into heads would cost
         # a TPU a copy of each array, and so would splitting one product in three.
         width = x.shape[-1]
         head = (self.heads, width // self.heads)
-        parts = (
-            ops.einsum("btc,chd->bhtd", x, kernel) + bias[:, None]
-            for kernel, bias in zip(*by_heads(self.qkv.kernel, self.qkv.bias, self.heads))
-        )
+        biases = biases_by_heads(self.qkv.bias, self.heads)
+        products = projected(self.qkv, x, self.heads, "btc,chd->bhtd")
+        parts = (product + bias[:, None] for product, bias in zip(products, biases))
         y = attention_by_heads(*parts, segment_ids=segments, implementation=self.implementation)
-        kernel = ops.reshape(self.out.kernel, (*head, width))
-        return ops.einsum("bhtd,hdc->btc", y, kernel) + self.out.bias
+        kernel = ops.reshape(self.out.base(), (*head, width))
+        product = ops.einsum("bhtd,hdc->btc", y, kernel)
+        adapters = self.out.low_rank()
+        if adapters is not None:
+            first = ops.reshape(adapters[0], (*head, -1))
+            product = product + ops.matmul(ops.einsum("bhtd,hdr->btr", y, first), adapters[1])
+        return product + self.out.bias
 
     def compute_output_shape(self, x_shape: Any, segments_shape: Any = None) -> Any:
         return x_shape

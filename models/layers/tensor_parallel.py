@@ -6,12 +6,15 @@ for each pair; the embedding and the head by the vocabulary. Between the pairs, 
 (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 """
 
+import functools
+import operator
 import re
 from collections.abc import Mapping
 
 import keras
 from keras import layers
 
+from tftpu.models.layers.dense import Dense
 from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
 from tftpu.tpu.target import EXAMPLES, HEADS, TOKENS
@@ -61,24 +64,38 @@ def _sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
     return {shape[place] for path, shape in shapes.items() if re.search(pattern, path)}
 
 
-def by_heads(kernel: Tensor, bias: Tensor, heads: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the weights of queries, keys and values, cut by heads where devices share those.
+def projected(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Tensor]:
+    """Returns queries, keys and values without their biases, by a product for each.
+
+    Their matrices are cut by heads where devices share those.
 
     Args:
-        kernel: of one product for all three, (width, 3 * width).
-        bias: (3 * width,).
+        layer: of one matrix for all three, (width, 3 * width).
+        x: (batch, time, width).
         heads: a divisor of the width.
-
-    Returns:
-        Three kernels, (width, heads, head_dim), and three biases, (heads, head_dim).
+        equation: of the products of x with three kernels, each (width, heads, head_dim).
     """
-    size = kernel.shape[-1] // (3 * heads)
-    kernels = ops.reshape(kernel, (-1, 3, heads, size))
-    biases = ops.reshape(bias, (3, heads, size))
-    return (
-        [target.cut(kernels[:, i], (None, HEADS, None)) for i in range(3)],
-        [target.cut(biases[i], (HEADS, None)) for i in range(3)],
-    )
+    terms = [
+        [ops.einsum(equation, given, kernel) for kernel in _kernels_by_heads(matrix, heads)]
+        for given, matrix in layer.factors(x)
+    ]
+    return [functools.reduce(operator.add, parts) for parts in zip(*terms)]
+
+
+def biases_by_heads(bias: Tensor, heads: int) -> list[Tensor]:
+    """Returns the biases of queries, keys and values, (heads, head_dim), cut like their products.
+
+    Args:
+        bias: of all three, (3 * width,).
+        heads: a divisor of the width.
+    """
+    biases = ops.reshape(bias, (3, heads, bias.shape[-1] // (3 * heads)))
+    return [target.cut(biases[i], (HEADS, None)) for i in range(3)]
+
+
+def _kernels_by_heads(kernel: Tensor, heads: int) -> list[Tensor]:
+    kernels = ops.reshape(kernel, (-1, 3, heads, kernel.shape[-1] // (3 * heads)))
+    return [target.cut(kernels[:, i], (None, HEADS, None)) for i in range(3)]
 
 
 @keras.saving.register_keras_serializable("tftpu")

@@ -82,6 +82,9 @@ def write_safetensors(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _in_folder(folder: str) -> str:
+    if not files.exists(folder):
+        here = "" if os.path.isabs(folder) or files.is_remote(folder) else f" in {os.getcwd()}"
+        raise UserError(f"There is no file or folder {folder!r}{here} to read weights from.")
     names = files.names_in(folder)
     for name in (INDEX, WHOLE):
         if name in names:

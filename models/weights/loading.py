@@ -1,7 +1,7 @@
 """Loads published weights into a model of the zoo, saves a model's weights, and freezes them.
 
-`load_weights` reads Hugging Face's safetensors layouts, `.weights.h5` files of keras.applications
-and checkpoints of tftpu; `save_weights` writes Hugging Face's.
+`load_weights` reads Hugging Face's safetensors layouts, `.weights.h5` files of keras.applications,
+and checkpoints and exported weights of tftpu; `save_weights` writes Hugging Face's.
 """
 
 import dataclasses
@@ -9,17 +9,16 @@ import fnmatch
 import re
 
 import keras
-import numpy as np
 
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
+from tftpu.models import adapters
 from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.weights import files
 from tftpu.models.weights.assignment import assign
 from tftpu.models.weights.files import StoredArray
 from tftpu.models.weights.layouts import hugging_face, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
-from tftpu.tensors import ops
 
 _HEAD = ("head/kernel", "head/bias")
 _FORMATS = ("safetensors",)
@@ -80,6 +79,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     arrays = files.read(path)
     entries, known = _layout(config, model, str(path), arrays)
     variables = _variables(model)
+    quantized = adapters.quantized_layers(model)
     fitting: dict[str, Entry] = {}
     wrong, used = [], set()
     for entry in entries:
@@ -87,7 +87,8 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
             continue
         used |= set(entry.theirs)
         there = [arrays[known[name]] for name in entry.theirs]
-        here = tuple(variables[entry.ours].shape)
+        layer = quantized.get(entry.ours)
+        here = tuple(variables[entry.ours].shape) if layer is None else adapters.shape(layer)
         if _shape(entry, there) == here:
             fitting[entry.ours] = entry
         else:
@@ -105,10 +106,14 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         )
     for ours, entry in fitting.items():
         value = entry.read(*(arrays[known[name]].content() for name in entry.theirs))
-        assign(variables[ours], value)
+        if ours in quantized:
+            adapters.assign_quantized(quantized[ours], value)
+        else:
+            assign(variables[ours], value)
+    added = adapters.added_weights(model)
     return LoadReport(
         loaded=[ours for ours in variables if ours in fitting],
-        missing=[ours for ours in variables if ours not in fitting and ours not in replaced],
+        missing=[v for v in variables if v not in fitting and v not in replaced and v not in added],
         unused=sorted(
             name
             for theirs, name in known.items()
@@ -120,6 +125,8 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
 
 def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") -> None:
     """Writes the weights of a model in the layout of Hugging Face Transformers.
+
+    Adapters are merged into their kernels, and quantized kernels become floats.
 
     Args:
         model: built by `tftpu.models.build`.
@@ -141,13 +148,12 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
             f"Transformers has no model like {model.name!r}: save its weights with Keras's own "
             "model.save_weights('name.weights.h5')."
         )
-    variables = _variables(model)
+    values = adapters.merged_weights(model)
     arrays = {}
     for entry in entries:
         if entry.write is None:
             raise UserError(f"{entry.ours} cannot be written in the layout of Transformers.")
-        value = np.asarray(ops.convert_to_numpy(variables[entry.ours]))
-        arrays |= dict(zip(entry.theirs, entry.write(value), strict=True))
+        arrays |= dict(zip(entry.theirs, entry.write(values[entry.ours]), strict=True))
     files.write_safetensors(path, arrays)
 
 
@@ -202,9 +208,12 @@ def _layout(
 ) -> tuple[list[Entry], dict[str, str]]:
     """Returns the entries of a file's layout, and the file's names by those of the layout."""
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu
+        _refuse_adapters(path, arrays)
         return [same(ours, ours) for ours in _variables(model)], {
             name.split(" ", 1)[1]: name for name in arrays
         }
+    if arrays.keys() & _variables(model).keys():  # as `Trainer.export_weights` names them
+        return [same(ours, ours) for ours in _variables(model)], {name: name for name in arrays}
     if path.endswith(".h5"):
         entries, known = keras_applications.layout(config), keras_applications.known_names
         other = "keras.applications"
@@ -230,6 +239,16 @@ def _config(model: keras.Model) -> Model:
 
 def _variables(model: keras.Model) -> dict[str, keras.Variable]:
     return {variable.path: variable for variable in model.weights}
+
+
+def _refuse_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
+    names = {name.split(" ", 1)[1] for name in arrays}
+    kernels = {re.sub("lora_kernel_a$", "kernel", v) for v in names if v.endswith("lora_kernel_a")}
+    if kernels - names:
+        raise UserError(
+            f"{path!r} is a checkpoint of adapters alone, without the weights below them: write "
+            "both as one file by `tftpu export-weights --merge`, and give that."
+        )
 
 
 def _refuse_mismatch(path: str, wrong: list[str]) -> None:

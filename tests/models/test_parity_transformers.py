@@ -212,30 +212,13 @@ def test_gradients_of_a_loss_are_equal(name, tmp_path):
     largest = max(float(np.linalg.norm(tf.convert_to_tensor(g))) for g in gradients.values())
     checked = 0
     for entry in hugging_face.layout(config):
-        names = [current(n) for n in entry.theirs]
+        names = [hugging_face.current_name(n) for n in entry.theirs]
         if entry.ours in gradients:
             value = entry.read(*(expected[n].numpy() for n in names))
             error = np.linalg.norm(tf.convert_to_tensor(gradients[entry.ours]) - value)
             assert error < 1e-4 * np.linalg.norm(value) + 1e-6 * largest, entry.ours
             checked += 1
     assert checked == len(gradients)
-
-
-def current(name: str) -> str:
-    """Returns the name in memory of what Transformers 5 still writes under the older name."""
-    if not name.startswith("vit.encoder."):
-        return name
-    name = name.replace("vit.encoder.layer.", "vit.layers.")
-    for old, new in (
-        ("attention.attention.query", "attention.q_proj"),
-        ("attention.attention.key", "attention.k_proj"),
-        ("attention.attention.value", "attention.v_proj"),
-        ("attention.output.dense", "attention.o_proj"),
-        ("intermediate.dense", "mlp.fc1"),
-        ("output.dense", "mlp.fc2"),
-    ):
-        name = name.replace(old, new)
-    return name
 
 
 @pytest.mark.parametrize("name", TINY)

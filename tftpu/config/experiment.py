@@ -212,6 +212,7 @@ class Experiment:
         for group in ("model", "data", "train", "cluster"):
             check_types(group, getattr(self, group))
         self._check_optimizer()
+        self._check_adapters()
         self.cluster.validate()
         self.data.validate()
         self.train.validate()
@@ -226,6 +227,17 @@ class Experiment:
         norm_batch = getattr(self.model, "norm_batch", 1)
         group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
         self.model.validate(Share(self.data.global_batch_size, shares, microbatches, group))
+
+    def _check_adapters(self) -> None:
+        model = self.model
+        at_least("model.lora", model.lora, 0)
+        one_of("model.lora_base", model.lora_base, ("", "int8", "int4"))
+        for name in ("lora_targets", "lora_base"):
+            if getattr(model, name) and not model.lora:
+                raise UserError(
+                    f"model.{name} is for low-rank adapters, and there are none: set their rank, "
+                    "such as model.lora=8."
+                )
 
     def _check_optimizer(self) -> None:
         if isinstance(self.optimizer, Optimizer):

@@ -25,6 +25,12 @@ class Model:
         init_from: initial weights, as `tftpu.models.load_weights` accepts them.
         freeze: globs over the paths of variables that are not trained, such as
             "stem*,stage1_*".
+        lora: rank of low-rank adapters, which alone are trained, beside a classifier: LoRA (Hu et
+            al. 2021, https://arxiv.org/abs/2106.09685); 0 trains the weights themselves.
+        lora_targets: globs over the paths of the layers to adapt, such as "*_attention/*"; "" is
+            all dense layers but the outputs.
+        lora_base: int8 or int4 rounds the kernels below the adapters: QLoRA (Dettmers et al. 2023,
+            https://arxiv.org/abs/2305.14314); "" keeps them.
 
     Example:
 
@@ -42,6 +48,9 @@ class Model:
     name: str = ""
     init_from: str = ""
     freeze: str = ""
+    lora: int = 0
+    lora_targets: str = ""
+    lora_base: str = ""
 
     def build(self) -> "keras.Model":
         """Returns the Keras model, not compiled; called in the scope of the devices.

@@ -13,6 +13,7 @@ from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import files, side_files
+from tftpu.training.base import Base
 from tftpu.training.progress import RunProgress
 
 
@@ -28,6 +29,7 @@ class RunContext:
         workdir: of the run; None: it has none.
         saves: whether this process writes checkpoints, or its part of them.
         checkpoints: of the workdir; None: it has none.
+        base: the weights that they leave out.
         account: of the run's time.
         profiler: takes traces.
         watchdog: ends a run that hangs.
@@ -44,6 +46,7 @@ class RunContext:
     workdir: str | None
     saves: bool
     checkpoints: Checkpoints | None
+    base: Base
     account: Account
     profiler: Profiler
     watchdog: Watchdog

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from tftpu.checkpoint.store import Checkpoints, Restored
-from tftpu.engines.engine import Executor, Hosts
+from tftpu.engines.engine import Hosts
 from tftpu.engines.leaf import Leaf
 from tftpu.errors import UserError
 from tftpu.storage import files
@@ -12,7 +12,7 @@ from tftpu.storage import files
 
 def restore(
     checkpoints: Checkpoints,
-    executor: Executor,
+    leaves: Mapping[str, Sequence[Leaf]],
     hosts: Hosts,
     step: int | None = None,
     *,
@@ -24,7 +24,7 @@ def restore(
 
     Args:
         checkpoints: of the run.
-        executor: whose state is loaded.
+        leaves: the variables to load, by group.
         hosts: that train together.
         step: of the checkpoint; None is the newest.
         optimizer: whether to load what only training needs.
@@ -33,7 +33,6 @@ def restore(
         UserError: the checkpoint belongs to another model or is damaged, or this host does not see
             it.
     """
-    leaves = executor.state()
     if not optimizer:
         training_only = ("optimizer", "loss_scale")
         leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.engines.engine import Executor, Hosts
+from tftpu.engines.engine import Hosts
+from tftpu.engines.leaf import Leaf
 from tftpu.training.timetable import Timetable
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class Saver:
 
     Args:
         checkpoints: of the workdir; None: this process writes none.
-        executor: whose state is saved.
+        leaves: returns the variables to save, by group.
         timetable: says when a checkpoint is due.
         state: returns the host's part of the state, as JSON.
         hosts: that train together.
@@ -31,14 +32,14 @@ class Saver:
     def __init__(
         self,
         checkpoints: Checkpoints | None,
-        executor: Executor,
+        leaves: Callable[[], Mapping[str, Sequence[Leaf]]],
         timetable: Timetable,
         state: Callable[[], dict[str, Any]],
         hosts: Hosts,
     ):
         self._says = hosts.chief
         self._checkpoints = checkpoints
-        self._executor = executor
+        self._leaves = leaves
         self._timetable = timetable
         self._state = state
         self._saved_at = time.monotonic()
@@ -52,7 +53,7 @@ class Saver:
     def reserve(self) -> None:
         """Begins to allocate the copy in host memory, so that the first save does not wait."""
         if self._checkpoints is not None:
-            self._checkpoints.reserve(self._executor.state())
+            self._checkpoints.reserve(self._leaves())
 
     def due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after a step."""
@@ -73,7 +74,7 @@ class Saver:
         if self._checkpoints is None:
             return
         if self.saved_step != step:
-            self._checkpoints.save(step, self._executor.state(), self._state(), best, first)
+            self._checkpoints.save(step, self._leaves(), self._state(), best, first)
             self.saved_step, self._saved_at = step, time.monotonic()
         elif best is not None:  # a run that was asked to stop saved it before evaluating
             self._checkpoints.mark_best(step, best)

@@ -12,10 +12,11 @@ import numpy as np
 
 from tftpu.checkpoint.store import Best
 from tftpu.engines.engine import TrainLoop
-from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
+from tftpu.errors import DivergedError, HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
 from tftpu.runtime.preemption import PreemptionNotice
+from tftpu.training.better import smaller_is_better
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.context import RunContext
 from tftpu.training.progress import RunProgress
@@ -25,11 +26,6 @@ from tftpu.training.timetable import Timetable, refuse_late_profile
 
 logger = logging.getLogger(__name__)
 
-# Metrics for which lower is better, by a part of their name.
-_SMALLER_IS_BETTER = (
-    *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
-    *("divergence", "hinge", "poisson", "logcosh", "false_"),
-)
 _LESS = "Lower the learning rate, lengthen the warmup, or clip the gradient (global_clipnorm)."
 
 
@@ -78,7 +74,7 @@ class Session:
         refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.saves else None
         hosts = context.engine.hosts
-        self._saver = Saver(checkpoints, self._executor, timetable, self._state, hosts)
+        self._saver = Saver(checkpoints, context.base.saved, timetable, self._state, hosts)
         self.progress = self._restored() or context.before.continued(self._executor.step)
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
@@ -247,7 +243,7 @@ class Session:
         if not math.isfinite(value):
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
             return
-        sign = -1.0 if any(part in metric for part in _SMALLER_IS_BETTER) else 1.0
+        sign = -1.0 if smaller_is_better(metric) else 1.0
         # A value of another metric, which an earlier start of the run had, compares with nothing.
         if before is not None and before.metric != metric:
             before = None
@@ -285,7 +281,7 @@ class Session:
             steps: number of steps of the device loop.
 
         Raises:
-            UserError: rollbacks are disabled or used up, or there is no checkpoint.
+            DivergedError: rollbacks are disabled or used up, or there is no checkpoint.
         """
         options, hosts = self._options, self._context.engine.hosts
         last = self._step + steps
@@ -297,10 +293,10 @@ class Session:
         kept = hosts.from_chief(self._saver.newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
-            raise UserError(f"{where}. {_LESS}{good}")
+            raise DivergedError(f"{where}. {_LESS}{good}")
         rollbacks = self.progress.rollbacks + 1
         if rollbacks > options.max_rollbacks:
-            raise UserError(f"{where}. {options.max_rollbacks} rollbacks did not help. {_LESS}")
+            raise DivergedError(f"{where}. {options.max_rollbacks} rollbacks did not help. {_LESS}")
         skipped = self.progress.skipped_batches + last - kept
         self._repeats_until = max(self._repeats_until, self._step)
         self.progress = self._restored() or self.progress
@@ -359,6 +355,7 @@ class Session:
         """Returns the host's part of the state, as JSON."""
         names = self._executor.train_sums.names
         own = {"config": self._context.config, "seed": self._options.seed}
+        own |= {"base": self._context.base.digest} if self._context.base.digest else {}
         ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
         return own | self.progress.to_json(names) | ended
 

@@ -1,7 +1,7 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import claims
 from tftpu.training import arguments, restoring
 from tftpu.training.arguments import CallbackArgument, Length
+from tftpu.training.base import Base
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
 from tftpu.training.context import RunContext, config_of
 from tftpu.training.epoch_loop import batches_from
@@ -51,6 +52,8 @@ class Trainer:
         writers: further destinations of the metrics.
         hyperparameters: settings of the run that the writers record.
         sample: returns a text that shows what the model can do, at every evaluation.
+        base: paths of frozen weights that checkpoints leave out, as `tftpu.models.base_of` returns
+            them. Who resumes the run gives them the same values, which is checked.
 
     Attributes:
         model, workdir, options, engine: the arguments.
@@ -79,7 +82,7 @@ class Trainer:
         loss_fn: LossFunction | None = None, objectives: Sequence[Objective] = (),
         engine: Engine | None = None, writers: Sequence[Writer] = (),
         hyperparameters: Mapping[str, HyperParameter] | None = None,
-        sample: Callable[["Trainer"], str] | None = None,
+        sample: Callable[["Trainer"], str] | None = None, base: Collection[str] = (),
     ):  # fmt: skip
         self.options = arguments.options_of(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
@@ -94,6 +97,7 @@ class Trainer:
         self._writers = tuple(writers)
         self._hyperparameters = dict(hyperparameters or {})
         self._sample = sample
+        self._base = Base(base, lambda: self.executor.state(), self.hosts)
         self.account = goodput.Account(self._writes_to, goodput.Clock())
         self._watchdog = Watchdog(self.options.watchdog_seconds)
         kept = self.options.keep, self.options.keep_every, self.hosts
@@ -283,9 +287,11 @@ class Trainer:
         """
         if self.checkpoints is None:
             return None
-        return restoring.restore(
-            self.checkpoints, self.executor, self.hosts, step, optimizer=optimizer
-        )
+        saved = self._base.saved()
+        found = restoring.restore(self.checkpoints, saved, self.hosts, step, optimizer=optimizer)
+        if found is not None:
+            self._base.check(found.state, self.workdir)
+        return found
 
     def restore_for_evaluation(self, x: Any) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
@@ -332,15 +338,12 @@ class Trainer:
                 if validation_data is not None:  # mistakes are found before training
                     self._programs.executor_for_evaluation(validation_data)
             output = self._output(loop, spec, verbose)
+            batches = batches_from(self.engine, dataset, class_weight, epoch)
+            listed = Callbacks(callbacks, self.model, timetable)
             session = Session(
-                self._context(),
-                loop,
-                timetable,
-                batches_from(self.engine, dataset, class_weight, epoch),
-                validation_data,
-                Callbacks(callbacks, self.model, timetable),
+                self._context(), loop, timetable, batches, validation_data, listed,
                 lambda start: Reporter(output, timetable.steps, start),
-            )
+            )  # fmt: skip
             try:
                 return session.run()
             finally:
@@ -363,6 +366,7 @@ class Trainer:
             workdir=self.workdir,
             saves=self.hosts.chief or self.hosts.exchange is not None,
             checkpoints=self.checkpoints,
+            base=self._base,
             account=self.account,
             profiler=self._profiler,
             watchdog=self._watchdog,
@@ -374,9 +378,8 @@ class Trainer:
 
     def _output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
         share, sample = keras.tree.flatten(spec)[0].shape[0], self._sample
-        workdir, named = self._writes_to, ()
-        if workdir is not None:
-            named = background.services(self.options.writers, workdir)
+        workdir = self._writes_to
+        named = () if workdir is None else background.services(self.options, workdir)
         return RunOutput(
             model_name=self.model.name,
             summary=lambda: summary_of(self.model),

@@ -37,6 +37,23 @@ def known_names(config: Model, names: list[str]) -> dict[str, str]:
     return {known(name): name for name in names}
 
 
+def current_name(name: str) -> str:
+    """Returns the name in memory of an array that Transformers 5 writes under its older name."""
+    if not name.startswith("vit.encoder."):
+        return name
+    name = name.replace("vit.encoder.layer.", "vit.layers.")
+    for old, new in (
+        ("attention.attention.query", "attention.q_proj"),
+        ("attention.attention.key", "attention.k_proj"),
+        ("attention.attention.value", "attention.v_proj"),
+        ("attention.output.dense", "attention.o_proj"),
+        ("intermediate.dense", "mlp.fc1"),
+        ("output.dense", "mlp.fc2"),
+    ):
+        name = name.replace(old, new)
+    return name
+
+
 def is_duplicate(config: Model, name: str) -> bool:
     """Returns whether an array of a file adds nothing to the model: buffers, and tied heads."""
     tied = isinstance(config, sizes.GPT) or getattr(config, "tied", False)

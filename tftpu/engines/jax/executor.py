@@ -70,9 +70,7 @@ class JaxExecutor:
         self.evaluation_compiled = False
         self._separable: dict[str, bool] = {}
         whole = self.variables.layout.whole
-        self._evaluate = self._compiled(
-            self._eval_step.evaluate, donate_argnums=1, out_shardings=whole
-        )
+        self._evaluate = self._compiled(self._eval_step.evaluate, out_shardings=whole)
         # Every host gets all outputs.
         gathered = {"out_shardings": whole} if mesh.is_multi_process else {}
         self._predict = self._compiled(self._eval_step.predict, **gathered)
@@ -149,7 +147,9 @@ class JaxExecutor:
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
             for batch, valid in batches:
                 placed = self._placed(batch), None if valid is None else self._placed(valid)
-                sums = self._evaluate(values, sums, *placed)
+                before, sums = sums, self._evaluate(values, sums, *placed)
+                # Devices of a CPU that are many batches apart wait for each other forever.
+                jax.block_until_ready(before)
             self.evaluation_compiled = True
         return np.asarray(sums, np.float64)
 

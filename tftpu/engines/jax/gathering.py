@@ -28,7 +28,7 @@ class Gathering:
 
     Args:
         layout: the shardings of the variables.
-        variables: the trainable weights of a model.
+        variables: of a model, trained or not.
     """
 
     def __init__(self, layout: Layout, variables: Sequence[keras.Variable]):

@@ -66,10 +66,8 @@ class Layout:
                 )
         if mesh.shape[TENSOR] > 1:
             self._rules = rules
-            self._refuse_idle_rules([v.path for v in model.trainable_variables])
-        self._specs = {
-            v.path: self._spec_of(v.path, tuple(v.shape)) for v in model.trainable_variables
-        }
+            self._refuse_idle_rules([v.path for v in model.variables])
+        self._specs = {v.path: self._spec_of(v.path, tuple(v.shape)) for v in model.variables}
         # Optimizers name the slots of a variable after it.
         self._slots = {
             path.replace("/", "_"): (tuple(v.shape), self._specs[path])
@@ -77,7 +75,7 @@ class Layout:
         }
 
     def of_weight(self, variable: keras.Variable) -> NamedSharding:
-        """Returns the sharding of a trainable variable of the model."""
+        """Returns the sharding of a variable of the model."""
         return NamedSharding(self.mesh, self._specs[variable.path])
 
     def of_slot(self, variable: keras.Variable) -> NamedSharding:

@@ -101,7 +101,7 @@ class JaxState:
         seeds = {id(v) for v in self.seed_states}
         self.untrained = [v for v in model.non_trainable_variables if id(v) not in seeds]
         self.layout = Layout(mesh, model)
-        self.gathering = Gathering(self.layout, model.trainable_variables)
+        self.gathering = Gathering(self.layout, [*model.trainable_variables, *self.untrained])
         self.step = 0
         self.averages: Arrays = []
         if options.ema_momentum is not None:
@@ -120,10 +120,11 @@ class JaxState:
     @property
     def shardings(self) -> Values:
         """The shardings of `values`."""
-        whole, weights = self.layout.whole, self._weight_shardings()
+        whole, of_weight = self.layout.whole, self.layout.of_weight
+        weights = [of_weight(v) for v in self.model.trainable_variables]
         return Values(
             weights,
-            [whole for _ in self.untrained],
+            [of_weight(v) for v in self.untrained],
             [[self.layout.of_slot(v) for v in part.optimizer.variables] for part in self.parts],
             [[whole for _ in _scale_variables(part)] for part in self.parts],
             weights if self.averages else [],
@@ -236,9 +237,6 @@ class JaxState:
         for optimizer, scale in zip(values.optimizers, values.scales):
             arrays += [*optimizer, *scale]
         return arrays
-
-    def _weight_shardings(self) -> Arrays:
-        return [self.layout.of_weight(v) for v in self.model.trainable_variables]
 
 
 def _scale_variables(part: Any) -> list[keras.Variable]:

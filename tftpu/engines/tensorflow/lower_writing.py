@@ -10,7 +10,7 @@ from tftpu.engines.lowered import Held, LoweredStep, ModelFn
 from tftpu.engines.tensorflow.lower import OneReplicaOf, bytes_of, to_hlo
 from tftpu.inference.decoding import decoding_of
 from tftpu.inference.loop import Loop
-from tftpu.inference.sampling import Sampling
+from tftpu.inference.sampling import Sampling, rules
 from tftpu.tpu import target
 
 _TOKENS = 64  # that the loop writes, so that what comes before it does not count
@@ -43,21 +43,22 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> Writing:
     """
     model = _built(model_fn, precision)
     decoding = decoding_of(model)
-    loop, slots = Loop(decoding, Sampling(), None), decoding.context
+    loop, slots = Loop(decoding, Sampling().choice, None), decoding.context
     every = min(_TOKENS, slots // 2)
 
     def spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec(shape, dtype)
 
-    def read(tokens: Any, lengths: Any, uniform: Any, ended: Any) -> Any:
-        return loop.read(tokens, lengths, uniform, ended, slots)
+    def read(tokens: Any, lengths: Any, uniform: Any, given: Any, ended: Any) -> Any:
+        return loop.read(tokens, lengths, uniform, given, ended, slots)
 
     def write(state: Any, lengths: Any, uniform: Any) -> Any:
         return loop.write(state, lengths, uniform, every)
 
     layers = {x.name: type(x).__name__ for x in keras_internals.flat_layers(model)}
     lengths, chances = spec(rows), spec(rows, dtype=tf.float32)
-    prompts = spec(rows, slots - every), lengths, chances, spec(rows, dtype=tf.bool)
+    numbers = {name: spec(rows, dtype=x.dtype) for name, x in rules([Sampling()]).items()}
+    prompts = spec(rows, slots - every), lengths, chances, numbers, spec(rows, dtype=tf.bool)
     with target.compiling_for("tpu"):
         traced: Any = tf.function(read, autograph=False).get_concrete_function(*prompts)
         state = tf.nest.map_structure(

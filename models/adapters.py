@@ -1,0 +1,256 @@
+"""LoRA: Hu et al. 2021 (https://arxiv.org/abs/2106.09685), and QLoRA: Dettmers et al. 2023.
+
+A layer that is adapted adds the product of two small matrices to its kernel, and they alone are
+trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel below them has 8 or 4 bits.
+"""
+
+import contextlib
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import quantizers
+
+from tftpu.errors import UserError
+from tftpu.models.layers import internals
+from tftpu.models.layers.dense import Dense, dequantized_kernel
+from tftpu.models.layers.heads import UntiedHead
+from tftpu.models.weights.assignment import assign
+
+BASES = ("", "int8", "int4")
+ADAPTERS = ("lora_kernel_a", "lora_kernel_b")
+_SCALES = ("kernel_scale", "kernel_zero", "g_idx")
+
+
+def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = "") -> list[str]:
+    """Adapts layers of a model, and freezes all others but the classifier.
+
+    The dense layers are adapted, also those of attention. A dense layer that is an output is a
+    classifier, and trained as a whole; the output of a language model is frozen. What an adapter
+    adds is zero at first.
+
+    Args:
+        model: built; its weights may be loaded before or after.
+        rank: of the adapters, 1 or more. What they add is scaled by 1.
+        targets: comma-separated globs over the paths of the layers to adapt, dense layers and
+            convolutions: "*_attention/qkv,*_attention/out"; "" is as said above.
+        base: "int8" or "int4" quantizes the kernels of adapted dense layers by Keras: int8 by
+            column, int4 by groups of 128 rows; weights that are loaded later are rounded then.
+            "" keeps their dtype.
+
+    Returns:
+        The paths of the adapted layers.
+
+    Raises:
+        UserError: an argument is not allowed, or no layer can be adapted.
+    """
+    _check(rank, base)
+    layers = internals.flat_layers(model)
+    heads = [] if targets.strip() else _heads(model, layers)
+    adapted = _targets(model, layers, targets, heads)
+    for layer in adapted:
+        _adapt(layer, rank, base)
+    kept = {id(layer) for layer in (*adapted, *heads)}
+    _freeze(layers, kept)
+    return [layer.path for layer in adapted]
+
+
+def base_of(model: keras.Model) -> tuple[str, ...]:
+    """Returns the paths of the weights that training with adapters leaves; () without adapters."""
+    if not adapted_layers(model):
+        return ()
+    return tuple(v.path for v in model.weights if not v.trainable)
+
+
+def adapted_layers(model: keras.Model) -> list[Any]:
+    """Returns the layers that have adapters."""
+    return [v for v in internals.flat_layers(model) if getattr(v, "lora_enabled", False)]
+
+
+def merged_weights(
+    model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Returns a model's weights by path, adapters added to their kernels, all in floats.
+
+    Args:
+        model: with or without adapters, quantized or not.
+        replaced: values by path that take the place of weights, such as their averages.
+    """
+    found = {v.path: _value(v) for v in model.weights} | dict(replaced or {})
+    for layer in internals.flat_layers(model):
+        mode = layer.quantization_mode if isinstance(layer, keras.layers.Dense) else None
+        if mode is None and not getattr(layer, "lora_enabled", False):
+            continue
+        first, second = (found.pop(f"{layer.path}/{name}", None) for name in ADAPTERS)
+        kernel = found[f"{layer.path}/kernel"]
+        if mode is not None:
+            kernel = np.asarray(keras.ops.convert_to_numpy(dequantized_kernel(layer)), "float32")
+            for name in _SCALES:
+                found.pop(f"{layer.path}/{name}", None)
+        if first is not None and second is not None:
+            more = layer.lora_alpha / layer.lora_rank * np.matmul(first, second)
+            kernel = (np.asarray(kernel, "float32") + more).astype(kernel.dtype)
+        found[f"{layer.path}/kernel"] = kernel
+    return found
+
+
+def assign_merged(
+    plain: keras.Model, model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Sets the weights of a model without adapters to `merged_weights` of the same with them.
+
+    Args:
+        plain: built as `model` was, but for its adapters; layers may have other automatic names.
+        model, replaced: as for `merged_weights`.
+    """
+    values = merged_weights(model, replaced)
+    both = zip(internals.flat_layers(plain), internals.flat_layers(model), strict=True)
+    paths = {one.path: other.path for one, other in both}
+    for variable in plain.weights:
+        owner, _, name = variable.path.rpartition("/")
+        assign(variable, values[f"{paths.get(owner, owner)}/{name}"])
+
+
+def quantized_layers(model: keras.Model) -> dict[str, Any]:
+    """Returns the dense layers that Keras quantized, by the path of their kernel."""
+    found = [v for v in internals.flat_layers(model) if isinstance(v, keras.layers.Dense)]
+    return {f"{v.path}/kernel": v for v in found if v.quantization_mode in ("int8", "int4")}
+
+
+def shape(layer: Any) -> tuple[int, int]:
+    """Returns the shape of the kernel that a quantized dense layer stands for."""
+    return layer.input_spec.axes[-1], layer.units
+
+
+def assign_quantized(layer: Any, value: np.ndarray) -> None:
+    """Rounds a kernel to the integers and scales of a quantized dense layer, as Keras does.
+
+    Args:
+        layer: of `quantized_layers`.
+        value: of `shape(layer)`, floats.
+    """
+    value = np.asarray(value, "float32")
+    rows = internals.rows_of_a_scale(layer)
+    if layer.quantization_mode == "int4" and rows:
+        integers, scale, zero = quantizers.abs_max_quantize_grouped_with_zero_point(
+            value, block_size=rows, to_numpy=True
+        )
+        assign(layer.kernel_zero, np.asarray(zero))
+    else:
+        bits = (-127, 127) if layer.quantization_mode == "int8" else (-8, 7)
+        integers, scale = quantizers.abs_max_quantize(
+            value, axis=0, value_range=bits, to_numpy=True
+        )
+        scale = np.squeeze(np.asarray(scale), 0)
+    if layer.quantization_mode == "int4":
+        integers, _, _ = quantizers.pack_int4(integers, axis=-1)
+    assign(internals.stored_matrix(layer), np.asarray(integers))
+    assign(layer.kernel_scale, np.asarray(scale))
+
+
+def added_weights(model: keras.Model) -> set[str]:
+    """Returns the paths of weights that no file of a plain model has: adapters and scales."""
+    found = {f"{v.path}/{name}" for v in adapted_layers(model) for name in ADAPTERS}
+    for layer in quantized_layers(model).values():
+        found |= {f"{layer.path}/{name}" for name in _SCALES}
+    return found
+
+
+def _check(rank: int, base: str) -> None:
+    if rank < 1:
+        raise UserError(f"model.lora={rank}: give the rank of the adapters, 1 or more.")
+    if base not in BASES:
+        raise UserError(f"model.lora_base={base!r}: give int8 or int4, or leave it out.")
+
+
+def _heads(model: keras.Model, layers: list[Any]) -> list[Any]:
+    """Returns the dense layers that are outputs of a model; none of a language model's."""
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    dense = [v for v in layers if isinstance(v, keras.layers.Dense | keras.layers.EinsumDense)]
+    own = [v for v in dense if v in model.layers and not isinstance(v, UntiedHead)]
+    return [v for v in own if any(v.output is output for output in outputs)]
+
+
+def _targets(model: keras.Model, layers: list[Any], targets: str, heads: list[Any]) -> list[Any]:
+    """Returns the layers to adapt."""
+    kinds = keras.layers.Dense | keras.layers.EinsumDense
+    able = [v for v in layers if hasattr(v, "enable_lora") and v.built]
+    able = [v for v in able if not isinstance(v, keras.layers.Embedding)]
+    globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(layer.path, glob) for layer in able):
+            raise UserError(
+                f"model.lora_targets: no dense layer or convolution matches {glob!r}. "
+                f"{_listed(model, able)}"
+            )
+    if globs:
+        return [v for v in able if any(fnmatch.fnmatchcase(v.path, glob) for glob in globs)]
+    unwanted = {id(head) for head in heads}
+    found = [v for v in able if isinstance(v, kinds) and not isinstance(v, UntiedHead)]
+    found = [v for v in found if id(v) not in unwanted]
+    if not found:
+        raise UserError(
+            f"The model {model.name!r} has no dense layer but its outputs, which are trained as a "
+            f"whole: name the layers to adapt by model.lora_targets. {_listed(model, able)}"
+        )
+    return found
+
+
+def _listed(model: keras.Model, able: list[Any]) -> str:
+    if not able:
+        return f"The model {model.name!r} has none that is built."
+    shown = ", ".join(layer.path for layer in able[:8])
+    return f"It has {shown}{', …' if len(able) > 8 else ''}."
+
+
+def _adapt(layer: Any, rank: int, base: str) -> None:
+    # A variable that is added late would have the path of its layer's name alone.
+    with contextlib.ExitStack() as scopes:
+        for part in layer.path.split("/")[:-1]:
+            scopes.enter_context(keras.name_scope(part))
+        if rank > min(layer.kernel.shape[-2:]):
+            raise UserError(
+                f"model.lora={rank}: the kernel of {layer.path!r} has the shape "
+                f"{tuple(layer.kernel.shape)}, and adapters are of a lower rank than that."
+            )
+        if base:
+            _quantize(layer, base)
+        layer.enable_lora(rank)
+    for variable in layer.weights:
+        variable.trainable = variable.path.endswith(ADAPTERS)
+
+
+def _quantize(layer: Any, base: str) -> None:
+    """Quantizes the kernel of a dense layer."""
+    if type(layer) not in (Dense, keras.layers.Dense):
+        raise UserError(
+            f"model.lora_base={base!r} is for dense layers, and {layer.path!r} is a "
+            f"{type(layer).__name__}: leave it out of model.lora_targets, or lora_base out."
+        )
+    quantizers: Any = keras.quantizers  # whose annotations lack that None leaves activations alone
+    if base == "int8":
+        config = quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    else:
+        config = quantizers.Int4QuantizationConfig()
+    layer.quantize(base, config=config)
+
+
+def _freeze(layers: list[Any], kept: set[int]) -> None:
+    """Freezes all layers without one that is kept, and the own variables of the others."""
+    for layer in layers:
+        if id(layer) in kept:
+            continue
+        inside = [v for v in internals.flat_layers(layer) if id(v) in kept]
+        if not inside:
+            layer.trainable = False
+            continue
+        theirs = {id(variable) for v in internals.flat_layers(layer)[1:] for variable in v.weights}
+        for variable in layer.weights:
+            if id(variable) not in theirs:
+                variable.trainable = False
+
+
+def _value(variable: keras.Variable) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(variable))

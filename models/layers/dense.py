@@ -1,0 +1,102 @@
+"""The zoo's dense layer, and the one way to read a weight that may be quantized or adapted."""
+
+import functools
+import operator
+from typing import Any, cast
+
+import keras
+from keras import quantizers
+
+from tftpu.models.layers import internals
+from tftpu.tensors import Tensor, ops
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class Dense(keras.layers.Dense):
+    """A `keras.layers.Dense` that keeps the products of LoRA small.
+
+    Keras adds the product of the two adapters to the kernel, whose whole gradient a backward pass
+    then computes. Here the input meets the adapters first: (x A) B, as in Hu et al. 2021
+    (https://arxiv.org/abs/2106.09685).
+    """
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        if not self.lora_enabled:
+            return super().call(inputs, training=training)
+        x = self.product(inputs)
+        if self.bias is not None:
+            x = x + self.bias
+        return x if self.activation is None else self.activation(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Returns the product of (..., channels) with the kernel, without bias and activation."""
+        terms = [ops.matmul(given, matrix) for given, matrix in self.factors(x)]
+        return functools.reduce(operator.add, terms)
+
+    def factors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns inputs and matrices whose products add up to that of x with the kernel."""
+        adapters = self.low_rank()
+        if adapters is None:
+            return [(x, self.base())]
+        first, second = adapters
+        return [(x, self.base()), (ops.matmul(x, first), second)]
+
+    def base(self) -> Tensor:
+        """Returns the kernel without adapters, (channels, units), dequantized."""
+        if self.quantization_mode is None:
+            return ops.convert_to_tensor(internals.stored_matrix(self))
+        return dequantized_kernel(self)
+
+    def low_rank(self) -> tuple[Tensor, Tensor] | None:
+        """Returns the adapters, (channels, rank) and (rank, units), scaled; None without LoRA."""
+        if not self.lora_enabled:
+            return None
+        # Both are set with the adapters.
+        scale = cast(float, self.lora_alpha) / cast(int, self.lora_rank)
+        b = ops.convert_to_tensor(self.lora_kernel_b)
+        return ops.convert_to_tensor(self.lora_kernel_a), b if scale == 1.0 else b * scale
+
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+        # Keras refuses subclasses, whose `call` it does not know.
+        super().quantize(mode, type_check=type_check and type(self) is not Dense, config=config)
+
+
+def dequantized_kernel(layer: keras.layers.Dense) -> Tensor:
+    """Returns the kernel of a quantized layer without adapters, in its compute dtype."""
+    return _dequantized(layer, "kernel", layer.units)
+
+
+def embeddings(layer: keras.layers.Embedding) -> Tensor:
+    """Returns the matrix of an embedding, (tokens, width), dequantized and with its adapters."""
+    private: Any = layer
+    if layer.quantization_mode is None:
+        return ops.convert_to_tensor(layer.embeddings)
+    matrix = _dequantized(layer, "embeddings", layer.output_dim)
+    if not layer.lora_enabled:
+        return matrix
+    scale = private.lora_alpha / private.lora_rank
+    return matrix + scale * ops.matmul(private.lora_embeddings_a, private.lora_embeddings_b)
+
+
+def _dequantized(layer: Any, name: str, columns: int) -> Tensor:
+    """Returns a quantized matrix in the layer's compute dtype, computed in float32.
+
+    Args:
+        layer: quantized by Keras to int8 or int4, in either of its forms of int4.
+        name: of its matrix; an embedding has its scales by row, a kernel by column.
+        columns: of the matrix.
+    """
+    values = ops.convert_to_tensor(internals.stored_matrix(layer))
+    if layer.quantization_mode == "int4":
+        values = quantizers.unpack_int4(values, columns, axis=-1)
+    values = ops.cast(values, "float32")
+    scale = ops.cast(getattr(layer, f"{name}_scale"), "float32")
+    by_row = name == "embeddings"
+    zero = getattr(layer, f"{name}_zero", None)
+    if zero is None:
+        found = values / (scale[:, None] if by_row else scale)
+    else:
+        groups, axis = ops.cast(layer.g_idx, "int32"), -1 if by_row else 0
+        zeros = ops.take(ops.cast(zero, "float32"), groups, axis=axis)
+        found = (values - zeros) * ops.take(scale, groups, axis=axis)
+    return ops.cast(found, layer.compute_dtype)

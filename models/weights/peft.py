@@ -1,0 +1,113 @@
+"""Writes adapters as PEFT reads them: `adapter_model.safetensors` and `adapter_config.json`.
+
+PEFT names the adapters of a layer after the layer's module in Transformers, and stores them as
+(rank, in) and (out, rank): https://huggingface.co/docs/peft/developer_guides/checkpoint. A matrix
+of this zoo that is several there, such as queries, keys and values, gives each the same first
+adapter and its columns of the second.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tftpu.errors import UserError
+from tftpu.models import adapters, sizes
+from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.weights import files
+from tftpu.models.weights.layouts import hugging_face
+from tftpu.models.weights.layouts.entry import Entry
+from tftpu.storage import files as storage
+
+_PREFIX = "base_model.model."
+
+
+def save_adapters(
+    model: keras.Model,
+    folder: str,
+    base: str = "",
+    replaced: Mapping[str, np.ndarray] | None = None,
+) -> int:
+    """Writes the adapters of a model, and what else of it was trained.
+
+    Args:
+        model: of the zoo, with adapters.
+        folder: to write, local or `gs://`.
+        base: the name of the model in Transformers that is adapted, for `adapter_config.json`.
+        replaced: values by path that take the place of weights, such as their averages.
+
+    Returns:
+        The number of values written.
+
+    Raises:
+        UserError: the model has no adapters, Transformers has no such model, or a convolution is
+            adapted.
+    """
+    config = model.hyperparameters if isinstance(model, BlockModel) else None
+    entries = hugging_face.layout(config) if config is not None else None
+    layers = adapters.adapted_layers(model)
+    if not layers:
+        raise UserError(f"The model {model.name!r} has no adapters: it was trained as a whole.")
+    if entries is None:
+        raise UserError(
+            f"Transformers has no model like {model.name!r}, so PEFT has no names for its "
+            "adapters: write them and the weights below as one file, by --merge."
+        )
+    by_path = {entry.ours: entry for entry in entries}
+    values = {v.path: np.asarray(keras.ops.convert_to_numpy(v)) for v in model.weights}
+    values |= dict(replaced or {})
+    arrays: dict[str, np.ndarray] = {}
+    for layer in layers:
+        arrays |= _of_layer(layer, by_path, values)
+    whole = [v.path for v in model.trainable_variables if not v.path.endswith(adapters.ADAPTERS)]
+    for path in whole:
+        entry = by_path[path]
+        assert entry.write is not None
+        arrays |= dict(zip(entry.theirs, entry.write(values[path])))
+    modules = sorted({name.rpartition(".lora_")[0] for name in arrays if ".lora_" in name})
+    trained = sorted({name.rpartition(".")[0] for path in whole for name in by_path[path].theirs})
+    about = _config(layers[0], modules, trained, base, isinstance(config, sizes.GPT))
+    named = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
+    files.write_safetensors(storage.join(folder, "adapter_model.safetensors"), named)
+    text = json.dumps(about, indent=2) + "\n"
+    storage.write_whole(storage.join(folder, "adapter_config.json"), text.encode())
+    return sum(array.size for array in arrays.values())
+
+
+def _of_layer(
+    layer: Any, by_path: Mapping[str, Entry], values: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the adapters of a layer by PEFT's names, without their prefix."""
+    first, second = (values[f"{layer.path}/{name}"] for name in adapters.ADAPTERS)
+    if first.ndim != 2:
+        raise UserError(
+            f"{layer.path!r} is a {type(layer).__name__}, and only the adapters of dense layers "
+            "are written for PEFT: use --merge."
+        )
+    theirs = by_path[f"{layer.path}/kernel"].theirs
+    found = {}
+    for name, columns in zip(theirs, np.split(second, len(theirs), axis=-1)):
+        module = hugging_face.current_name(name).removesuffix(".weight")
+        found[f"{module}.lora_A.weight"] = np.ascontiguousarray(first.T)
+        found[f"{module}.lora_B.weight"] = np.ascontiguousarray(columns.T)
+    return found
+
+
+def _config(
+    layer: Any, modules: list[str], trained: list[str], base: str, transposed: bool
+) -> dict[str, Any]:
+    """Returns the content of `adapter_config.json`."""
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base or None,
+        "r": layer.lora_rank,
+        "lora_alpha": layer.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "target_modules": modules,
+        "modules_to_save": trained or None,
+        "inference_mode": True,
+    }

@@ -1,0 +1,207 @@
+"""LoRA and quantized kernels: an adapted model is the one that its merged weights make."""
+
+from collections.abc import Iterable, Sequence
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support import zoo
+from tests.support.strategies import relative
+from tftpu import models
+from tftpu.models import adapters
+from tftpu.models.layers import internals
+
+TRANSFORMERS = ["vit", "bert", "bert_classes", "gpt", "llama"]
+BASES = ["", "int8", "int4"]
+
+
+def built(family: str) -> keras.Model:
+    """Returns the tiny model of a family; a head whose weights begin as zeros has others."""
+    keras.utils.set_random_seed(0)
+    model = zoo.build(family)
+    for variable in model.trainable_variables:
+        if len(variable.shape) > 1 and not np.any(np.asarray(variable)):
+            variable.assign(np.random.default_rng(0).normal(0.0, 0.3, variable.shape))
+    return model
+
+
+def output(model: keras.Model, family: str) -> np.ndarray:
+    return np.asarray(model(zoo.batch(family)[0], training=False))
+
+
+def stir(model: keras.Model) -> None:
+    """Gives every adapter values of its own, as if it were trained."""
+    rng = np.random.default_rng(1)
+    for variable in model.weights:
+        if variable.path.endswith(adapters.ADAPTERS):
+            variable.assign(rng.normal(0.0, 0.3, variable.shape))
+
+
+def adapted(family: str, rank: int = 3, targets: str = "", base: str = "") -> keras.Model:
+    model = built(family)
+    models.enable_lora(model, rank, targets, base)
+    return model
+
+
+def quick_and_slow(families: Iterable[str], kinds: Sequence[str]) -> list:
+    """Returns all pairs; those of the first family and of the last kind are quick."""
+    first, *others = families
+    quick = [(first, kind) for kind in kinds] + [(family, kinds[-1]) for family in others]
+    slow = [(family, kind) for family in others for kind in kinds[:-1]]
+    return quick + [pytest.param(*pair, marks=pytest.mark.slow) for pair in slow]
+
+
+@pytest.mark.parametrize("family", [*TRANSFORMERS, "convnext"])
+def test_an_adapted_model_begins_as_the_model_itself(family):
+    model = built(family)
+    before = output(model, family)
+    models.enable_lora(model, 3)
+    assert relative(output(model, family), before) < 1e-6
+
+
+@pytest.mark.parametrize("family, base", quick_and_slow([*TRANSFORMERS, "convnext"], BASES))
+def test_merged_weights_give_the_outputs_of_the_adapted_model(family, base):
+    model = adapted(family, base=base)
+    before = output(model, family)
+    stir(model)
+    found = output(model, family)
+    assert relative(found, before) > 0.01
+    plain = zoo.build(family)
+    models.assign_merged(plain, model)
+    assert relative(output(plain, family), found) < 2e-6
+
+
+@pytest.mark.parametrize("targets", ["*_conv", "stage1_block1_reduce_conv,stage2*expand_conv"])
+def test_convolutions_are_adapted_where_they_are_named(targets):
+    model = adapted("resnet", targets=targets)
+    stir(model)
+    plain = zoo.build("resnet")
+    models.assign_merged(plain, model)
+    assert relative(output(plain, "resnet"), output(model, "resnet")) < 2e-6
+
+
+@pytest.mark.parametrize("family", ["vit", "gpt"])
+def test_gradients_of_adapters_are_those_of_the_kernel_projected(family):
+    """The gradients of y = x (W + A B): dA is dW B^T and dB is A^T dW."""
+    model = adapted(family)
+    stir(model)
+    plain = zoo.build(family)
+    models.assign_merged(plain, model)
+    x = zoo.batch(family)[0]
+
+    def gradients(of: keras.Model) -> dict[str, np.ndarray]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(of(x, training=False)))
+        found = tape.gradient(loss, [v.value for v in of.trainable_variables])
+        return {v.path: np.asarray(g) for v, g in zip(of.trainable_variables, found)}
+
+    ours, whole = gradients(model), gradients(plain)
+    layers = adapters.adapted_layers(model)
+    assert len(layers) == 8
+    for layer in layers:
+        kernel = whole[f"{layer.path}/kernel"]
+        a, b = (np.asarray(v) for v in (layer.lora_kernel_a, layer.lora_kernel_b))
+        assert relative(ours[f"{layer.path}/lora_kernel_a"], kernel @ b.T) < 1e-4
+        assert relative(ours[f"{layer.path}/lora_kernel_b"], a.T @ kernel) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "family, also",
+    [("gpt", set()), ("llama", set()), ("vit", {"head/kernel", "head/bias"}), ("bert", set())],
+)
+def test_adapters_and_a_classifier_alone_are_trained(family, also):
+    model = adapted(family)
+    trained = {v.path for v in model.trainable_variables}
+    assert {path for path in trained if not path.endswith(adapters.ADAPTERS)} == also
+    assert len(trained - also) == 2 * len(adapters.adapted_layers(model)) > 0
+    assert set(models.base_of(model)) == {v.path for v in model.weights} - trained
+    assert len({v.path for v in model.weights}) == len(model.weights)  # each has its own name
+
+
+def test_norms_of_a_frozen_base_run_as_in_evaluation():
+    model = adapted("resnet", targets="*_conv")
+    x = zoo.batch("resnet")[0]
+    before = [np.array(v) for v in model.non_trainable_variables]
+    assert relative(np.asarray(model(x, training=True)), output(model, "resnet")) < 1e-6
+    for old, variable in zip(before, model.non_trainable_variables):
+        assert np.array_equal(old, np.asarray(variable))
+
+
+def test_layers_of_an_own_model_are_adapted_but_its_output():
+    inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, "relu")], name="inner")
+    model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(2, name="classes")])
+    paths = models.enable_lora(model, 2)
+    assert [path.split("/")[-1].split("_")[0] for path in paths] == ["dense"]
+    trained = [v.path for v in model.trainable_variables if "lora" not in v.path]
+    names = sorted(path.removeprefix(f"{model.name}/") for path in trained)
+    assert names == ["classes/bias", "classes/kernel"]
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((0,), r"model.lora=0: give the rank"),
+        ((2, "", "int2"), r"model.lora_base='int2': give int8 or int4"),
+        ((2, "*_attention/qvk"), r"no dense layer or convolution matches '\*_attention/qvk'"),
+    ],
+)
+def test_mistakes_are_said(arguments, said):
+    with pytest.raises(tftpu.UserError, match=said):
+        models.enable_lora(zoo.build("gpt"), *arguments)
+
+
+def test_models_without_dense_layers_ask_for_the_layers_to_adapt():
+    with pytest.raises(tftpu.UserError, match=r"name the layers to adapt by model.lora_targets"):
+        models.enable_lora(zoo.build("resnet"), 2)
+    with pytest.raises(tftpu.UserError, match=r"is for dense layers, and .* is a "):
+        models.enable_lora(zoo.build("resnet"), 2, "*_conv", "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["int8", "int4"])
+def test_weights_loaded_into_a_quantized_base_are_those_quantized_after_loading(base, tmp_path):
+    keras.utils.set_random_seed(3)
+    source = zoo.build("llama")
+    path = str(tmp_path / "llama.safetensors")
+    models.save_weights(source, path)
+    models.enable_lora(source, 2, base=base)
+    loaded = adapted("llama", rank=2, base=base)
+    report = models.load_weights(loaded, path)
+    assert not report.missing and not report.unused
+    theirs = {v.path: np.asarray(v) for v in source.weights}
+    for variable in loaded.weights:
+        if not variable.path.endswith(adapters.ADAPTERS):
+            assert np.array_equal(np.asarray(variable), theirs[variable.path]), variable.path
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+@pytest.mark.parametrize("family, mode", quick_and_slow(TRANSFORMERS, ["int8", "int4"]))
+def test_models_that_keras_quantizes_keep_their_outputs(family, mode):
+    """The zoo reads kernels of attention and tied embeddings itself, with their scales."""
+    model = built(family)
+    before = output(model, family)
+    configs = {
+        "int8": keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
+        "int4": keras.quantizers.Int4QuantizationConfig(block_size=-1),
+    }
+    model.quantize(config=configs[mode])
+    modes = [getattr(layer, "quantization_mode", None) for layer in internals.flat_layers(model)]
+    assert modes.count(mode) >= 8
+    assert relative(output(model, family), before) < {"int8": 0.03, "int4": 0.4}[mode]
+    twin = zoo.build(family)
+    twin_of = {v.path: v for v in twin.weights}
+    for path, value in adapters.merged_weights(model).items():
+        if path in twin_of and "embed" not in path:
+            twin_of[path].assign(value)
+    embed = next((v for v in internals.flat_layers(model) if v.path == "tokens_embed"), None)
+    if embed is not None:
+        every = np.arange(embed.input_dim, dtype="int32")
+        twin_of["tokens_embed/embeddings"].assign(np.asarray(embed(every)))
+        for path in ("positions_embed/positions", "positions_embed/types"):
+            if path in twin_of:
+                value = next(v for v in model.weights if v.path == path)
+                twin_of[path].assign(np.asarray(value))
+    assert relative(output(twin, family), output(model, family)) < 2e-6
