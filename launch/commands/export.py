@@ -14,13 +14,15 @@ from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import finished
 from tftpu.launch.options import flag, required
+from tftpu.launch.serving import serving_of
 from tftpu.launch.startup import without_notes
+from tftpu.storage import files
 
 if TYPE_CHECKING:
     from tftpu.inference.exporting.serving import Serving
     from tftpu.training.trainer import Trainer
 
-_ENDINGS = {"saved_model": "", "onnx": ".onnx", "keras": ".keras"}
+_ENDINGS = {"onnx": ".onnx", "litert": ".tflite", "keras": ".keras", "saved_model": ""}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,17 +31,18 @@ class Options(finished.RunOf):
 
     workdir: str = required("DIR", "folder of the run, local or gs://")
     to: str = required("PATH", "place of the export, local or gs://: a file, or a new folder")
-    format: str = flag("saved_model", "saved_model, onnx or keras", metavar="NAME")
+    format: str | None = flag(
+        None, "saved_model, onnx, litert or keras", metavar="NAME", shown="by the ending of --to"
+    )
+    quantize: str | None = flag(None, "int8 or int4 for the weights", metavar="NAME")
 
 
 def run(options: Options) -> None:
     """Writes the export, once its outputs were compared."""
-    if options.format not in _ENDINGS:
-        hint = did_you_mean(options.format, _ENDINGS)
-        raise UserError(f"There is no format {options.format!r}.{hint}")
-    ending = _ENDINGS[options.format]
-    if not options.to.endswith(ending):
-        raise UserError(f"--to={options.to}: a file of --format={options.format} ends in {ending}.")
+    form = _format(options)
+    _check_bits(options, form)
+    if files.exists(options.to):
+        raise UserError(f"{options.to} exists already: choose another place, or remove it.")
     experiment = finished.experiment_of(options.workdir, options)
     # TensorFlow's graph is what all formats are made of; a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
@@ -47,11 +50,22 @@ def run(options: Options) -> None:
     trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
-    serving = _serving(trainer, experiment, options.format == "keras")
-    onnx = functools.partial(export.onnx, about={"step": step, "classes": serving.class_names})
-    write = {"saved_model": export.saved_model, "onnx": onnx, "keras": export.keras_file}
-    with without_notes():
-        found = write[options.format](serving, options.to)
+    if form == "keras":
+        serving = _as_keras(trainer, experiment)
+    else:
+        labels = form != "litert"
+        serving = serving_of(trainer, experiment, options.quantize, labels=labels)
+    write = {
+        "saved_model": export.saved_model,
+        "onnx": functools.partial(
+            export.onnx, about={"step": step, "classes": serving.class_names}
+        ),
+        "litert": functools.partial(export.litert, about={"step": step}),
+        "keras": export.keras_file,
+    }
+    # What stops TensorFlow Lite's converter it prints as well, with the whole graph.
+    with without_notes((b"",)) if form == "litert" else without_notes():
+        found = write[form](serving, options.to)
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.to}, {found.bytes / 2**20:.2f} MiB")
     print(f"  inputs   {inputs}, any batch")
@@ -59,29 +73,50 @@ def run(options: Options) -> None:
     print(f"  largest difference from the model {found.difference:.1e} of the largest output")
 
 
-def _serving(trainer: "Trainer", experiment: Experiment, as_keras: bool) -> "Serving":
-    """Returns the model with the weights that evaluation uses, and what it takes and returns."""
+def _format(options: Options) -> str:
+    """Returns the format, which fits the ending of the place."""
+    to = options.to.rstrip("/")
+    by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
+    form = options.format or by_ending
+    if form not in _ENDINGS:
+        raise UserError(f"There is no format {form!r}.{did_you_mean(form, _ENDINGS)}")
+    if form != by_ending:
+        ending = (
+            f"ends in {_ENDINGS[form]}" if _ENDINGS[form] else "is a folder with no such ending"
+        )
+        raise UserError(f"--to={options.to}: an export of --format={form} {ending}.")
+    return form
+
+
+def _check_bits(options: Options, form: str) -> None:
+    if options.quantize is None:
+        return
+    if options.quantize not in ("int8", "int4"):
+        raise UserError(f"--quantize={options.quantize}: give int8 or int4.")
+    if form == "keras":
+        raise UserError(
+            "--format=keras holds the weights as Keras has them, which are no integers for "
+            "convolutions: use another format with --quantize."
+        )
+    if form == "litert" and options.quantize == "int4":
+        raise UserError(
+            "--format=litert has one scale for each channel, too few for 4 bits: use saved_model "
+            "or onnx with --quantize=int4, or --quantize=int8."
+        )
+
+
+def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
+    """Returns the model itself: without names of classes, and its images as uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving, inputs_of
+    from tftpu.launch.experiment import plain_model
 
-    model = trainer.model
-    averages = trainer.executor.averaged_weights()
-    for variable in model.trainable_variables:
-        if variable.path in averages:
-            variable.assign(averages[variable.path])
+    # Without loss and optimizer, which others may not know.
+    model = plain_model(experiment, trainer)
     given = experiment.data.export_inputs()
-    names = finished.class_names(experiment)
-    if as_keras:  # without loss and optimizer, which another program may not know
-        from tftpu.launch.experiment import build_layers
-
-        bare = build_layers(experiment)
-        bare.set_weights(model.get_weights())
-        model = bare
-    if as_keras and given is not None:
-        model, names = _with_pixels(model, experiment), None
+    if given is not None:
+        model = _with_pixels(model, experiment)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    elif as_keras:
-        names = None
-    return Serving(model, *inputs_of(model, experiment.data, given), names)
+    return Serving(model, *inputs_of(model, experiment.data, given))
 
 
 def _with_pixels(model: Any, experiment: Experiment) -> Any:

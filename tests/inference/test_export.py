@@ -1,5 +1,9 @@
 """Exports of every family, run by the runtime of their format in a process of its own."""
 
+import json
+import math
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -26,7 +30,7 @@ def pixels(model: keras.Model) -> ExportInputs:
     return ExportInputs({"images": shape}, {"images": "uint8"}, prepare)
 
 
-def serving(family: str, names=NAMES) -> Serving:
+def serving(family: str, names=NAMES, **options) -> Serving:
     """Returns a model of the zoo with weights large enough to tell its outputs apart."""
     model = zoo.build(family)
     rng = np.random.default_rng(0)
@@ -34,13 +38,15 @@ def serving(family: str, names=NAMES) -> Serving:
         value = keras.ops.convert_to_numpy(variable)
         variable.assign(value + rng.normal(0, 0.1, value.shape))
     given = pixels(model) if hasattr(zoo.TINY[family], "image_size") else None
-    return Serving(model, *inputs_of(model, DATA, given), names)
+    return Serving(model, *inputs_of(model, DATA, given), names, **options)
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["resnet", *(pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY if f != "resnet")],
-)
+def mostly_slow(*quick: str) -> list:
+    """Returns all families, of which some are tried at every test."""
+    return [f if f in quick else pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY]
+
+
+@pytest.mark.parametrize("family", mostly_slow("resnet"))
 def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(family, tmp_path):
     made = serving(family)
     for found in (
@@ -75,6 +81,69 @@ def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
     }
     about = {p.key: p.value for p in model.metadata_props}
     assert about == {"classes": str(NAMES).replace("'", '"'), "step": "7"}
+
+
+@pytest.mark.parametrize("family", mostly_slow("vit"))
+def test_every_family_is_the_same_model_for_litert(family, tmp_path):
+    from ai_edge_litert import schema_py_generated as schema
+
+    made = serving(family, labels=False)
+    path = tmp_path / "m.tflite"
+    assert export.litert(made, str(path), {}).difference < 5e-6
+    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    # Neither operations of TensorFlow (Flex) nor other custom ones.
+    assert {code.customCode for code in model.operatorCodes} == {None}
+    stored = sum(len(buffer.data) for buffer in model.buffers if buffer.data is not None)
+    assert 0.9 * made.weight_bytes < stored < made.weight_bytes + 2000  # once, and constants
+    images = made.inputs[0].name == "images"
+    classes = images or family == "bert_classes"
+    (signature,) = model.signatureDefs
+    assert signature.signatureKey == b"serving_default"
+    assert [i.name for i in signature.inputs] == [b"images" if images else b"tokens"]
+    outputs = {b"logits", b"class"} if classes else {b"logits"}
+    assert {o.name for o in signature.outputs} == outputs
+
+
+def test_the_gelu_of_litert_is_exact(tmp_path):
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    from tftpu.models.layers.gelu import gelu
+
+    x = keras.Input((1000,), name="x")
+    for name, function in ("zoo", gelu), ("keras", keras.activations.gelu):
+        path = str(tmp_path / f"{name}.tflite")
+        model = keras.Model(x, keras.layers.Activation(function)(x))
+        export.litert(Serving(model, *inputs_of(model, DATA, None)), path, {})
+        values = np.linspace(-6, 6, 5000, dtype="float32").reshape(5, 1000)
+        exact = [0.5 * v * math.erfc(-v * math.sqrt(0.5)) for v in values.reshape(-1).tolist()]
+        for kernels in OpResolverType.AUTO, OpResolverType.BUILTIN_REF:
+            runtime = Interpreter(path, experimental_op_resolver_type=kernels)
+            found = runtime.get_signature_runner("serving_default")(x=values)["logits"]
+            np.testing.assert_allclose(found.reshape(-1), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_litert_file_says_of_itself(tmp_path):
+    made = serving("resnet", labels=False)
+    export.litert(made, str(tmp_path / "m.tflite"), {"step": 7})
+    with zipfile.ZipFile(tmp_path / "m.tflite") as inside:
+        assert inside.read("labels.txt").decode().splitlines() == NAMES
+        assert json.loads(inside.read("about.json")) == {"step": 7}
+
+
+def test_litert_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs ai-edge-litert: run `pip install"):
+        export.litert(serving("resnet"), str(tmp_path / "m.tflite"), {})
+
+
+def test_weights_that_no_litert_file_holds_are_refused(tmp_path, monkeypatch):
+    from tftpu.inference.exporting import litert_model
+
+    monkeypatch.setattr(litert_model, "_MOST", 20_000)
+    with pytest.raises(UserError, match="in float32, and a file of LiteRT holds 2"):
+        export.litert(serving("resnet"), str(tmp_path / "m.tflite"), {})
 
 
 @pytest.mark.slow
@@ -144,6 +213,7 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     assert made.class_names is None
     assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
     assert export.onnx(made, str(tmp_path / "m.onnx"), {}).difference < 1e-6
+    assert export.litert(made, str(tmp_path / "m.tflite"), {}).difference < 1e-6
     assert set(made.output_specs()) == {"sum", "twice", "above"}
 
 
@@ -153,3 +223,11 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
     made = Serving(model, *inputs_of(model, DATA, None))
     with pytest.raises(UserError, match=r"cannot be converted to ONNX.*Bitcast"):
         export.onnx(made, str(tmp_path / "m.onnx"), {})
+
+
+def test_an_operation_that_litert_lacks_is_named(tmp_path):
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, keras.ops.erf(x))
+    made = Serving(model, *inputs_of(model, DATA, None))
+    with pytest.raises(UserError, match=r"cannot be converted to LiteRT \(LiteRT has no Erf\)"):
+        export.litert(made, str(tmp_path / "m.tflite"), {})

@@ -1,5 +1,7 @@
 """`tftpu export` on a small run of images."""
 
+import os
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -32,12 +34,59 @@ def test_onnx_takes_pixels_and_is_as_accurate_as_the_evaluation(run, tmp_path, c
     assert label.tolist() == [str(number) for number in classes]
 
 
+def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, tmp_path, capfd):
+    from ai_edge_litert.interpreter import Interpreter
+
+    assert main(["quantize", f"--workdir={run}"]) == 0
+    rows = {line.split()[0]: line.split() for line in capfd.readouterr().out.splitlines()[2:]}
+    examples = small.in_memory("digits", None, "test")
+    places = {name: str(tmp_path / f"{name}.tflite") for name in ("float32", "int8")}
+    for name, words in ("float32", []), ("int8", ["--quantize=int8"]):
+        words = [*words, "--format=litert", f"--to={places[name]}"]
+        assert main(["export", f"--workdir={run}", *words]) == 0
+        said = capfd.readouterr()
+        assert "images uint8 [8, 8, 1], any batch" in said.out and "logits, class\n" in said.out
+        assert len(said.out.splitlines()) == 4 and not said.err
+    for name, place in places.items():
+        assert os.path.getsize(place) == pytest.approx(float(rows[name][1]) * 2**20, rel=0.1)
+        classify = Interpreter(place).get_signature_runner("serving_default")
+        classes = classify(images=np.asarray(examples["image"]))["class"]
+        accuracy = float(rows[name][5])
+        assert np.mean(classes == examples["label"]) == pytest.approx(accuracy, abs=1e-4)
+
+
+def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
+    assert main(["quantize", f"--workdir={run}"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[2:]}
+    assert list(rows) == ["float32", "int8", "int4"]
+    examples = small.in_memory("digits", None, "test")
+    whole = str(tmp_path / "float32.onnx")
+    assert main(["export", f"--workdir={run}", "--format=onnx", f"--to={whole}"]) == 0
+    for name, most in ("int8", 0.30), ("int4", 0.18):
+        to = str(tmp_path / f"{name}.onnx")
+        words = ["--format=onnx", f"--quantize={name}", f"--to={to}"]
+        assert main(["export", f"--workdir={run}", *words]) == 0
+        assert os.path.getsize(to) <= most * os.path.getsize(whole)
+        assert os.path.getsize(to) == pytest.approx(float(rows[name][1]) * 2**20, rel=0.1)
+        session = onnxruntime.InferenceSession(to, providers=["CPUExecutionProvider"])
+        (classes,) = session.run(["class"], {"images": np.asarray(examples["image"])})
+        accuracy = float(rows[name][5])
+        assert np.mean(classes == examples["label"]) == pytest.approx(accuracy, abs=1e-4)
+    assert main(["evaluate", f"--workdir={run}"]) == 0  # the run is as it was
+    assert capsys.readouterr().out.split()[-1] == rows["float32"][5]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--format=onix", "--to=m"], "Did you mean 'onnx'?"),
+        (["--format=litert", "--to=m"], "ends in .tflite"),
+        (["--format=litert", "--to=m.tflite", "--quantize=int4"], "or --quantize=int8"),
         (["--format=onnx", "--to=m"], "ends in .onnx"),
         (["--format=keras", "--to=m.onnx"], "ends in .keras"),
+        (["--format=onnx", "--to=m.onnx", "--quantize=int2"], "give int8 or int4"),
+        (["--to=m.keras", "--quantize=int8"], "use another format"),
+        (["--format=saved_model", "--to=m.onnx"], "is a folder"),
     ],
 )
 def test_a_mistake_is_explained(run, capsys, words, message):

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
-from tftpu.inference.exporting import onnx_model
+from tftpu.inference.exporting import litert_model, onnx_model
 from tftpu.inference.exporting.serving import Serving
 from tftpu.storage import files
 
@@ -61,6 +61,23 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     """
     return _exported(
         serving, to, lambda path: onnx_model.write(serving, path, about), "run_onnx.py"
+    )
+
+
+def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
+    """Writes a LiteRT model, which the Interpreter and the CompiledModel of LiteRT run.
+
+    Args:
+        serving: the model, without labels, as CompiledModel has no strings; its quantized weights
+            are of 8 bits.
+        to: place of the export, local or `gs://`, where nothing is yet.
+        about: JSON values for the file "about.json" inside, by name.
+
+    Raises:
+        UserError: its outputs differ from the model's, or it cannot be written.
+    """
+    return _exported(
+        serving, to, lambda path: litert_model.write(serving, path, about), "run_litert.py"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tftpu import installation
 from tftpu.errors import UserError
+from tftpu.inference.exporting import onnx_weights
 from tftpu.inference.exporting.serving import BATCH, Serving
 
 OPSET = 18
@@ -39,9 +40,10 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         )
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
     try:
-        model, _ = tf2onnx.convert.from_function(
-            serving.function, [i.spec for i in serving.inputs], opset=OPSET
-        )
+        function = serving.open_function() if serving.quantized else serving.function
+        model, _ = tf2onnx.convert.from_function(function, function.input_signature, opset=OPSET)
+        if serving.quantized:
+            model = onnx_weights.with_integers(model, list(serving.quantized.values()))
         onnx.checker.check_model(model)
     except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]

@@ -1,0 +1,99 @@
+"""LiteRT models: converted from TensorFlow's graph to operations that every LiteRT has.
+
+The converter is TensorFlow's own, which here may not fall back to TensorFlow's operations (Flex).
+Of `erf` it knows one form alone, GELU, as `tftpu.models.layers.gelu` and `keras.activations.gelu`
+write it; so the graph needs no changes, and a phone computes GELU in one step.
+
+What a program should know besides the outputs is added the way TensorFlow Lite's own tools add it:
+as files of a zip archive behind the model, which interpreters do not read.
+"""
+
+import importlib.util
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu import installation
+from tftpu.errors import UserError
+from tftpu.inference.exporting import litert_weights
+from tftpu.inference.exporting.serving import Serving
+
+_MOST = 2**31 - 2**24  # bytes of a flatbuffer, and some for the graph
+
+
+def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
+    """Writes a model as one file, with "labels.txt" and "about.json" inside.
+
+    Args:
+        serving: the model; its quantized weights are of 8 bits.
+        path: of the file.
+        about: JSON values for "about.json", by name.
+
+    Raises:
+        UserError: LiteRT is not installed, the weights do not fit into one file, or LiteRT lacks
+            an operation of the model.
+    """
+    if importlib.util.find_spec("ai_edge_litert") is None:
+        raise UserError(
+            f"--format=litert needs ai-edge-litert: run `{installation.command('litert')}`."
+        )
+    floats = 4 * serving.model.count_params()  # the converter's, also of integers
+    if floats > _MOST:
+        raise UserError(
+            f"The weights are {floats / 2**30:.1f} GiB in float32, and a file of LiteRT holds 2: "
+            "use --format=saved_model."
+        )
+    model = _converted(serving)
+    path.write_bytes(litert_weights.with_integers(model) if serving.quantized else model)
+    with zipfile.ZipFile(path, "a") as inside:
+        if serving.class_names is not None:
+            inside.writestr("labels.txt", "".join(f"{name}\n" for name in serving.class_names))
+        inside.writestr("about.json", json.dumps(dict(about)))
+
+
+def _converted(serving: Serving) -> bytes:
+    """Returns the flatbuffer, with weights in float32."""
+    function: Any = serving.function
+    module: Any = serving.module()
+    if serving.quantized:
+        function, module.rounded = _of_floats(serving)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [function.get_concrete_function()], module
+    )
+    try:
+        return converter.convert()
+    except Exception as error:  # its errors have no public class
+        raise UserError(
+            f"The model cannot be converted to LiteRT ({_reason(str(error))}): choose "
+            "--format=saved_model or --format=onnx."
+        ) from error
+
+
+def _of_floats(serving: Serving) -> tuple[Any, list[tf.Variable]]:
+    """Returns a model's function with rounded weights in float32, and these.
+
+    Integers would stay in the graph, where they are made floats at every call.
+    """
+    floats = (tf.constant(value.values) for value in serving.quantized.values())
+    weights = [tf.Variable(value, trainable=False) for value in floats]
+    opened = serving.open_function()
+
+    def function(*given: Any) -> dict[str, Any]:
+        return opened(*given, *(weight.value() for weight in weights))
+
+    signature = serving.function.input_signature
+    return tf.function(function, input_signature=signature, autograph=False), weights
+
+
+def _reason(message: str) -> str:
+    """Returns the operations that are missing, of a message that holds the whole graph."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    kinds = ("TF Select ops:", "Custom ops:")
+    missing = [line.partition(":")[2].strip() for line in lines if line.startswith(kinds)]
+    if missing:
+        return f"LiteRT has no {', '.join(missing)}"
+    return next(iter(lines), "no reason given").rpartition("error: ")[2][:300]

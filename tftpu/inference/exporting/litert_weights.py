@@ -1,0 +1,118 @@
+"""Integer weights of LiteRT models: stored once, made floats by DEQUANTIZE when a model is loaded.
+
+TensorFlow Lite's converter has no such form: of integers in a graph it makes floats at every call,
+and its own quantization rounds activations as well. But whichever way it turned a weight, or scaled
+its channels by a norm that follows, rounded weights are still integers of 8 bits times a scale for
+each channel. So they are looked for in the finished flatbuffer, where no weight has a name.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tftpu.inference.quantizing import SMALLEST
+
+_LARGEST = 127  # the integer of the largest value of what had one scale
+_OFF = 1e-4  # of a step, what rounding to float32 leaves of integers
+
+
+def with_integers(flatbuffer: bytes) -> bytes:
+    """Returns a model that holds weights of 8 bits as integers.
+
+    Args:
+        flatbuffer: the model, with weights in float32. Those that are not integers times a scale
+            for each channel stay.
+    """
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    model: Any = schema.ModelT.InitFromPackedBuf(flatbuffer, 0)
+    added = _Added(model, schema)
+    for graph in model.subgraphs:
+        added.stored_in(graph)
+    used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
+    used |= {entry.buffer for entry in model.metadata}
+    for number, buffer in enumerate(model.buffers):
+        if number not in used:
+            buffer.data = None
+    builder = flatbuffers.Builder(len(flatbuffer) // 2)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+class _Added:
+    """Tensors and nodes that are added to a model."""
+
+    def __init__(self, model: Any, schema: Any):
+        self._model, self._schema = model, schema
+        code = schema.OperatorCodeT()
+        code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.DEQUANTIZE
+        code.version = 5  # the first with a scale for each channel
+        self._code = len(model.operatorCodes)
+        model.operatorCodes.append(code)
+
+    def stored_in(self, graph: Any) -> None:
+        """Stores the weights of a graph as integers, and makes floats of them before its nodes."""
+        nodes = []
+        for number, tensor in enumerate(list(graph.tensors)):
+            data = self._model.buffers[tensor.buffer].data
+            if tensor.type != self._schema.TensorType.FLOAT32 or data is None:
+                continue
+            value = np.asarray(data).view("<f4").reshape(tensor.shape)
+            found = _integers(value) if value.ndim > 1 and value.size >= SMALLEST else None
+            if found is not None:
+                graph.tensors.append(self._tensor(tensor, *found))
+                nodes.append(self._floats(len(graph.tensors) - 1, number))
+                tensor.buffer = 0  # the empty one, of what is computed
+        graph.operators = [*nodes, *graph.operators]
+
+    def _tensor(self, floats: Any, axis: int, codes: np.ndarray, scale: np.ndarray) -> Any:
+        buffer, tensor = self._schema.BufferT(), self._schema.TensorT()
+        buffer.data = codes.reshape(-1).view(np.uint8)
+        self._model.buffers.append(buffer)
+        tensor.buffer = len(self._model.buffers) - 1
+        tensor.type = self._schema.TensorType.INT8
+        tensor.shape, tensor.hasRank = floats.shape, True
+        tensor.name = floats.name + b"/integers"
+        tensor.quantization = self._schema.QuantizationParametersT()
+        tensor.quantization.scale = scale.reshape(-1)
+        tensor.quantization.zeroPoint = np.zeros(scale.size, np.int64)
+        tensor.quantization.quantizedDimension = axis
+        return tensor
+
+    def _floats(self, given: int, returned: int) -> Any:
+        node = self._schema.OperatorT()
+        node.opcodeIndex = self._code
+        node.inputs, node.outputs = [given], [returned]
+        return node
+
+
+def _integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | None:
+    """Returns the dimension of the channels, int8 codes and float32 scales; None: it has none."""
+    for axis, channels in enumerate(value.shape):
+        scale = _scales(np.moveaxis(value, axis, 0).reshape(channels, -1))
+        if scale is not None:
+            scale = scale.reshape([channels if n == axis else 1 for n in range(value.ndim)])
+            return axis, np.rint(value / scale).astype(np.int8), scale
+    return None
+
+
+def _scales(rows: np.ndarray) -> np.ndarray | None:
+    """Returns for each row what its values are integers of, float32; None: some are of nothing."""
+    reach = np.abs(rows).max(1)
+    reach[reach == 0] = 1.0
+    scale = reach / np.float32(_LARGEST)
+    left = np.flatnonzero(~_fits(rows, scale))
+    if len(left) == len(rows):  # of another dimension, or no integers
+        return None
+    # Where several channels had one scale, as of the heads of attention, some reach less far.
+    for largest in range(_LARGEST - 1, 0, -1):
+        scale[left] = reach[left] / np.float32(largest)
+        left = left[~_fits(rows[left], scale[left])]
+    return None if len(left) else scale
+
+
+def _fits(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # of infinities, as masks have
+        steps = rows / scale[:, None]
+        return np.all(np.abs(steps - np.rint(steps)) <= _OFF, 1)

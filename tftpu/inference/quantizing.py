@@ -1,0 +1,123 @@
+"""Weight-only quantization: integers of 8 or 4 bits, and their scales.
+
+A matrix product, a convolution or a lookup sees the integers times their scale, in float32, so that
+a model whose weights were replaced by `Quantized.values` computes what its export does.
+
+8 bits have a scale for each channel, that of its largest value. 4 bits have one for each 64 values
+of a channel, or fewer: the one with the least squared error among some below that of the largest
+value, as clipping a few outliers leaves finer steps for all others (Banner et al. 2019,
+https://arxiv.org/abs/1810.05723).
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+BITS = {"int8": 8, "int4": 4}
+SMALLEST = 256  # values of a weight: less is kept in float32
+_GROUP = range(64, 31, -1)  # values that share a scale of 4 bits: the first that divides a channel
+_TRIED = {8: np.ones(1), 4: np.linspace(1.0, 0.8, 17)}  # of the largest value
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A weight as integers.
+
+    Attributes:
+        shape: of the weight.
+        codes: int8, the weight's values in order, in a shape that `scale` is broadcast over; with 4
+            bits from -8 to 7.
+        scale: float32.
+        bits: 8 or 4.
+    """
+
+    shape: tuple[int, ...]
+    codes: np.ndarray
+    scale: np.ndarray
+    bits: int
+
+    @property
+    def values(self) -> np.ndarray:
+        """The weight in float32."""
+        return (self.codes.astype("float32") * self.scale).reshape(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the integers and the scales."""
+        return -(-self.codes.size * self.bits // 8) + self.scale.nbytes
+
+    @property
+    def packed(self) -> np.ndarray:
+        """The codes of 4 bits plus 8, two to a byte, the first in its lower half: uint8, flat."""
+        raised = (self.codes.reshape(-1) + 8).astype(np.uint8)
+        pairs = np.pad(raised, (0, raised.size % 2)).reshape(-1, 2)
+        return pairs[:, 0] | pairs[:, 1] << 4
+
+
+def quantized_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
+    """Quantizes the kernels and tables of a model; returns them by path.
+
+    Biases, norms and weights of fewer than 256 values stay as they are. Tables, such as embeddings,
+    have 8 bits in any case: with 4, the tied head of a language model loses more than all its
+    kernels together. The channels of a kernel are its outputs, those of a table its rows.
+
+    Args:
+        model: built; it keeps its weights.
+        bits: 8 or 4.
+    """
+    found = {}
+    for variable in model.weights:
+        shape = tuple(variable.shape)
+        is_float = keras.backend.is_float_dtype(variable.dtype)
+        if is_float and len(shape) > 1 and np.prod(shape) >= SMALLEST:
+            value = np.asarray(keras.ops.convert_to_numpy(variable), "float32")
+            axis = channels_of(variable.name, shape)
+            found[variable.path] = quantized(value, axis, bits if axis else 8)
+    return found
+
+
+def channels_of(name: str, shape: tuple[int, ...]) -> int:
+    """Returns the dimension of a weight's channels.
+
+    Args:
+        name: of the variable: one with "kernel" in it is multiplied, others are tables.
+        shape: of the variable, two dimensions or more.
+    """
+    if "kernel" not in name:
+        return 0
+    return len(shape) - (2 if shape[-1] == 1 else 1)  # a depthwise kernel ends in (channels, 1)
+
+
+def quantized(value: np.ndarray, axis: int, bits: int) -> Quantized:
+    """Returns a weight as integers.
+
+    Args:
+        value: float32.
+        axis: the dimension of its channels.
+        bits: 8 or 4.
+    """
+    largest = 2 ** (bits - 1) - 1
+    grouped, together = _grouped(value, axis, bits)
+    reach = np.abs(grouped).max(together, keepdims=True)
+    best = np.full(reach.shape, np.inf, "float32")
+    scale = np.ones(reach.shape, "float32")
+    for share in _TRIED[bits]:
+        tried = np.maximum(reach * np.float32(share / largest), np.finfo("float32").tiny)
+        off = np.clip(np.rint(grouped / tried), -largest - 1, largest) * tried - grouped
+        error = np.square(off).sum(together, keepdims=True)
+        scale, best = np.where(error < best, tried, scale), np.minimum(error, best)
+    codes = np.clip(np.rint(grouped / scale), -largest - 1, largest).astype(np.int8)
+    return Quantized(value.shape, codes, scale, bits)
+
+
+def _grouped(value: np.ndarray, axis: int, bits: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Returns a weight in a shape of groups, and the dimensions of the values of a group."""
+    channels = value.shape[axis]
+    count = value.size // channels
+    size = next((n for n in _GROUP if bits == 4 and count % n == 0), None)
+    if size is None or axis not in (0, value.ndim - 1):
+        return value, tuple(n for n in range(value.ndim) if n != axis)
+    if axis == 0:
+        return value.reshape(channels, count // size, size), (2,)
+    return value.reshape(count // size, size, channels), (1,)
