@@ -5,7 +5,7 @@ import weakref
 from tftpu.config import Experiment
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError
-from tftpu.inference.generate import Writer
+from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
 from tftpu.input_pipelines import sources
 from tftpu.launch.startup import quieten_xla
@@ -13,7 +13,9 @@ from tftpu.launch.texts import Bytes
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
-_TEMPERATURE = 0.8  # less babble than 1, less repetition than 0
+# Less babble than at a temperature of 1, less repetition than at 0. A larger vocabulary than bytes
+# has tokens of no meaning.
+_SAMPLING = Sampling(0.8, tokens=Bytes.size)
 
 
 def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
@@ -31,7 +33,7 @@ def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     prompt, written, seed = Bytes().encode(PROMPT), [], experiment.train.seed
     try:
         writer = _writer(trainer, experiment.data.context)
-        for [part] in writer.write([prompt], length, seed, every=length):
+        for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)], every=length):
             written += part
     except UserError:  # a model of one's own that does not write, such as a classifier
         return ""
@@ -46,7 +48,6 @@ def _writer(trainer: Trainer, context: int) -> Writer:
     executor = trainer.executor
     if executor not in _WRITERS:
         quieten_xla()
-        sampling = Sampling(_TEMPERATURE, tokens=Bytes.size)  # a larger vocabulary has other tokens
         compiled = executor.compiled
-        _WRITERS[executor] = Writer(trainer.model, sampling, context=context, compiled=compiled)
+        _WRITERS[executor] = Writer(trainer.model, context=context, compiled=compiled)
     return _WRITERS[executor]

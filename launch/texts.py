@@ -1,6 +1,7 @@
 """Text as the tokens of a model, and tokens as text."""
 
 import codecs
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -9,9 +10,28 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.formats import manifest
+from tftpu.launch.options import flag
 
 _BYTES = 256
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """The options of a command for runs of language models."""
+
+    tokenizer: str | None = flag(
+        None,
+        "tokenizer.json that made the data",
+        metavar="FILE",
+        shown="that of the run's config, or bytes",
+    )
+    stop: str | None = flag(
+        None,
+        "token of the tokenizer that ends a text",
+        metavar="TOKEN",
+        shown="data.end_of_text of the run",
+    )
 
 
 class Codec(Protocol):
@@ -115,6 +135,25 @@ def codec_of(data: Data, tokenizer: str | None = None) -> Codec:
         f"Nothing says what the tokens of {type(data).__name__} mean: give the tokenizer that made "
         "them, --tokenizer=FILE (a tokenizer.json)."
     )
+
+
+def stop_of(data: Data, codec: Codec, given: str | None) -> int | None:
+    """Returns the token that ends a text; None: there is none.
+
+    Args:
+        data: of the run.
+        codec: the vocabulary.
+        given: name of the token; None: the one that the data name.
+
+    Raises:
+        UserError: the vocabulary has no such token.
+    """
+    name = given or getattr(data, "end_of_text", None)
+    if name is None:
+        return None
+    if not isinstance(codec, TokenizerFile):
+        raise UserError("--stop names a token of --tokenizer; the tokens of this run are bytes.")
+    return codec.token(name)
 
 
 def tokens_are_bytes(data: Data) -> bool:

@@ -12,20 +12,22 @@ import io
 import json
 import sys
 import unicodedata
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import finished, output, texts
 from tftpu.launch.options import DeviceOptions, flag, required
 from tftpu.launch.startup import quieten_xla
 from tftpu.storage import files
 
+if TYPE_CHECKING:
+    from tftpu.inference.generate import Row, Writer
+
 _TOGETHER = 32  # prompts of a file that are continued at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(DeviceOptions, finished.RunOf):
+class Options(texts.TextOptions, DeviceOptions, finished.RunOf):
     """The run, the prompts, and how tokens are drawn."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/python_gpt")
@@ -44,18 +46,6 @@ class Options(DeviceOptions, finished.RunOf):
         1.0, "draw from the fewest tokens whose probabilities add up to this", minimum=0
     )
     seed: int = flag(0, "seed of the random draws", minimum=0)
-    tokenizer: str | None = flag(
-        None,
-        "tokenizer.json that made the data",
-        metavar="FILE",
-        shown="that of the run's config, or bytes",
-    )
-    stop: str | None = flag(
-        None,
-        "token of the tokenizer that ends a text",
-        metavar="TOKEN",
-        shown="data.end_of_text of the run",
-    )
 
 
 def run(options: Options) -> None:
@@ -64,7 +54,7 @@ def run(options: Options) -> None:
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
     codec = texts.codec_of(experiment.data, options.tokenizer)
-    stop = _stop(options, experiment, codec)
+    stop = texts.stop_of(experiment.data, codec, options.stop)
     tokens = [codec.encode(prompt) for prompt in prompts]
     for prompt, row in zip(prompts, tokens):
         if not row:
@@ -72,18 +62,19 @@ def run(options: Options) -> None:
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     trainer, _, _ = finished.restored_without_data(experiment, options.workdir)
-    from tftpu.inference.generate import Writer
+    from tftpu.inference.generate import Writer, rows_of
     from tftpu.inference.sampling import Sampling
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
     context = getattr(experiment.data, "context", None)
     quieten_xla()
-    writer = Writer(trainer.model, sampling, stop, context, trainer.executor.compiled)
+    writer = Writer(trainer.model, stop, context, trainer.executor.compiled)
     writer.check(tokens, options.tokens)
+    rows = rows_of(tokens, options.tokens, sampling, options.seed)
     if options.prompt is None:
-        _print_lines(writer, codec, prompts, tokens, options)
+        _print_lines(writer, codec, prompts, rows)
     else:
-        _stream(writer, codec, prompts[0], tokens, options)
+        _stream(writer, codec, prompts[0], rows[0])
 
 
 def _prompts(options: Options) -> list[str]:
@@ -116,23 +107,12 @@ def _prompt(path: str, number: int, line: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _stop(options: Options, experiment: Experiment, codec: texts.Codec) -> int | None:
-    name = options.stop or getattr(experiment.data, "end_of_text", None)
-    if name is None:
-        return None
-    if not isinstance(codec, texts.TokenizerFile):
-        raise UserError("--stop names a token of --tokenizer; the tokens of this run are bytes.")
-    return codec.token(name)
-
-
-def _stream(
-    writer: Any, codec: texts.Codec, prompt: str, tokens: list[list[int]], options: Options
-) -> None:
-    decode = codec.decoder(tokens[0])
+def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> None:
+    decode = codec.decoder(row.prompt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
     print(prompt, end="", flush=True)
-    for [part] in writer.write(tokens, options.tokens, options.seed):
+    for [part] in writer.write([row]):
         text = decode(part)
         print(shown(text) if sys.stdout.isatty() else text, end="", flush=True)
         if output.reader_is_gone():
@@ -146,18 +126,17 @@ def shown(text: str) -> str:
 
 
 def _print_lines(
-    writer: Any, codec: texts.Codec, prompts: list[str], tokens: list[list[int]], options: Options
+    writer: "Writer", codec: texts.Codec, prompts: list[str], rows: "list[Row]"
 ) -> None:
     for first in range(0, len(prompts), _TOGETHER):
         part = slice(first, first + _TOGETHER)
         written: list[list[int]] = [[] for _ in prompts[part]]
-        for rows in writer.write(
-            tokens[part], options.tokens, options.seed, every=options.tokens, first=first
-        ):
-            for row, more in zip(written, rows):
-                row += more
-        for prompt, before, row in zip(prompts[part], tokens[part], written):
-            line = {"prompt": prompt, "text": codec.decoder(before)(row), "tokens": len(row)}
+        for parts in writer.write(rows[part], every=rows[0].length):
+            for tokens, more in zip(written, parts):
+                tokens += more
+        for prompt, row, tokens in zip(prompts[part], rows[part], written):
+            text = codec.decoder(row.prompt)(tokens)
+            line = {"prompt": prompt, "text": text, "tokens": len(tokens)}
             print(json.dumps(line, ensure_ascii=False), flush=True)
         if output.reader_is_gone():
             return

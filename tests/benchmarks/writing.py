@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from tftpu import models
-from tftpu.inference.generate import Writer
+from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
 from tftpu.launch.config_flags import load
 
@@ -38,10 +38,8 @@ def main() -> None:
     tokens = keras.Input((model.hyperparameters.context,), dtype="int32")
     whole = keras.Model(tokens, _Layer(model)(tokens))  # which hides what a cache needs
     ways = {
-        "a cache": functools.partial(_written, Writer(model, Sampling()), given.tokens),
-        "the whole row, one loop": functools.partial(
-            _written, Writer(whole, Sampling()), given.tokens
-        ),
+        "a cache": functools.partial(_written, Writer(model), given.tokens),
+        "the whole row, one loop": functools.partial(_written, Writer(whole), given.tokens),
         "the whole row, a call for each token": functools.partial(_called, whole, given.tokens),
     }
     spent: dict[str, list[float]] = {name: [] for name in ways}
@@ -65,7 +63,7 @@ class _Layer(keras.layers.Layer):
 
 
 def _written(writer: Writer, tokens: int) -> None:
-    [row] = next(writer.write([PROMPT], tokens, every=tokens))
+    [row] = next(writer.write([Row(PROMPT, tokens, Sampling())], every=tokens))
     assert len(row) == tokens
 
 

@@ -14,8 +14,8 @@ import tftpu
 from tests.support import generation, jax_process
 from tests.support.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
 from tftpu.errors import UserError
-from tftpu.inference.generate import Writer, generate
-from tftpu.inference.sampling import Sampling
+from tftpu.inference.generate import Row, Writer, generate, rows_of
+from tftpu.inference.sampling import Sampling, rules
 from tftpu.tpu import target
 
 LIKELIEST = Sampling(0)
@@ -54,10 +54,30 @@ def test_a_row_depends_on_neither_the_others_nor_the_parts_it_is_written_in():
     model = model_of("gpt")
     together = generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=1)
     assert generate(model, PROMPTS[:1], length=LENGTH, sampling=SAMPLING, seed=1) == together[:1]
-    parts = list(Writer(model, SAMPLING).write(PROMPTS, LENGTH, seed=1, every=7))
+    parts = list(Writer(model).write(rows_of(PROMPTS, LENGTH, SAMPLING, 1), every=7))
     assert [len(part[0]) for part in parts] == [7, 7, 6]
     assert [[*itertools.chain(*rows)] for rows in zip(*parts)] == together
     assert generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=2) != together
+
+
+@pytest.mark.slow
+def test_rows_written_together_keep_their_own_rules_lengths_and_seeds():
+    """A row does not depend on what it is written with, as a server does it."""
+    model = model_of("gpt")
+    choices = [Sampling(0.9, 17, 0.9), Sampling(1.4, 20), Sampling(0.5, 25, 0.5)]
+    rows = [
+        Row(prompt, length, sampling, seed)
+        for prompt, length, sampling, seed in zip(PROMPTS, (5, 20, 12), choices, (1, 2, 3))
+    ]
+    writer, found = Writer(model), [[], [], []]
+    for parts in writer.write(rows, every=8):
+        for text, part in zip(found, parts):
+            text += part
+    assert [len(text) for text in found] == [5, 20, 12]
+    for text, row in zip(found, rows):
+        assert text == [*itertools.chain(*(part for [part] in writer.write([row], every=8)))]
+    with pytest.raises(ValueError, match=r"several ways"):
+        next(writer.write([*rows, Row([1], 5, LIKELIEST)]))
 
 
 def test_several_devices_write_what_one_does():
@@ -73,7 +93,7 @@ def test_a_row_ends_at_its_stop_and_all_of_them_end_the_work():
     stop = whole[0][4]
     expected = [row[: row.index(stop)] if stop in row else row for row in whole]
     assert generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST, stop=stop) == expected
-    parts = list(Writer(model, LIKELIEST, stop).write(PROMPTS[:1], 100, every=8))
+    parts = list(Writer(model, stop).write(rows_of(PROMPTS[:1], 100, LIKELIEST), every=8))
     assert len(parts) == 1 and parts[0] == [whole[0][: whole[0].index(stop)]]
 
 
@@ -143,7 +163,9 @@ def test_prompts_that_cannot_be_continued_are_refused():
 
 def chosen(sampling: Sampling, chances: list[float], uniform: np.ndarray) -> np.ndarray:
     logits = np.repeat(np.log(np.array([chances], np.float32)), len(uniform), 0)
-    found: Any = sampling.choose(tf.constant(logits), tf.constant(uniform, tf.float32))
+    numbers = rules([sampling] * len(uniform))
+    given = tf.constant(logits), tf.constant(uniform, tf.float32), numbers
+    found: Any = sampling.choice.choose(*given)
     return found.numpy()
 
 
@@ -254,7 +276,7 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
 
         return tf.function(traced, jit_compile=True, autograph=False)
 
-    writer = Writer(model, LIKELIEST, compiled=for_a_tpu)
+    writer = Writer(model, compiled=for_a_tpu)
     for prompts in PROMPTS, PROMPTS[:1]:
-        [found] = writer.write(prompts, LENGTH, every=LENGTH)
+        [found] = writer.write(rows_of(prompts, LENGTH, LIKELIEST), every=LENGTH)
         assert found == recomputed(model, prompts)

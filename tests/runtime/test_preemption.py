@@ -56,11 +56,22 @@ def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     process = start("time.sleep(60)")
     process.send_signal(number)
     assert "finishing the device loop" in process.stderr.readline()
+    time.sleep(preemption._TOGETHER if number == signal.SIGTERM else 0)
     process.send_signal(number)
     output, said = process.communicate(timeout=20)
     assert process.returncode == 128 + number
     assert "A second signal" in said
     assert "noted" not in output
+
+
+def test_sigterm_to_a_group_that_a_parent_passes_on_is_one_notice():
+    process = start(WAITING)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    output, said = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "noted SIGTERM\n")
+    assert "A second signal, SIGTERM" not in said
 
 
 def test_the_process_exits_at_the_end_of_the_grace_period():
@@ -195,7 +206,7 @@ def test_an_answer_that_drips_ends_and_delays_no_signal(start, monkeypatch):
     with server(drip(start), monkeypatch):
         began = time.monotonic()
         assert preemption.maintenance_event() is None
-        assert time.monotonic() - began < 4  # two answers
+        assert time.monotonic() - began < 20  # two answers, of 60 s in all
         monkeypatch.setattr(preemption, "_TOTAL", 60.0)
         monkeypatch.setattr(preemption, "_JOIN_SECONDS", 0.1)
         with preemption.PreemptionNotice(grace_seconds=30) as notice:
@@ -205,9 +216,9 @@ def test_an_answer_that_drips_ends_and_delays_no_signal(start, monkeypatch):
             while notice.requested is None and time.monotonic() < began + 5:
                 time.sleep(0.01)
             assert notice.requested == "SIGTERM"
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5
             began = time.monotonic()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20  # of 60
 
 
 @pytest.mark.parametrize("host", ["a b", "[", "a:b", "\u2603" * 80, "a\nb", "127.0.0.1:99999999"])

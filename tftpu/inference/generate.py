@@ -1,8 +1,9 @@
 """Text by a language model: token after token, in one compiled loop on the device."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
 from tftpu.inference.decoding import Recomputed, decoding_of
 from tftpu.inference.loop import Loop
-from tftpu.inference.sampling import Sampling
+from tftpu.inference.sampling import Choice, Sampling, rules
 
 Tokens = list[int]
 _PROMPT = 64  # prompts are padded to a multiple of it, so that few lengths are compiled
@@ -48,19 +49,44 @@ def generate(
         UserError: a model that does not predict the next token, or a prompt that is empty or holds
             an unknown token.
     """
-    writer = Writer(model, sampling or Sampling(), stop, context)
+    writer = Writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
-    for parts in writer.write(prompts, length, seed, every=length):
+    rows = rows_of(prompts, length, sampling or Sampling(), seed)
+    for parts in writer.write(rows, every=length):
         for row, part in zip(found, parts):
             row += part
     return found
+
+
+class Row(NamedTuple):
+    """A text to write.
+
+    Attributes:
+        prompt: its tokens.
+        length: the most tokens to write.
+        sampling: the rule by which they are drawn.
+        seed, place: of the numbers that decide.
+    """
+
+    prompt: Sequence[int]
+    length: int
+    sampling: Sampling
+    seed: int = 0
+    place: int = 0
+
+
+def rows_of(
+    prompts: Sequence[Sequence[int]], length: int, sampling: Sampling, seed: int = 0
+) -> list[Row]:
+    """Returns a row for each prompt, in their order."""
+    return [Row(p, length, sampling, seed, n) for n, p in enumerate(prompts)]
 
 
 class Writer:
     """Continues prompts; what was compiled for one shape of prompts serves all of that shape.
 
     Args:
-        model, sampling, stop, context: as for `generate`.
+        model, stop, context: as for `generate`.
         compiled: compiles its functions, such as `Executor.compiled`; None: for the model as it is.
 
     Raises:
@@ -70,68 +96,77 @@ class Writer:
     def __init__(
         self,
         model: Any,
-        sampling: Sampling,
         stop: int | None = None,
         context: int | None = None,
         compiled: Compile | None = None,
     ):
         self._decoding = decoding_of(model, context)
         self._stop = stop
-        compiled = compiled or functools.partial(functions.compiled, model)
-        loop = Loop(self._decoding, sampling, stop)
-        self._read, self._write = compiled(loop.read), compiled(loop.write)
+        self._compiled = compiled or functools.partial(functions.compiled, model)
+        self._loops: dict[Choice, tuple[Any, Any]] = {}
         if isinstance(self._decoding, Recomputed):
-            _check_order(self._decoding, compiled, model.name)
+            _check_order(self._decoding, self._compiled, model.name)
 
-    def write(
-        self,
-        prompts: Sequence[Sequence[int]],
-        length: int,
-        seed: int = 0,
-        every: int = 16,
-        first: int = 0,
-    ) -> Iterator[list[Tokens]]:
+    def write(self, rows: Sequence[Row], every: int = 16) -> Iterator[list[Tokens]]:
         """Yields the next tokens of each row, up to `every` of them, until all rows have ended.
 
         Args:
-            prompts, length, seed: as for `generate`.
+            rows: of one choice (`Sampling.choice`).
             every: tokens that are written between two results.
-            first: place of the first row among all, if they are given in parts.
+
+        Raises:
+            UserError: a row that cannot be written.
         """
-        rows = self.check(prompts, length)
-        if every < 1 or seed < 0:
-            raise UserError(f"every={every}, seed={seed}: give 1 or more, and 0 or more.")
-        uniform = _uniform(range(first, first + len(rows)), length + every + 1, seed)
+        length = max((row.length for row in rows), default=0)
+        texts = self.check([row.prompt for row in rows], length)
+        if every < 1 or min(row.seed for row in rows) < 0:
+            seeds = sorted({row.seed for row in rows})
+            raise UserError(f"every={every}, seed={seeds[0]}: give 1 or more, and 0 or more.")
+        uniform = _uniform(rows, length + every + 1)
         ended, done, context = np.zeros(len(rows), bool), 0, self._decoding.context
         while done < length and not ended.all():
             # A row that fills the context keeps the last half of it, and one that ended
             # takes no more room than it must; the others are read again as they are.
-            kept = [row[:1] if end else row for row, end in zip(rows, ended)]
-            rows = [row if len(row) < context else row[-(context // 2) :] for row in kept]
-            count = min(context - max(map(len, rows)), length - done)
-            read = [[*row] for row in rows]
-            for parts in self._round(read, count, uniform[:, done:], min(every, count), ended):
-                for row, part in zip(rows, parts):
-                    row += part
+            kept = [text[:1] if end else text for text, end in zip(texts, ended)]
+            texts = [text if len(text) < context else text[-(context // 2) :] for text in kept]
+            count = min(context - max(map(len, texts)), length - done)
+            read = [[*text] for text in texts]
+            size = min(every, count)
+            for parts in self._round(rows, read, count, uniform[:, done:], size, ended):
+                for text, part in zip(texts, parts):
+                    text += part
+                found = [
+                    self._until_end(ended, index, part, row.length - done)
+                    for index, (row, part) in enumerate(zip(rows, parts))
+                ]
                 done += len(parts[0])
-                yield [self._until_stop(ended, index, part) for index, part in enumerate(parts)]
+                yield found
                 if ended.all():
                     return
 
     def _round(
-        self, rows: list[Tokens], length: int, uniform: np.ndarray, every: int, ended: np.ndarray
+        self,
+        rows: Sequence[Row],
+        texts: list[Tokens],
+        length: int,
+        uniform: np.ndarray,
+        every: int,
+        ended: np.ndarray,
     ) -> Iterator[list[Tokens]]:
-        """Yields the next tokens of rows that fit the context together with them."""
-        lengths = np.array([len(row) for row in rows], np.int32)
+        """Yields the next tokens of texts that fit the context together with them."""
+        lengths = np.array([len(text) for text in texts], np.int32)
         time = min(-(-int(lengths.max()) // _PROMPT) * _PROMPT, self._decoding.context)
-        tokens = np.zeros((len(rows), time), np.int32)
-        for padded, row in zip(tokens, rows):
-            padded[: len(row)] = row
+        tokens = np.zeros((len(texts), time), np.int32)
+        for padded, text in zip(tokens, texts):
+            padded[: len(text)] = text
         calls = -(-length // every)
-        state = self._read(tokens, lengths, uniform[:, 0], ended.copy(), time + calls * every)
+        slots = time + every * (1 << (calls - 1).bit_length())  # few sizes are compiled
+        read, write = self._loop([row.sampling for row in rows])
+        numbers = rules([row.sampling for row in rows])
+        state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), slots)
         for done in range(0, calls * every, every):
             following = uniform[:, done + 1 : done + every + 1]
-            state, written = self._write(state, lengths, following, every)
+            state, written = write(state, lengths, following, every)
             if not np.array(state["finite"]):
                 raise UserError(
                     "The model predicts values that are not finite, from which no token can be "
@@ -139,14 +174,24 @@ class Writer:
                 )
             yield np.array(written)[:, : length - done].tolist()
 
-    def _until_stop(self, ended: np.ndarray, index: int, row: Tokens) -> Tokens:
-        """Returns a row up to its stop, where it ends; nothing if it has ended before."""
+    def _loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:
+        """Returns the compiled functions that read, and write."""
+        choice, *others = {sampling.choice for sampling in samplings}
+        if others:
+            raise ValueError(f"The rows choose in several ways: {[choice, *others]}.")
+        if choice not in self._loops:
+            loop = Loop(self._decoding, choice, self._stop)
+            self._loops[choice] = self._compiled(loop.read), self._compiled(loop.write)
+        return self._loops[choice]
+
+    def _until_end(self, ended: np.ndarray, index: int, part: Tokens, room: int) -> Tokens:
+        """Returns a row's next tokens up to its stop or its length; nothing if it has ended."""
         if ended[index]:
             return []
-        if self._stop in row:
-            ended[index] = True
-            return row[: row.index(self._stop)]
-        return row
+        kept = part[:room]
+        stopped = self._stop in kept
+        ended[index] = stopped or len(kept) == room
+        return list(itertools.takewhile(lambda token: token != self._stop, kept))
 
     def check(self, prompts: Sequence[Sequence[int]], length: int) -> list[Tokens]:
         """Returns the tokens of prompts.
@@ -187,7 +232,7 @@ def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
         )
 
 
-def _uniform(rows: range, count: int, seed: int) -> np.ndarray:
+def _uniform(rows: Sequence[Row], count: int) -> np.ndarray:
     """Returns numbers of [0, 1), (rows, count), float32; those of a row do not depend on others."""
-    found = [np.random.default_rng((seed, row)).random(count, np.float32) for row in rows]
+    found = [np.random.default_rng((r.seed, r.place)).random(count, np.float32) for r in rows]
     return np.stack(found)

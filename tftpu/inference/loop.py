@@ -1,7 +1,7 @@
 """The loop that writes tokens, in functions that can be compiled."""
 
 from tftpu.inference.decoding import Decoding
-from tftpu.inference.sampling import Sampling
+from tftpu.inference.sampling import Choice
 from tftpu.tensors import Nest, Tensor, ops
 
 
@@ -10,17 +10,23 @@ class Loop:
 
     Args:
         decoding: passes by the model.
-        sampling: the rule by which tokens are drawn.
+        choice: how tokens are chosen.
         stop: a token after which a row ends; None: there is none.
     """
 
-    def __init__(self, decoding: Decoding, sampling: Sampling, stop: int | None):
+    def __init__(self, decoding: Decoding, choice: Choice, stop: int | None):
         self._decoding = decoding
-        self._sampling = sampling
+        self._choice = choice
         self._stop = stop
 
     def read(
-        self, tokens: Tensor, lengths: Tensor, uniform: Tensor, ended: Tensor, slots: int
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        uniform: Tensor,
+        rules: Nest,
+        ended: Tensor,
+        slots: int,
     ) -> Nest:
         """Reads prompts, and returns the state of the loop.
 
@@ -28,13 +34,15 @@ class Loop:
             tokens: (batch, time), int32, padded at the end.
             lengths: (batch,), int32, of each prompt.
             uniform: (batch,), float32, numbers of [0, 1) that decide on the first token.
+            rules: of the rows, as for `Choice.choose`.
             ended: (batch,), bool: rows that nothing is written for.
             slots: tokens of a row that there is room for.
         """
         decoded, logits = self._decoding.read(tokens, lengths, slots)
         return {
             "decoded": decoded,
-            "token": self._sampling.choose(logits, uniform),
+            "token": self._choice.choose(logits, uniform, rules),
+            "rules": rules,
             "first": ops.cast(tokens.shape[1], "int32"),  # slot of the first token that is written
             "count": ops.cast(0, "int32"),  # of the tokens that were written
             "ended": ended,
@@ -64,7 +72,8 @@ class Loop:
             chances = ops.slice(uniform, (0, index), (uniform.shape[0], 1))[:, 0]
             state = {
                 "decoded": decoded,
-                "token": self._sampling.choose(logits, chances),
+                "token": self._choice.choose(logits, chances, state["rules"]),
+                "rules": state["rules"],
                 "first": first,
                 "count": count + 1,
                 "ended": ops.logical_or(state["ended"], token == end),
@@ -72,13 +81,13 @@ class Loop:
             }
             return index + 1, state, written
 
-        def goes_on(index: Tensor, state: Nest, written: Tensor) -> Tensor:
+        def unfinished(index: Tensor, state: Nest, written: Tensor) -> Tensor:
             if self._stop is None:
                 return index < every
             return ops.logical_and(index < every, ops.logical_not(ops.all(state["ended"])))
 
         start = ops.cast(0, "int32"), state, ops.zeros((uniform.shape[0], every), "int32")
-        _, state, written = ops.while_loop(goes_on, body, start)
+        _, state, written = ops.while_loop(unfinished, body, start)
         return state, written
 
 

@@ -1,9 +1,13 @@
 """Choice of the next token from logits."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.tensors import Tensor, ops
+from tftpu.tensors import Nest, Tensor, ops
 
 _LEAST = 1e-6  # below it, a temperature divides logits to infinity
 
@@ -36,28 +40,66 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p}: give a chance above 0 and at most 1.")
 
-    def choose(self, logits: Tensor, uniform: Tensor) -> Tensor:
+    @property
+    def choice(self) -> "Choice":
+        """How rows of this rule choose; those of one choice can be written together."""
+        if self.temperature == 0 or 1 in (self.top_k, self.tokens):
+            return Choice("likeliest", 0, self.tokens)
+        if not self.top_k and self.top_p == 1:
+            return Choice("all", 0, self.tokens)
+        best = 1 << (self.top_k - 1).bit_length() if self.top_k else 0
+        return Choice("best", best, self.tokens)
+
+
+class Choice(NamedTuple):
+    """The part of rules that is compiled; their numbers are arguments, by row.
+
+    Attributes:
+        kind: "likeliest"; "all", drawn from all tokens; or "best", from the best of them.
+        best: number of tokens to sort, a power of two; 0: all.
+        tokens: as for `Sampling`.
+    """
+
+    kind: str
+    best: int
+    tokens: int
+
+    def choose(self, logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
         """Returns a token for each row.
 
         Args:
             logits: (batch, vocabulary), float32.
             uniform: (batch,), float32, numbers from [0, 1) that decide.
+            rules: as `rules` returns them, one for each row.
 
         Returns:
             (batch,), int32.
         """
         logits = logits[:, : self.tokens or None]
-        if self.temperature == 0 or 1 in (self.top_k, logits.shape[-1]):
+        if self.kind == "likeliest":
             return ops.cast(ops.argmax(logits, axis=-1), "int32")
-        if not self.top_k and self.top_p == 1:
-            return _drawn(ops.softmax(logits / self.temperature, axis=-1), uniform)
-        count = min(self.top_k or logits.shape[-1], logits.shape[-1])
+        temperature = rules["temperature"][:, None]
+        if self.kind == "all":
+            return _drawn(ops.softmax(logits / temperature, axis=-1), uniform)
+        count = min(self.best or logits.shape[-1], logits.shape[-1])
         best, tokens = ops.top_k(logits, count)  # the most likely one first
-        chances = ops.softmax(best / self.temperature, axis=-1)
+        allowed = ops.arange(count)[None] < rules["top_k"][:, None]
+        chances = ops.softmax(ops.where(allowed, best / temperature, -np.inf), axis=-1)
         # A token is left out if those before it are enough.
         before = ops.cumsum(chances, axis=-1) - chances
-        place = _drawn(ops.where(before < self.top_p, chances, 0.0), uniform)
+        kept = ops.where(before < rules["top_p"][:, None], chances, 0.0)
+        place = _drawn(kept, uniform)
         return ops.cast(ops.take_along_axis(tokens, place[:, None], axis=-1)[:, 0], "int32")
+
+
+def rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
+    """Returns the numbers of rules, (batch,) each."""
+    endless = np.iinfo(np.int32).max
+    return {
+        "temperature": np.array([s.temperature for s in samplings], np.float32),
+        "top_k": np.array([min(s.top_k or endless, endless) for s in samplings], np.int32),
+        "top_p": np.array([s.top_p for s in samplings], np.float32),
+    }
 
 
 def _drawn(chances: Tensor, uniform: Tensor) -> Tensor:

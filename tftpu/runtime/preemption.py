@@ -26,6 +26,7 @@ _TIMEOUT = 2.0  # seconds for its next bytes
 _TOTAL = 5.0  # seconds for its whole answer
 _LONGEST = 1000  # bytes of an answer
 _JOIN_SECONDS = 2.0  # that the end of the block waits for the threads
+_TOGETHER = 2.0  # seconds in which SIGTERM twice is one notice
 _MAINTENANCE = 0  # sent where the signals' numbers are
 
 _log = logging.getLogger(__name__)
@@ -34,9 +35,9 @@ _log = logging.getLogger(__name__)
 class PreemptionNotice:
     """A context manager that records a notice to stop in `requested`, for the loop to act on.
 
-    A second signal ends the process at once. So does the end of the grace period, except after
-    Ctrl-C, where nothing else would end the process. Only the main thread receives signals;
-    in other threads, only maintenance events are noticed.
+    A second signal ends the process at once, but not SIGTERM right after another. So does the end
+    of the grace period, except after Ctrl-C, where nothing else would end the process. Only the
+    main thread receives signals; in other threads, only maintenance events are noticed.
 
     Args:
         grace_seconds: seconds from the notice to the end of the process.
@@ -53,6 +54,7 @@ class PreemptionNotice:
         self._previous: dict[int, Any] = {}  # signal handlers
         self._deadline: float | None = None
         self._warned = False
+        self._since = 0.0  # when it was requested
 
     def __enter__(self) -> "PreemptionNotice":
         self._ours, self._kernels = socket.socketpair()
@@ -135,11 +137,15 @@ class PreemptionNotice:
 
     def _note(self, reason: str, number: int = 0) -> None:
         if self.requested is not None:
+            # A signal to all processes of a group comes again from a parent that passes it on.
+            same = number == signal.SIGTERM and reason == self.requested
+            if same and time.monotonic() < self._since + _TOGETHER:
+                return
             if number and not _interactive():
                 _say(f"A second signal, {reason}: exiting at once.")
                 os._exit(128 + number)
             return
-        self.requested = reason
+        self.requested, self._since = reason, time.monotonic()
         if number != signal.SIGINT and not _interactive():
             self._deadline = time.monotonic() + self._grace
         _say(f"{reason}: finishing the device loop, then saving. A second signal exits at once.")

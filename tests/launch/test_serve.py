@@ -1,0 +1,178 @@
+"""`tftpu serve` as a process of its own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.support.serving import SHAPE, ask, pixels
+from tftpu.inference.exporting import export
+from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.exporting.serving import Serving
+from tftpu.launch.main import main
+
+PROGRAM = "from tftpu.launch.main import run; run()"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> dict[str, str]:
+    """A model in each format, by its name."""
+    folder = tmp_path_factory.mktemp("models")
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input(SHAPE), *layers])
+    inputs = [Input("images", SHAPE, "uint8")]
+    serving = Serving(model, inputs, lambda x: keras.ops.cast(x, "float32"), ["a", "b", "c"])
+    export.onnx(serving, str(folder / "m.onnx"), {})
+    export.saved_model(serving, str(folder / "saved"))
+    return {"onnx": str(folder / "m.onnx"), "saved_model": str(folder / "saved")}
+
+
+@contextlib.contextmanager
+def serving(*flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen, int]]:
+    """Runs `tftpu serve`; yields the process and its port, once it answers."""
+    command = [sys.executable, "-c", PROGRAM, "serve", *flags]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield process, int(line.split("127.0.0.1:")[1].split("/")[0])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_vertex_ais_contract_and_an_end_that_answers_first(exported):
+    given = pixels(4)
+    session = onnxruntime.InferenceSession(exported["onnx"])
+    expected, labels = session.run(["logits", "label"], {"images": given})
+    variables = {
+        "AIP_HTTP_PORT": "0",
+        "AIP_HEALTH_ROUTE": "/v1/endpoints/1/health",
+        "AIP_PREDICT_ROUTE": "/v1/endpoints/1:predict",
+        "AIP_STORAGE_URI": os.path.dirname(exported["onnx"]),  # the folder, as Vertex AI has it
+    }
+    with serving("--host=127.0.0.1", **variables) as (process, port):
+        assert ask(port, "GET", "/v1/endpoints/1/health") == (200, {})
+        body = {"instances": given.tolist()}
+        status, answer = ask(port, "POST", "/v1/endpoints/1:predict", body)
+        assert status == 200
+        rows = answer["predictions"]
+        np.testing.assert_allclose([row["logits"] for row in rows], expected, rtol=1e-6)
+        assert [row["label"] for row in rows] == labels.tolist()
+        many, found = {"instances": pixels(3000).tolist()}, []
+
+        def large() -> None:
+            found.append(ask(port, "POST", "/v1/endpoints/1:predict", many))
+
+        thread = threading.Thread(target=large)
+        thread.start()
+        time.sleep(0.3)  # by now it is read, or computed
+        process.send_signal(signal.SIGTERM)
+        thread.join(30)
+        assert process.wait(30) == 0
+        [(status, answer)] = found
+        assert status == 200 and len(answer["predictions"]) == 3000
+
+
+@pytest.mark.slow
+def test_a_saved_model_is_served(exported):
+    given = pixels(2)
+    session = onnxruntime.InferenceSession(exported["onnx"])
+    [expected] = session.run(["logits"], {"images": given})
+    with serving(f"--model={exported['saved_model']}", "--port=0") as (process, port):
+        path = "/v1/models/saved:predict"
+        status, answer = ask(port, "POST", path, {"inputs": given.tolist()})
+        assert status == 200
+        np.testing.assert_allclose(answer["outputs"]["logits"], expected, rtol=1e-5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
+    steps = ("epochs=None", "steps=2", "steps_per_loop=2", "eval_every=2", "log_every=2")
+    options = [f"--config.train.{option}" for option in steps]
+    options.append("--config.optimizer.warmup_steps=1")
+    digits, texts = f"--workdir={tmp_path}/digits", f"--workdir={tmp_path}/texts"
+    assert main(["train", "--config=digits_resnet", digits, *options]) == 0
+    small = ["--config.model.layers=1", "--config.model.width=32", "--config.model.heads=2"]
+    assert main(["train", "--config=python_gpt", texts, *options, *small]) == 0
+    with serving(digits, "--port=0") as (_, port):
+        image = np.zeros((1, 8, 8, 1), int).tolist()
+        status, answer = ask(port, "POST", "/v1/models/digits:predict", {"instances": image})
+        assert status == 200 and len(answer["predictions"][0]["logits"]) == 10
+    capsys.readouterr()
+    words = ["--prompt=def", "--tokens=12", "--temperature=0.5", "--seed=3"]
+    assert main(["generate", texts, *words]) == 0
+    written = capsys.readouterr().out.rstrip("\n")
+    with serving(texts, "--port=0") as (_, port):
+        body = {"prompt": "def", "max_tokens": 12, "temperature": 0.5, "seed": 3}
+        status, answer = ask(port, "POST", "/v1/completions", body)
+        assert status == 200 and "def" + answer["choices"][0]["text"].rstrip("\n") == written
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "Give either --workdir=DIR"),
+        (["--model=m.onnx", "--workdir=w"], "Give either --workdir=DIR"),
+        (["--model=m.onnx", "--port=0"], "There is no file or folder m.onnx"),
+        (["--model=nothing", "--port=0"], "There is no file or folder nothing"),
+        (["--workdir=nothing", "--port=0"], "There is no run in 'nothing'"),
+        (["--model=m.onnx", "--stop=x"], "--stop is of runs"),
+        (["--model=there.onnx", "--port=70000"], "choose another --port"),
+        (["--model=there.onnx", "--name=a/b"], "--name=a/b: give letters"),
+        (["--model=many", "--port=0"], "many holds 2 files of ONNX"),
+        (["--model=there", "--port=0"], "there is no model"),
+        (["--model=m.onnx", "--batch=0"], "--batch"),
+    ],
+)
+def test_a_mistake_is_explained(tmp_path, monkeypatch, capsys, flags, says):
+    monkeypatch.chdir(tmp_path)
+    for name in "there.onnx", "many/a.onnx", "many/b.onnx", "there/model.keras":
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert main(["serve", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_route_without_a_slash_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "m.onnx").touch()
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "health")
+    assert main(["serve", f"--model={tmp_path}/m.onnx", "--port=0"]) == 2
+    assert "AIP_HEALTH_ROUTE=health is no route" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--model=m.onnx", f"--port={port}"]) == 2
+    assert "Address already in use" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path, capsys):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"no model")
+    assert main(["serve", f"--model={path}", "--port=0"]) == 2
+    assert "ONNX Runtime cannot load" in capsys.readouterr().err

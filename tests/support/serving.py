@@ -1,0 +1,94 @@
+"""A server of small models on loopback, in a thread of the test."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import uvicorn
+
+from tests.support.generation import language_model
+from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.exporting.serving import Serving
+from tftpu.inference.generate import Writer
+from tftpu.inference.server import run
+from tftpu.inference.server.app import About, Limits, application
+from tftpu.inference.server.served import Served
+from tftpu.inference.server.text import Language
+
+SHAPE = (6, 4, 3)
+CLASSES = ["cat", "dog", "eel"]
+
+
+def images() -> Served:
+    """Returns a classifier of pixels."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model: Any = keras.Sequential(
+        [keras.Input(SHAPE), layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(3)]
+    )
+    given = [Input("images", SHAPE, "uint8")]
+    serving = Serving(model, given, lambda x: keras.ops.cast(x, "float32"), CLASSES)
+    return Served(serving.inputs, tuple(serving.output_specs()), serving.outputs)
+
+
+def letters() -> Language:
+    """Returns a language model of bytes, with random weights."""
+    model = language_model("gpt", vocabulary=128, layers=1)
+
+    def decoder(prompt: Any) -> Any:
+        return lambda tokens: bytes(tokens).decode("ascii")
+
+    return Language(
+        Writer(model, stop=0), lambda t: list(t.encode("ascii", "replace")), decoder, 128
+    )
+
+
+@contextlib.contextmanager
+def running(model: Served | Language, **limits: Any) -> Iterator[int]:
+    """Serves a model under the name "m"; yields the port."""
+    at = run.bound("127.0.0.1", 0)
+    app = application(model, About(name="m"), Limits(**limits))
+    config = uvicorn.Config(app, http="h11", ws="none", log_level="critical", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield at.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        at.close()
+        assert not thread.is_alive()
+
+
+def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Returns the status and the JSON, or the bytes, of an answer.
+
+    Args:
+        port: of the server.
+        method: such as "POST".
+        path: such as "/predict".
+        body: bytes, or what is sent as JSON.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    sent = body if isinstance(body, bytes | None) else json.dumps(body)
+    connection.request(method, path, sent)
+    answer = connection.getresponse()
+    read = answer.read()
+    connection.close()
+    as_json = answer.getheader("content-type") == "application/json"
+    return answer.status, json.loads(read) if as_json else read
+
+
+def pixels(count: int, seed: int = 0) -> np.ndarray:
+    """Returns images for `images`."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), np.uint8)

@@ -1,0 +1,1 @@
+"""A server of trained models over HTTP, for CPUs and GPUs."""

@@ -1,0 +1,132 @@
+"""Requests that wait while the model computes are its next batch."""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tftpu.inference.server.served import Arrays
+
+Call = Callable[[Mapping[str, np.ndarray]], Arrays]
+
+
+class Busy(Exception):  # noqa: N818 (an answer, not a failure of the server)
+    """Too much waits already."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+    arrays: Arrays
+    count: int
+    found: asyncio.Future[Arrays]
+
+
+class Batcher:
+    """Computes the examples of several requests together.
+
+    No request is held back to fill a batch: what came while the model was busy is next, so batches
+    grow with the load.
+
+    Args:
+        call: returns the outputs by name for the inputs by name; runs in a thread of its own.
+        most: examples of a batch.
+        room: examples that may wait.
+        observe: is told the examples of each batch.
+    """
+
+    def __init__(self, call: Call, most: int, room: int, observe: Callable[[int], None]):
+        self._call, self._most, self._room, self._observe = call, most, room, observe
+        self._queue: deque[_Waiting] = deque()
+        self._came = asyncio.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "model")
+
+    @property
+    def waiting(self) -> int:
+        """The examples that wait, and are still wanted."""
+        return sum(item.count for item in self._queue if not item.found.done())
+
+    async def outputs(self, arrays: Arrays, count: int) -> Arrays:
+        """Returns the outputs by name for a request's examples.
+
+        Raises:
+            Busy: too many examples wait.
+            Refused: the model does not take the values.
+        """
+        if self.waiting + count > max(self._room, count):
+            raise Busy
+        item = _Waiting(arrays, count, asyncio.get_running_loop().create_future())
+        self._queue.append(item)
+        self._came.set()
+        return await item.found
+
+    async def run(self) -> None:
+        """Computes what comes, until it is cancelled."""
+        try:
+            while True:
+                await self._came.wait()
+                await self._compute(self._next())
+                if not self._queue:
+                    self._came.clear()
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> list[_Waiting]:
+        """Takes the next requests whose examples fit a batch; of a larger one, it alone."""
+        taken: list[_Waiting] = []
+        count = 0
+        while self._queue and (not taken or count + self._queue[0].count <= self._most):
+            item = self._queue.popleft()
+            if not item.found.done():  # nobody waits any longer for one that timed out
+                taken.append(item)
+                count += item.count
+        return taken
+
+    async def _compute(self, items: Sequence[_Waiting]) -> None:
+        try:
+            parts = _divided(await self._together(items), [item.count for item in items])
+        except Exception as error:
+            if len(items) == 1:
+                if not items[0].found.done():
+                    items[0].found.set_exception(error)
+                return
+            for item in items:  # whose is the one that failed?
+                await self._compute([item])
+            return
+        for item, part in zip(items, parts):
+            if not item.found.done():
+                item.found.set_result(part)
+
+    async def _together(self, items: Sequence[_Waiting]) -> Arrays:
+        if not items:
+            return {}
+        count = sum(item.count for item in items)
+        joined = {
+            name: np.concatenate([item.arrays[name] for item in items])
+            if len(items) > 1
+            else items[0].arrays[name]
+            for name in items[0].arrays
+        }
+        parts = []
+        for first in range(0, count, self._most):
+            batch = {name: value[first : first + self._most] for name, value in joined.items()}
+            self._observe(min(self._most, count - first))
+            loop = asyncio.get_running_loop()
+            parts.append(await loop.run_in_executor(self._thread, self._call, batch))
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _divided(found: Arrays, counts: Sequence[int]) -> list[Arrays]:
+    """Returns the outputs of each request."""
+    wrong = [name for name, value in found.items() if value.shape[:1] != (sum(counts),)]
+    if wrong:
+        raise ValueError(f"The output {wrong[0]!r} has no value for each example.")
+    ends = np.cumsum(counts)
+    return [
+        {name: value[end - count : end] for name, value in found.items()}
+        for end, count in zip(ends, counts)
+    ]

@@ -1,0 +1,186 @@
+"""Requests for text and their answers, in the form of OpenAI's completions.
+
+https://platform.openai.com/docs/api-reference/completions: `prompt`, `max_tokens`, `temperature`,
+`top_p`, `seed`, `stream`; and `top_k`.
+"""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from tftpu.errors import UserError
+from tftpu.inference.generate import Row
+from tftpu.inference.sampling import Sampling
+from tftpu.inference.server.payloads import BadRequest, check_signature
+from tftpu.inference.server.text import Language
+
+_TOKENS = 16  # OpenAI's default
+_LARGEST = 2**63 - 1
+_NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
+
+
+class Completion(NamedTuple):
+    """Texts to write.
+
+    Attributes:
+        rows: one for each prompt.
+        stream: whether the parts of the text are sent as they come.
+    """
+
+    rows: list[Row]
+    stream: bool
+
+
+def completion(given: Mapping[str, Any], language: Language, longest: int, most: int) -> Completion:
+    """Returns the rows of a request.
+
+    Args:
+        given: the object of its body.
+        language: the model.
+        longest: the most tokens to write.
+        most: the most prompts.
+
+    Raises:
+        BadRequest: it cannot be answered.
+    """
+    known = {*_NUMBERS, "prompt", "stream", "model"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise BadRequest(f"There is no field {unknown[0][:80]!r}: the fields are {sorted(known)}.")
+    stream = given.get("stream") or False
+    if not isinstance(stream, bool):
+        raise BadRequest("stream must be true or false.")
+    prompts = given.get("prompt")
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
+        raise BadRequest("prompt must be a text, or a list of texts.")
+    if not 1 <= len(prompts) <= most:
+        raise BadRequest(f"There are {len(prompts)} prompts: give 1 to {most}.")
+    return Completion(rows(prompts, given, language, longest), stream)
+
+
+def rows(
+    prompts: list[str], given: Mapping[str, Any], language: Language, longest: int
+) -> list[Row]:
+    """Returns a row for each prompt; see `completion`."""
+    numbers = {name: _number(name, kind, given.get(name)) for name, kind in _NUMBERS.items()}
+    length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
+    length = _TOKENS if length is None else length
+    if not 1 <= length <= longest:
+        raise BadRequest(f"max_tokens={length}: give 1 to {longest}.")
+    seed = secrets.randbits(32) if seed is None else seed
+    if seed < 0:
+        raise BadRequest(f"seed={seed}: give 0 to {_LARGEST}.")
+    chosen = {name: value for name, value in numbers.items() if value is not None}
+    try:
+        sampling = Sampling(**chosen, tokens=language.vocabulary)
+        tokens = [language.encode(prompt) for prompt in prompts]
+        language.writer.check(tokens, length)
+    except UserError as error:
+        raise BadRequest(str(error)) from error
+    return [Row(prompt, length, sampling, seed, place) for place, prompt in enumerate(tokens)]
+
+
+def _number(name: str, kind: type, value: Any) -> Any:
+    if value is None:
+        return None
+    allowed = (int,) if kind is int else (int, float)
+    if isinstance(value, bool) or not isinstance(value, allowed) or abs(value) > _LARGEST:
+        number = "a whole number" if kind is int else "a number"
+        raise BadRequest(f"{name} must be {number} of at most {_LARGEST}.")
+    return kind(value)
+
+
+class Answer:
+    """The answer to a request for text.
+
+    Args:
+        asked: the request.
+        texts: the parts of each text, as `Texts.ask` returns them.
+        language: the model.
+        name: of the model.
+    """
+
+    def __init__(
+        self,
+        asked: Completion,
+        texts: list[AsyncIterator[list[int]]],
+        language: Language,
+        name: str,
+    ):
+        self._rows, self._texts, self._language = asked.rows, texts, language
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+
+    async def whole(self) -> bytes:
+        """Returns the body of the answer."""
+        choices, tokens = [], 0
+        for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
+            text, count = await joined(parts, self._language, row)
+            tokens += count
+            choices.append(_choice(index, text, _end(row, count)))
+        usage = {
+            "prompt_tokens": sum(len(row.prompt) for row in self._rows),
+            "completion_tokens": tokens,
+        }
+        usage["total_tokens"] = sum(usage.values())
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage})
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yields server-sent events, one for each part, of one prompt after the other."""
+        for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
+            decode, count = self._language.decoder(row.prompt), 0
+            async for part in parts:
+                count += len(part)
+                yield self._event(_choice(index, decode(part), None))
+            yield self._event(_choice(index, "", _end(row, count)))
+        yield b"data: [DONE]\n\n"
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps({**self._head, "choices": [choice]}) + b"\n\n"
+
+
+async def joined(parts: AsyncIterator[list[int]], language: Language, row: Row) -> tuple[str, int]:
+    """Returns a whole text, and the number of its tokens."""
+    tokens = [token async for part in parts for token in part]
+    return language.decoder(row.prompt)(tokens), len(tokens)
+
+
+def _choice(index: int, text: str, end: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": end}
+
+
+def _end(row: Row, count: int) -> str:
+    return "length" if count == row.length else "stop"
+
+
+def instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Mapping[str, Any]]:
+    """Returns the prompts of Vertex AI's form, and the numbers of its `parameters`.
+
+    Raises:
+        BadRequest: it is of another form.
+    """
+    check_signature(given)
+    found = given.get("instances")
+    if set(given) - {"instances", "parameters", "signature_name"} or not isinstance(found, list):
+        raise BadRequest('Give {"instances": [{"prompt": "..."}], "parameters": {...}}.')
+    prompts: list[Any] = [row.get("prompt") if isinstance(row, dict) else row for row in found]
+    others = any(isinstance(row, dict) and set(row) != {"prompt"} for row in found)
+    if others or not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest(
+            'An instance must be {"prompt": "..."}, or a text; max_tokens and others are '
+            "parameters, the same for all."
+        )
+    if not 1 <= len(prompts) <= most:
+        raise BadRequest(f"There are {len(prompts)} instances: give 1 to {most}.")
+    parameters = given.get("parameters") or {}
+    if not isinstance(parameters, dict) or set(parameters) - set(_NUMBERS):
+        raise BadRequest(f"parameters may hold {', '.join(_NUMBERS)}.")
+    return prompts, parameters

@@ -1,0 +1,58 @@
+"""The server's metrics, in the text form of Prometheus."""
+
+import logging
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
+
+_LOG = logging.getLogger(__name__)
+_BATCHES = tuple(2**n for n in range(12))
+
+
+class Counts:
+    """Counts requests and batches.
+
+    Attributes:
+        media_type: of `text`.
+    """
+
+    media_type = exposition.CONTENT_TYPE_PLAIN_0_0_4
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "tftpu_requests", "Requests answered.", ["route", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "tftpu_request_seconds", "From arrival to answer.", ["route"], registry=self._registry
+        )
+        self._batches = Histogram(
+            "tftpu_batch_size",
+            "Examples, or texts, of a batch.",
+            buckets=_BATCHES,
+            registry=self._registry,
+        )
+        self._waiting = Gauge(
+            "tftpu_waiting", "Examples, or texts, that wait.", registry=self._registry
+        )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """Counts an answer."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def batch(self, size: int) -> None:
+        """Counts a batch."""
+        self._batches.observe(size)
+
+    def gauge(self, waiting: Callable[[], int]) -> None:
+        """Sets the function that says how much waits."""
+        self._waiting.set_function(waiting)
+
+    def failure(self, error: Exception) -> None:
+        """Logs what should not have happened."""
+        _LOG.error("A request failed.", exc_info=error)
+
+    def text(self) -> bytes:
+        """Returns the metrics."""
+        return exposition.generate_latest(self._registry)

@@ -1,0 +1,242 @@
+"""Predictions as JSON: the rows of Vertex AI and TensorFlow Serving, and the latter's columns.
+
+https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements and
+https://www.tensorflow.org/tfx/serving/api_rest.
+"""
+
+import base64
+import binascii
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.server.served import Arrays
+
+_SIGNATURE = "serving_default"
+_KNOWN = ("instances", "inputs", "signature_name", "parameters")
+_LONGEST_SIDE = 16_384  # pixels of an image that is unpacked
+
+
+class BadRequest(Exception):  # noqa: N818 (an answer, not a failure of the server)
+    """A request that cannot be answered, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Examples to predict.
+
+    Attributes:
+        arrays: by the names of the model's inputs, (count, ...).
+        count: examples.
+        rows: whether the answer is a list of examples, rather than an array for each output.
+    """
+
+    arrays: Arrays
+    count: int
+    rows: bool
+
+
+def parsed(body: bytes | bytearray) -> dict[str, Any]:
+    """Returns the object of a body.
+
+    Raises:
+        BadRequest: it is no JSON object.
+    """
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is no JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise BadRequest('The body must be a JSON object such as {"instances": [...]}.')
+    return found
+
+
+def request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
+    """Returns the arrays of a request.
+
+    Args:
+        given: the object of its body.
+        inputs: of the model.
+
+    Raises:
+        BadRequest: it does not fit the model.
+    """
+    unknown = sorted(set(given) - set(_KNOWN))
+    if unknown:
+        raise BadRequest(f"There is no field {unknown[0][:80]!r}: give instances, or inputs.")
+    check_signature(given)
+    if given.get("parameters"):
+        raise BadRequest("This model takes no parameters.")
+    if ("instances" in given) == ("inputs" in given):
+        raise BadRequest("Give either instances, a list of examples, or inputs.")
+    if "instances" in given:
+        return _of_rows(given["instances"], inputs)
+    return _of_columns(given["inputs"], inputs)
+
+
+def check_signature(given: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` for another signature than the one that there is."""
+    if given.get("signature_name", _SIGNATURE) not in (_SIGNATURE, "", None):
+        raise BadRequest(f"The only signature_name is {_SIGNATURE!r}.")
+
+
+def _of_rows(instances: Any, inputs: Sequence[Input]) -> Request:
+    if not isinstance(instances, list) or not instances:
+        raise BadRequest("instances must be a list of at least one example.")
+    names = {i.name for i in inputs}
+    named = [isinstance(row, dict) and not _is_encoded(row) for row in instances]
+    if any(named) and not all(named):
+        raise BadRequest("Some instances have names and some have none: write all alike.")
+    if all(named):
+        wrong = next((row for row in instances if set(row) != names), None)
+        if wrong is not None:
+            raise BadRequest(f"An instance has {_listed(wrong)}; the model takes {_listed(names)}.")
+        columns = {i.name: [row[i.name] for row in instances] for i in inputs}
+    elif len(inputs) == 1:
+        columns = {inputs[0].name: instances}
+    else:
+        raise BadRequest(f"An instance must be an object with {_listed(names)}.")
+    arrays = {i.name: _array(columns[i.name], i) for i in inputs}
+    return Request(arrays, len(instances), rows=True)
+
+
+def _of_columns(columns: Any, inputs: Sequence[Input]) -> Request:
+    if _is_encoded(columns):
+        raise BadRequest('inputs must be a list of examples: [{"b64": "..."}].')
+    if len(inputs) == 1 and not isinstance(columns, dict):
+        columns = {inputs[0].name: columns}
+    names = {i.name for i in inputs}
+    if not isinstance(columns, dict) or set(columns) != names:
+        has = _listed(columns) if isinstance(columns, dict) else "no names"
+        raise BadRequest(f"inputs has {has}; the model takes {_listed(names)}.")
+    for name, values in columns.items():
+        if not isinstance(values, list) or not values:
+            raise BadRequest(f"The input {name!r} must be a list of at least one example.")
+    arrays = {i.name: _array(columns[i.name], i) for i in inputs}
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) != 1:
+        raise BadRequest(f"The inputs hold different numbers of examples: {sorted(counts)}.")
+    return Request(arrays, counts.pop(), rows=False)
+
+
+def _array(values: list[Any], given: Input) -> np.ndarray:
+    """Returns the examples of an input; images may be files, `{"b64": ...}`."""
+    values = [_pixels(value, given) if _is_encoded(value) else value for value in values]
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"{_takes(given)}; the examples given differ in shape.") from error
+    if array.shape[1:] != given.shape:
+        raise BadRequest(f"{_takes(given)}; given was {list(array.shape[1:])}.")
+    wanted = np.dtype(given.dtype)
+    if array.dtype.kind not in {"b": "b", "i": "iu", "u": "iu"}.get(wanted.kind, "iuf"):
+        raise BadRequest(f"{_takes(given)}; given was something else, such as {_some(values)!r}.")
+    if wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        most = limits.max if given.below is None else given.below - 1
+        if array.min() < limits.min or array.max() > most:
+            raise BadRequest(f"{_takes(given)}, from {max(limits.min, 0)} to {most}.")
+    with np.errstate(over="ignore"):
+        found = array.astype(wanted)
+    if wanted.kind == "f" and not np.isfinite(found).all():
+        raise BadRequest(f"{_takes(given)}; a number given is too large for it.")
+    return found
+
+
+def _is_encoded(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"b64"}
+
+
+def _pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
+    """Returns the pixels of an image file in base64."""
+    from PIL import Image
+
+    if given.dtype != "uint8" or len(given.shape) != 3 or given.shape[-1] not in (1, 3):
+        raise BadRequest(f"{_takes(given)}, no image.")
+    try:
+        file = base64.b64decode(value["b64"], validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise BadRequest("b64 must be the base64 encoding of an image file.") from error
+    height, width, channels = given.shape
+    try:
+        with Image.open(io.BytesIO(file), formats=("PNG", "JPEG", "WEBP", "BMP")) as image:
+            if image.size != (width, height):
+                said = "x".join(str(min(side, _LONGEST_SIDE)) for side in image.size)
+                raise BadRequest(
+                    f"The image has {said} pixels, and the model takes {width}x{height}: crop and "
+                    "resize it before."
+                )
+            pixels = _of_eight_bits(image)
+    except BadRequest:
+        raise
+    except Exception as error:  # Pillow's readers of damaged files raise errors of many kinds
+        raise BadRequest("b64 holds no image that can be read (PNG, JPEG, WebP, BMP).") from error
+    if channels == 1 and (pixels != pixels[..., :1]).any():
+        raise BadRequest("The image has colours, and the model takes grey: convert it before.")
+    return pixels[..., :channels]
+
+
+def _of_eight_bits(image: Any) -> np.ndarray:
+    """Returns pixels in RGB; of 16 bits the upper ones, as TensorFlow decodes them."""
+    if not image.mode.startswith("I"):
+        return np.asarray(image.convert("RGB"))
+    grey = (np.asarray(image) >> 8).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, -1)
+
+
+def _takes(given: Input) -> str:
+    return f"The input {given.name!r} takes {given.dtype} {list(given.shape)} for each example"
+
+
+def _some(values: Any) -> str:
+    """Returns a value within nested lists, to say what was given."""
+    while isinstance(values, list) and values:
+        values = next((v for v in values if not isinstance(v, int | float)), values[0])
+    return str(values)[:40]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(str(name)[:40]) for name in sorted(names)[:8]) or "no names"
+
+
+def answer(found: Arrays, asked: Request) -> bytes:
+    """Returns the body of an answer: "predictions" for rows, "outputs" for columns."""
+    columns = {name: _plain(value) for name, value in found.items()}
+    if not asked.rows:
+        only = next(iter(columns.values())) if len(columns) == 1 else columns
+        return _encoded({"outputs": only})
+    if len(columns) == 1:
+        [values] = columns.values()
+        return _encoded({"predictions": values})
+    rows = [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
+    return _encoded({"predictions": rows})
+
+
+def _plain(values: np.ndarray) -> Any:
+    """Returns an array that JSON can hold; texts as a list."""
+    if values.dtype.kind in "OSU":
+        return _texts(values.tolist())
+    if values.dtype.kind == "f" and values.dtype.itemsize != 8:
+        values = values.astype(np.float32)
+    return np.ascontiguousarray(values)
+
+
+def _texts(values: Any) -> Any:
+    """Returns nested lists of texts."""
+    if isinstance(values, list):
+        return [_texts(value) for value in values]
+    return values.decode(errors="replace") if isinstance(values, bytes) else values
+
+
+def _encoded(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def error(message: str) -> bytes:
+    """Returns the body of an error, as TensorFlow Serving has it."""
+    return _encoded({"error": message})

@@ -1,0 +1,128 @@
+"""Serves a model until the process is asked to end."""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from tftpu.errors import UserError
+from tftpu.inference.server.app import About, Limits, application
+from tftpu.inference.server.served import Refused, Served, check_outputs
+from tftpu.inference.server.text import Language
+
+_CONNECTIONS = 1000
+_GRACE_S = 30  # for requests that run when the process is asked to end
+_FAREWELL_S = 5  # of these, to say that a text ends
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Returns a socket at an address, which does not listen yet; port 0 takes a free one.
+
+    Raises:
+        UserError: the address is taken, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio switches off the delays of small packets only where the protocol is named: 44 ms.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise _taken(host, port, error) from error
+    return found
+
+
+def listen(at: socket.socket) -> str:
+    """Lets clients connect, which are answered as soon as `serve` runs; returns the address.
+
+    Raises:
+        UserError: another process was faster.
+    """
+    host, port = at.getsockname()[:2]
+    try:
+        at.listen()
+    except OSError as error:
+        raise _taken(host, port, error) from error
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _taken(host: str, port: int, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or error
+    return UserError(
+        f"Nothing can be served at {host}:{port} ({reason}): choose another --port or --host."
+    )
+
+
+def warm(model: Served | Language) -> None:
+    """Computes an answer, so that the first request finds the model loaded and compiled.
+
+    Raises:
+        UserError: the model cannot be served.
+    """
+    if isinstance(model, Served):
+        try:
+            check_outputs(model)
+        except Refused as error:
+            raise UserError(f"The model fails on two examples of zeros: {error}") from error
+    else:
+        from tftpu.inference.generate import Row
+        from tftpu.inference.sampling import Sampling
+
+        for _ in model.writer.write([Row([0], 1, Sampling(tokens=model.vocabulary))]):
+            pass
+    # The collector would walk the libraries' objects again and again: up to 0.2 s of a request.
+    gc.collect()
+    gc.freeze()
+
+
+def serve(model: Served | Language, about: About, limits: Limits, at: socket.socket) -> None:
+    """Serves a model until SIGTERM or SIGINT; answers what runs before it ends.
+
+    Args:
+        model: answers with arrays, or with text.
+        about: its name and routes.
+        limits: of requests.
+        at: the socket.
+    """
+    app = application(model, about, limits)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        access_log=False,
+        log_level=logging.WARNING,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    with _ends_quietly():
+        _Server(config, app.state.stop).run(sockets=[at])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends texts before its grace is over."""
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]):
+        super().__init__(config)
+        self._stop = stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        farewell = asyncio.get_running_loop().call_later(_GRACE_S - _FAREWELL_S, self._stop)
+        await super().shutdown(sockets)
+        farewell.cancel()
+
+
+@contextmanager
+def _ends_quietly() -> Iterator[None]:
+    """Ignores the signals that ended the server, which uvicorn raises again once it has."""
+    handlers = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,160 @@
+"""A model as the server calls it: exported, or of a run."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tftpu import installation
+from tftpu.errors import UserError
+from tftpu.inference.exporting.inputs import Input
+from tftpu.storage import files
+
+Arrays = dict[str, np.ndarray]
+
+
+class Refused(Exception):  # noqa: N818 (an answer, not a failure of the server)
+    """The model cannot compute what was asked; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A model that answers.
+
+    Attributes:
+        inputs: in order.
+        outputs: names.
+        call: returns the outputs by name for the inputs by name, both of any batch. Raises
+            `Refused` for values that the model does not take.
+    """
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    call: Callable[[Mapping[str, np.ndarray]], Arrays]
+
+
+def check_outputs(model: Served) -> None:
+    """Computes two examples; so the first request finds the model loaded, too.
+
+    Raises:
+        UserError: an output has no value for each example, or cannot be written as JSON.
+    """
+    found = model.call({i.name: np.zeros((2, *i.shape), i.dtype) for i in model.inputs})
+    for name, value in found.items():
+        if value.shape[:1] != (2,):
+            raise UserError(
+                f"The output {name!r} has the shape {list(value.shape)} for two examples: a model "
+                "is served whose outputs have a value for each."
+            )
+        if value.dtype.kind not in "biufOSU":
+            raise UserError(f"The output {name!r} is of {value.dtype}, which JSON has no form of.")
+
+
+def load(path: str) -> Served:
+    """Loads an exported model.
+
+    Args:
+        path: a file of ONNX or the folder of a SavedModel, local or `gs://`; or a folder that
+            holds one file of ONNX.
+
+    Raises:
+        UserError: there is no such model, or its first dimension is not a batch of any size.
+    """
+    if path.endswith(".onnx"):
+        return _onnx(path)
+    if files.exists(files.join(path, "saved_model.pb")):
+        return _saved_model(path)
+    names = [name for name in files.names_in(path) if name.endswith(".onnx")]
+    if len(names) == 1:
+        return _onnx(files.join(path, names[0]))
+    found = f"holds {len(names)} files of ONNX" if names else "is no model"
+    raise UserError(
+        f"{path} {found}: give a file of ONNX (.onnx), or the folder of a "
+        "SavedModel, as `tftpu export` writes them."
+    )
+
+
+def _onnx(path: str) -> Served:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError(
+            f"{path} needs ONNX Runtime: run `{installation.command('serve')}`."
+        ) from error
+    if not files.exists(path):
+        raise UserError(f"There is no file {path}.")
+    try:
+        session = onnxruntime.InferenceSession(
+            files.read(path), providers=onnxruntime.get_available_providers()
+        )
+    except Exception as error:  # its exceptions share no class of their own
+        raise UserError(f"ONNX Runtime cannot load {path}: {_first_line(error)}") from error
+    inputs = [
+        _input(path, value.name, value.shape, _onnx_dtype(value.type))
+        for value in session.get_inputs()
+    ]
+    outputs = tuple(value.name for value in session.get_outputs())
+    failures: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+
+    def call(given: Mapping[str, np.ndarray]) -> Arrays:
+        try:
+            found: list[Any] = list(session.run(list(outputs), dict(given)))
+        except (failures.InvalidArgument, failures.RuntimeException) as error:
+            raise Refused(_first_line(error)) from error
+        return dict(zip(outputs, found))
+
+    return Served(tuple(inputs), outputs, call)
+
+
+def _saved_model(path: str) -> Served:
+    import tensorflow as tf
+
+    try:
+        signatures = tf.saved_model.load(path).signatures
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise UserError(f"TensorFlow cannot load {path}: {_first_line(error)}") from error
+    if "serving_default" not in signatures:
+        raise UserError(f"The SavedModel {path} has no signature named serving_default.")
+    run = signatures["serving_default"]
+    specs: Mapping[str, tf.TensorSpec] = run.structured_input_signature[1]
+    inputs = []
+    for name, spec in specs.items():
+        if spec.shape.rank is None:
+            raise UserError(f"The input {name!r} of {path} has no known shape.")
+        inputs.append(_input(path, name, spec.shape.as_list(), spec.dtype.name))
+
+    def call(given: Mapping[str, np.ndarray]) -> Arrays:
+        try:
+            found = run(**{name: tf.constant(value) for name, value in given.items()})
+        except tf.errors.InvalidArgumentError as error:
+            raise Refused(_first_line(error)) from error
+        return {name: value.numpy() for name, value in found.items()}
+
+    return Served(tuple(inputs), tuple(sorted(run.structured_outputs)), call)
+
+
+def _input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
+    """Returns an input; its batch must be of any size, and nothing else."""
+    first, *rest = shape or [1]
+    if isinstance(first, int) or not all(isinstance(size, int) for size in rest):
+        raise UserError(
+            f"The input {name!r} of {path} has the shape {list(shape)}: the first dimension must "
+            "be a batch of any size, and the others fixed."
+        )
+    try:
+        np.dtype(dtype)
+    except TypeError as error:
+        raise UserError(f"The input {name!r} of {path} is of {dtype}, not numbers.") from error
+    return Input(name, tuple(rest), dtype)
+
+
+def _onnx_dtype(kind: str) -> str:
+    """Returns the dtype of "tensor(float)"."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

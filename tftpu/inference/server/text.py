@@ -1,0 +1,155 @@
+"""Texts that several requests ask for, written together."""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tftpu.inference.server.batching import Busy
+
+if TYPE_CHECKING:
+    from tftpu.inference.generate import Row, Writer
+
+Part = list[int] | Exception | None  # None: the text has ended
+
+
+class Stopped(Exception):  # noqa: N818 (an answer, not a failure of the server)
+    """The server ends before the text does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """A language model that answers with text.
+
+    Attributes:
+        writer: of its tokens.
+        encode: returns the tokens of a text.
+        decoder: returns a function from the next tokens after a prompt's to their characters.
+        vocabulary: number of tokens.
+    """
+
+    writer: "Writer"
+    encode: Callable[[str], list[int]]
+    decoder: Callable[[Sequence[int]], Callable[[Sequence[int]], str]]
+    vocabulary: int
+
+
+@dataclasses.dataclass(eq=False)
+class _Asked:
+    """A request for texts, which may no longer be wanted."""
+
+    wanted: bool = True
+
+
+@dataclasses.dataclass(eq=False)
+class _Text:
+    row: "Row"
+    parts: asyncio.Queue[Part]
+    asked: _Asked
+
+
+class Texts:
+    """Writes the texts of several requests together, in a thread of its own.
+
+    Those whose tokens are chosen in the same way begin together; later ones wait until these end.
+
+    Args:
+        writer: of the model.
+        most: texts that are written at once.
+        room: texts that may wait.
+        observe: is told the texts of each batch.
+    """
+
+    def __init__(self, writer: "Writer", most: int, room: int, observe: Callable[[int], None]):
+        self._writer, self._most, self._room, self._observe = writer, most, room, observe
+        self._queue: deque[_Text] = deque()
+        self._running: list[_Text] = []
+        self._came = asyncio.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "writer")
+
+    @property
+    def waiting(self) -> int:
+        """The texts that wait, and are still wanted."""
+        return sum(text.asked.wanted for text in self._queue)
+
+    def ask(self, rows: "Sequence[Row]") -> list[AsyncIterator[list[int]]]:
+        """Asks for texts; returns an iterator over the parts of each.
+
+        Raises:
+            Busy: too many wait.
+        """
+        if self.waiting + len(rows) > max(self._room, len(rows)):
+            raise Busy
+        asked = _Asked()
+        texts = [_Text(row, asyncio.Queue(), asked) for row in rows]
+        self._queue.extend(texts)
+        self._came.set()
+        return [_parts(text) for text in texts]
+
+    async def run(self) -> None:
+        """Writes what is asked for, until it is cancelled."""
+        try:
+            while True:
+                await self._came.wait()
+                texts = self._next()
+                loop = asyncio.get_running_loop()
+                if texts:
+                    self._running = texts
+                    self._observe(len(texts))
+                    await loop.run_in_executor(self._thread, self._write, texts, loop)
+                if not self._queue:
+                    self._came.clear()
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Ends all texts where they are."""
+        for text in (*self._running, *self._queue):
+            text.asked.wanted = False
+            text.parts.put_nowait(Stopped("the server stops"))
+
+    def _next(self) -> list[_Text]:
+        """Takes the longest waiting text, and others that are chosen in the same way."""
+        wanted = [text for text in self._queue if text.asked.wanted]
+        choice = wanted[0].row.sampling.choice if wanted else None
+        taken = [text for text in wanted if text.row.sampling.choice == choice][: self._most]
+        self._queue = deque(text for text in wanted if text not in taken)
+        return taken
+
+    def _write(self, texts: Sequence[_Text], loop: asyncio.AbstractEventLoop) -> None:
+        def put(text: _Text, part: Part) -> None:
+            loop.call_soon_threadsafe(text.parts.put_nowait, part)
+
+        rows = [text.row for text in texts]
+        # Few numbers of rows are compiled. What fills them up is a text of one token.
+        filling = rows[0]._replace(prompt=[0], length=1)
+        rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
+        try:
+            for parts in self._writer.write(rows):
+                for text, part in zip(texts, parts):
+                    put(text, part)
+                if not any(text.asked.wanted for text in texts):
+                    break
+        except Exception as error:
+            for text in texts:
+                put(text, error)
+        for text in texts:
+            put(text, None)
+
+
+async def _parts(text: _Text) -> AsyncIterator[list[int]]:
+    """Yields the parts of a text; whoever stops reading them ends all that was asked for."""
+    try:
+        while True:
+            part = await text.parts.get()
+            if part is None:
+                return
+            if isinstance(part, Exception):
+                raise part
+            if part:
+                yield part
+    except BaseException:
+        text.asked.wanted = False
+        raise
