@@ -189,7 +189,7 @@ def connect(namespace: str, context: str | None) -> Cluster:
     """
     from kubernetes import client, config
 
-    settings = client.Configuration()
+    settings: Any = client.Configuration()  # whose types differ between its versions
     settings.retries = False  # `patiently` repeats what may be repeated, without a word
     try:
         api = config.new_client_from_config(

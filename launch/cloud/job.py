@@ -26,14 +26,24 @@ def unique_name(config: str) -> str:
     return f"{name_of(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 
-def container_command(shipment: Shipment, workdir: str, arguments: list[str]) -> list[str]:
+def container_command(
+    shipment: Shipment, workdir: str, arguments: list[str], *, before: str = ""
+) -> list[str]:
     """Returns the command of a container that installs what was shipped, and trains.
 
     Args:
         shipment: the files that travel to it.
         workdir: folder of the run in a bucket.
         arguments: further flags of `tftpu train`.
+        before: lines of bash that run first, and may change the array `arguments`.
     """
+    setup = container_setup(shipment, workdir, arguments)
+    lines = [setup, *([before] if before else []), "receive\ninstall\ntrain"]
+    return ["bash", "-c", "\n".join(lines)]
+
+
+def container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> str:
+    """Returns the shell functions of that command, and its values."""
     lines = [
         "set -eu",
         # As process 1 of a container, a shell ignores signals that it has no trap for.
@@ -42,9 +52,8 @@ def container_command(shipment: Shipment, workdir: str, arguments: list[str]) ->
         # tftpu's image brings the TensorFlow for TPUs, which the JAX engine's would overwrite.
         *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.script(workdir, arguments),
-        "receive\ninstall\ntrain",
     ]
-    return ["bash", "-c", "\n".join(lines)]
+    return "\n".join(lines)
 
 
 def commented(text: str) -> str:

@@ -44,6 +44,7 @@ class Order:
         timeout: "90m", "24h" or "7d".
         labels: "key=value,key=value", in addition to tftpu's own.
         spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
+        subfolder: folder of the run in the workdir; "" means the workdir itself.
     """
 
     config: str
@@ -59,6 +60,7 @@ class Order:
     timeout: str = "7d"
     labels: str = ""
     spot: bool = False
+    subfolder: str = ""
 
     @property
     def parent(self) -> str:
@@ -68,7 +70,8 @@ class Order:
     @property
     def run_folder(self) -> str:
         """The workdir of the run: Vertex AI's TensorBoard reads `logs` of the job's folder."""
-        return f"{self.base_folder}/logs" if self.tensorboard else self.base_folder
+        folder = f"{self.base_folder}/{self.subfolder}" if self.subfolder else self.base_folder
+        return f"{folder}/logs" if self.tensorboard else folder
 
     @property
     def base_folder(self) -> str:
@@ -81,49 +84,74 @@ class Order:
         Raises:
             UserError: a value that Vertex AI would reject.
         """
+        arguments = [*self.overrides, f"--workdir={self.run_folder}", "--tpu=local"]
+        command = job.container_command(self.shipment, self.base_folder, arguments)
+        return {
+            "displayName": job.unique_name(self.config),
+            "jobSpec": self.job_spec({"command": command}, self.base_folder),
+            "labels": job.labels(self.config, self.slice.name, self.labels),
+        }
+
+    def job_spec(self, container: dict[str, Any], output: str) -> dict[str, Any]:
+        """Returns the specification of a job.
+
+        Args:
+            container: fields of its container, without the image.
+            output: "gs://bucket/folder" that Vertex AI names in the container's environment.
+
+        Raises:
+            UserError: a value that Vertex AI would reject.
+        """
         machine = _machine(self.slice)
         job.check_bucket_folder("workdir", self.workdir)
         if self.tensorboard:
             _check_tensorboard(self.tensorboard, self.service_account)
-        arguments = [*self.overrides, f"--workdir={self.run_folder}", "--tpu=local"]
-        command = job.container_command(self.shipment, self.base_folder, arguments)
-        container = {"imageUri": self.image, "command": command}
         scheduling = {
             "timeout": f"{job.seconds('timeout', self.timeout)}s",
             "restartJobOnWorkerRestart": True,  # the run resumes from its last checkpoint
         }
         if self.spot:
             scheduling["strategy"] = "SPOT"
-        spec: CustomJob = {
+        spec: dict[str, Any] = {
             "workerPoolSpecs": [
-                {"machineSpec": machine, "replicaCount": 1, "containerSpec": container}
+                {
+                    "machineSpec": machine,
+                    "replicaCount": 1,
+                    "containerSpec": {"imageUri": self.image, **container},
+                }
             ],
             "scheduling": scheduling,
-            "baseOutputDirectory": {"outputUriPrefix": self.base_folder},
+            "baseOutputDirectory": {"outputUriPrefix": output},
         }
         if self.service_account:
             spec["serviceAccount"] = self.service_account
         if self.tensorboard:
             spec["tensorboard"] = self.tensorboard
-        return {
-            "displayName": job.unique_name(self.config),
-            "jobSpec": spec,
-            "labels": job.labels(self.config, self.slice.name, self.labels),
-        }
+        return spec
 
     def as_yaml(self, created: CustomJob) -> str:
         """Formats the specification of a job for `gcloud`, below the command that takes it."""
+        return self.for_gcloud("custom-jobs", created, created["jobSpec"])
+
+    def for_gcloud(self, command: str, created: dict[str, Any], file: dict[str, Any]) -> str:
+        """Formats the file that creates a job, below the command that takes it.
+
+        Args:
+            command: of `gcloud ai`, such as "custom-jobs".
+            created: the job, for its name and its labels.
+            file: content of the file.
+        """
         labels = ",".join(f"{key}={value}" for key, value in created["labels"].items())
-        command = [
-            *("gcloud", "ai", "custom-jobs", "create", "--config=FILE"),
+        words = [
+            *("gcloud", "ai", command, "create", "--config=FILE"),
             f"--project={self.project}",
             f"--region={self.region}",
             f"--display-name={created['displayName']}",
             f"--labels={labels}",
         ]
         shipped = self.shipment.description(self.base_folder)
-        head = job.commented(f"{shlex.join(command)}\n\n{shipped}")
-        return head + yaml.dump(created["jobSpec"], Dumper=job.Dumper, sort_keys=False)
+        head = job.commented(f"{shlex.join(words)}\n\n{shipped}")
+        return head + yaml.dump(file, Dumper=job.Dumper, sort_keys=False)
 
 
 def check_slice(wanted: Slice) -> None:

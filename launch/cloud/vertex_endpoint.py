@@ -1,0 +1,139 @@
+"""The requests of `tftpu launch vertex-endpoint`: a model of Vertex AI, and its deployment.
+
+Specifications are dictionaries with the names of the service's REST interface
+(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models and
+.../projects.locations.endpoints).
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import yaml
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import job
+from tftpu.version import __version__
+
+PORT = 8080
+_ACCELERATOR = r"NVIDIA_[A-Z0-9_]+"
+
+Spec = dict[str, Any]  # with the names of the REST interface
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """A model to serve.
+
+    Attributes:
+        name: of the model, in lists.
+        model: "gs://bucket/folder" of an export; None: a run is served.
+        workdir: "gs://bucket/folder" of a run; None: an export is served.
+        project: project of Google Cloud that pays.
+        region: region of the endpoint.
+        image: container image with `tftpu serve`.
+        machine: type of the machines, such as "n1-standard-4".
+        accelerator: type of their GPU, such as "NVIDIA_TESLA_T4"; None: they have none.
+        replicas: machines, at least.
+        most_replicas: machines, at most.
+        service_account: e-mail address that the server runs as; None means Vertex AI's own.
+        endpoint: resource name of one that takes the model; None creates one.
+    """
+
+    name: str
+    model: str | None
+    workdir: str | None
+    project: str
+    region: str
+    image: str
+    machine: str
+    accelerator: str | None
+    replicas: int
+    most_replicas: int
+    service_account: str | None
+    endpoint: str | None
+
+    @property
+    def parent(self) -> str:
+        """The location of the model and the endpoint, as a resource name."""
+        return f"projects/{self.project}/locations/{self.region}"
+
+    def check(self) -> None:
+        """Raises `UserError` for a value that Vertex AI would reject."""
+        if self.accelerator and not re.fullmatch(_ACCELERATOR, self.accelerator):
+            raise UserError(
+                f"--accelerator={self.accelerator} is no type of Vertex AI, such as "
+                "NVIDIA_TESLA_T4 or NVIDIA_L4."
+            )
+        if self.service_account and "@" not in self.service_account:
+            raise UserError(
+                f"--service_account={self.service_account} is no e-mail address, such as "
+                f"NAME@{self.project}.iam.gserviceaccount.com."
+            )
+        if self.most_replicas < self.replicas:
+            raise UserError(
+                f"--most_replicas={self.most_replicas} is less than --replicas={self.replicas}."
+            )
+        pattern = r"projects/[^/\s]+/locations/([^/\s]+)/endpoints/[^/\s]+"
+        found = re.fullmatch(pattern, self.endpoint) if self.endpoint else None
+        if self.endpoint and (not found or found[1] != self.region):
+            raise UserError(
+                f"--endpoint={self.endpoint} is no resource name of an endpoint in {self.region}: "
+                f"write projects/PROJECT/locations/{self.region}/endpoints/NUMBER."
+            )
+
+    def uploaded(self) -> Spec:
+        """Returns the model to upload."""
+        source = [f"--workdir={self.workdir}"] if self.workdir else []
+        container = {
+            "imageUri": self.image,
+            "command": ["tftpu", "serve", *source],
+            "ports": [{"containerPort": PORT}],
+            "healthRoute": "/health",
+            "predictRoute": "/predict",
+        }
+        found: Spec = {
+            "displayName": self.name,
+            "containerSpec": container,
+            "labels": self._labels(),
+        }
+        if self.model:  # Vertex AI copies it, and the container reads it at AIP_STORAGE_URI
+            found["artifactUri"] = self.model
+        return found
+
+    def created(self) -> Spec:
+        """Returns the endpoint to create."""
+        return {"displayName": self.name, "labels": self._labels()}
+
+    def deployed(self, model: str) -> Spec:
+        """Returns the deployment, of a model by its resource name."""
+        machine: Spec = {"machineType": self.machine}
+        if self.accelerator:
+            machine |= {"acceleratorType": self.accelerator, "acceleratorCount": 1}
+        found: Spec = {
+            "model": model,
+            "displayName": self.name,
+            "dedicatedResources": {
+                "machineSpec": machine,
+                "minReplicaCount": self.replicas,
+                "maxReplicaCount": self.most_replicas,
+            },
+        }
+        if self.service_account:
+            found["serviceAccount"] = self.service_account
+        return found
+
+    def as_yaml(self) -> str:
+        """Formats the requests, in their order."""
+        requests: Spec = {"uploadModel": {"parent": self.parent, "model": self.uploaded()}}
+        if not self.endpoint:
+            requests["createEndpoint"] = {"parent": self.parent, "endpoint": self.created()}
+        requests["deployModel"] = {
+            "endpoint": self.endpoint or f"{self.parent}/endpoints/CREATED",
+            "deployedModel": self.deployed(f"{self.parent}/models/UPLOADED"),
+            "trafficSplit": {"0": 100},
+        }
+        return yaml.dump(requests, Dumper=job.Dumper, sort_keys=False)
+
+    def _labels(self) -> dict[str, str]:
+        return {"tftpu": __version__.replace(".", "-")}

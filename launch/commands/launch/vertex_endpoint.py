@@ -1,0 +1,144 @@
+"""Serves an export or a run on Vertex AI: uploads the model, and deploys it to an endpoint.
+
+The container runs `tftpu serve`, on CPUs or a GPU; its image is the target `serve` of
+launch/Dockerfile. An export is copied by Vertex AI; a run is read in its bucket, which
+--service_account must be allowed to do.
+
+    tftpu launch vertex-endpoint --model=gs://BUCKET/digits_saved
+"""
+
+import dataclasses
+import re
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import google_cloud, job, vertex_endpoint
+from tftpu.launch.options import flag
+from tftpu.storage import files
+from tftpu.version import __version__
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The model, and the machines that serve it."""
+
+    model: str | None = flag(
+        None, "gs://BUCKET/FOLDER of a SavedModel or a file of ONNX", metavar="PATH"
+    )
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of a run; or give --model", metavar="DIR")
+    name: str | None = flag(None, "name of the model", metavar="NAME", shown="that of the folder")
+    machine: str = flag("n1-standard-4", "type of the machines", metavar="TYPE")
+    accelerator: str | None = flag(
+        None, "type of their GPU, such as NVIDIA_TESLA_T4", metavar="TYPE"
+    )
+    replicas: int = flag(1, "machines, at least", minimum=1)
+    most_replicas: int | None = flag(
+        None, "machines, at most", metavar="N", minimum=1, shown="--replicas"
+    )
+    endpoint: str | None = flag(
+        None,
+        "resource name of an endpoint that takes all its traffic to this model",
+        metavar="NAME",
+        shown="a new one",
+    )
+    image: str | None = flag(
+        None,
+        "container image, the target serve of launch/Dockerfile",
+        metavar="IMAGE",
+        shown="tftpu-serve in the project's registry",
+    )
+    project: str | None = flag(
+        None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
+    )
+    region: str = flag("us-central1", "region of the endpoint", metavar="REGION")
+    service_account: str | None = flag(
+        None, "e-mail address that the server runs as", metavar="EMAIL", shown="Vertex AI's own"
+    )
+    dry_run: bool = flag(False, "print the requests, and send nothing")
+
+
+def run(options: Options) -> None:
+    """Prints the requests, or sends them and waits for the deployment.
+
+    Raises:
+        UserError: a value that Vertex AI would reject, or the deployment failed.
+    """
+    if (options.model is None) == (options.workdir is None):
+        raise UserError("Give either --model=gs://..., an export, or --workdir=gs://..., a run.")
+    _check_place(options)
+    project = options.project
+    if options.dry_run:
+        project = project or "PROJECT"
+    else:
+        google_cloud.require("google.cloud.aiplatform_v1")
+        project = google_cloud.project(project)
+    order = _order(options, project)
+    order.check()
+    if options.dry_run:
+        print(order.as_yaml(), end="")
+        return
+    _check_source(order)
+    from tftpu.launch.cloud import vertex_endpoint_client
+
+    clients = vertex_endpoint_client.clients(options.region)
+    serving = vertex_endpoint_client.launch(clients, order)
+    print(f"Serving  {serving.endpoint}")
+    number = serving.endpoint.rpartition("/")[2]
+    print(
+        f"Ask it:  gcloud ai endpoints predict {number} --region={options.region} "
+        f"--project={project} --json-request=FILE"
+    )
+    print(vertex_endpoint_client.how_to_end(serving, order))
+
+
+def _check_place(options: Options) -> None:
+    """Raises `UserError` for a source that Vertex AI cannot reach."""
+    flag, source = ("model", options.model) if options.model else ("workdir", options.workdir or "")
+    if not re.fullmatch(r"gs://[^/\s]+/[^/\s]\S*", source):
+        how = "export to one, `tftpu export --to=" if options.model else "train in one, `--workdir="
+        raise UserError(
+            f"--{flag}={source} is no folder of a bucket, where Vertex AI reads it: {how}"
+            "gs://BUCKET/FOLDER`."
+        )
+    if source.endswith(".onnx") and source.count("/") < 4:
+        raise UserError(
+            f"--model={source} is in no folder, and Vertex AI copies folders: move it into one."
+        )
+    if source.endswith((".tflite", ".keras", ".h5", ".safetensors")):
+        raise UserError(f"--model={source}: only files of ONNX and SavedModels are served.")
+
+
+def _order(options: Options, project: str) -> vertex_endpoint.Order:
+    source = (options.model or options.workdir or "").rstrip("/")
+    folder = source.rpartition("/")[0] if source.endswith(".onnx") else source
+    registry = f"{options.region}-docker.pkg.dev/{project}/tftpu"
+    return vertex_endpoint.Order(
+        name=options.name or job.name_of(source.removesuffix(".onnx")),
+        model=folder if options.model else None,
+        workdir=source if options.workdir else None,
+        project=project,
+        region=options.region,
+        image=options.image or f"{registry}/tftpu-serve:{__version__}",
+        machine=options.machine,
+        accelerator=options.accelerator,
+        replicas=options.replicas,
+        most_replicas=options.most_replicas or options.replicas,
+        service_account=options.service_account,
+        endpoint=options.endpoint,
+    )
+
+
+def _check_source(order: vertex_endpoint.Order) -> None:
+    """Raises `UserError` unless there is a model to serve, before anything is paid for."""
+    if order.workdir:
+        found = files.exists(files.join(order.workdir, "config.json"))
+        if not found:
+            raise UserError(f"There is no run in {order.workdir}: it has no config.json.")
+        return
+    folder = order.model or ""
+    names = files.names_in(folder) if files.exists(folder) else []
+    models = [name for name in names if name.endswith(".onnx") or name == "saved_model.pb"]
+    if len(models) != 1:
+        raise UserError(
+            f"{folder} holds {len(models)} models (SavedModel or ONNX): give the folder of one, as "
+            "`tftpu export --to=gs://...` writes it."
+        )

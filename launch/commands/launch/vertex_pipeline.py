@@ -1,0 +1,132 @@
+"""Trains a config in a pipeline on Vertex AI, once or by a schedule, and exports a good model.
+
+The steps are check, train, evaluate, a gate on metrics, and export; with --source, a conversion
+comes first, with --predict, predictions last. The training is a custom job on the slice, the other
+steps run on CPUs. The tftpu that is running here and the folder of your own config travel to all.
+
+Each run has a folder of its own in the workdir. --dry_run prints the compiled pipeline.
+
+    tftpu launch vertex-pipeline --config=digits_resnet --gate='loss<=1' --workdir=gs://BUCKET/runs
+"""
+
+import dataclasses
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError
+from tftpu.launch import config_flags, keras_objects
+from tftpu.launch.cloud import engine, job, vertex
+from tftpu.launch.cloud.vertex_options import VertexOptions
+from tftpu.launch.options import flag, required
+from tftpu.tpu.slices import parse_slice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(VertexOptions):
+    """The config to train, the steps around it, and when and where they run."""
+
+    gate: str = required(
+        "CONDITION",
+        "what a model has to reach to be exported, such as 'accuracy>=0.95' or 'loss<=0.3'",
+        hint=lambda: "--gate='loss<=inf' takes any that trained to finite numbers.",
+    )
+    workdir: str | None = flag(
+        None, "gs://BUCKET/FOLDER for the folders of the runs (needed)", metavar="DIR"
+    )
+    source: str | None = flag(
+        None,
+        "source to convert first, as of `tftpu data convert`; data.data_dir is then the result",
+        metavar="KIND:WHAT",
+    )
+    predict: str | None = flag(
+        None, "records to predict in the end, as --input of `tftpu predict`", metavar="KIND:WHAT"
+    )
+    cron: str | None = flag(
+        None, "when to run it, such as '0 3 * * 1'", metavar="FIELDS", shown="once, now"
+    )
+    timeout: str = flag("7d", "when the training is ended: 90m, 24h, 7d", metavar="TIME")
+    spot: bool = flag(False, "train on cheaper machines, which may be preempted")
+    detach: bool = flag(False, "do not wait for the end of the run")
+    dry_run: bool = flag(False, "print the compiled pipeline, and send nothing")
+
+
+def run(options: Options) -> None:
+    """Prints the pipeline, or sends it and waits for its end.
+
+    Raises:
+        UserError: a value that Vertex AI would reject, something is not installed, or the
+            pipeline failed.
+    """
+    from tftpu.launch.cloud import vertex_pipeline  # says so, if kfp is not installed
+
+    order = vertex_pipeline.Order(
+        training=_training(options),
+        gate=options.gate,
+        source=options.source,
+        predict=options.predict,
+        cron=options.cron,
+    )
+    order.check()
+    created = order.pipeline_job()
+    if options.dry_run:
+        print(order.as_yaml(created), end="")
+        return
+    _launch(order.training, created, options)
+
+
+def _experiment(options: Options) -> Experiment:
+    """Loads the config; with --source, as the training will: its data are converted shards."""
+    if not options.source:
+        return options.experiment()
+    given = config_flags.load(options.config, list(options.overrides)).data
+    reads = getattr(given, "format", "tfrecord" if given.data_dir else None)
+    if reads != "tfrecord":
+        raise UserError(
+            f"--source makes TFRecord shards in data.data_dir, and {type(given).__name__} of "
+            f"{options.config} reads none: "
+            + (
+                "add --config.data.format=tfrecord."
+                if reads
+                else "give a config of data that do, or leave out --source."
+            )
+        )
+    folder = f"--config.data.data_dir={options.workdir or 'gs://BUCKET'}"
+    return dataclasses.replace(options, overrides=(*options.overrides, folder)).experiment()
+
+
+def _training(options: Options) -> vertex.Order:
+    """Returns the custom job that trains; a dry run has a placeholder for the project."""
+    experiment = _experiment(options)
+    keras_objects.check_names(experiment)
+    wanted = parse_slice(options.slice)
+    vertex.check_slice(wanted)
+    trained_by = engine.for_slice(experiment, wanted)
+    vertex.check_engine(wanted, trained_by)
+    order = options.order("launch vertex-pipeline", wanted, trained_by)
+    job.check_bucket_folder("workdir", order.workdir)
+    return order
+
+
+def _launch(training: vertex.Order, created: dict, options: Options) -> None:
+    from tftpu.launch.cloud import vertex_pipeline_client as client
+
+    print(training.shipment.description(training.base_folder))
+    given = client.clients(training.region)
+    if options.cron:
+        name = client.schedule(given, training, created, options.cron)
+        print(f"Each run trains in a folder of {training.base_folder}, and costs. ", end="")
+        print(client.how_to_end_schedule(training, name))
+        return
+    number = job.unique_name(options.config)
+    name = client.submit(given, training, created, number)
+    print(client.how_to_end(training, name))
+    print(f"The run is in {training.base_folder}/{number}", flush=True)
+    if options.detach:
+        return
+    try:
+        client.watch(given, training, name)
+    except KeyboardInterrupt:
+        print(
+            f"\nNo longer watching. The pipeline keeps running. {client.how_to_end(training, name)}"
+        )
+        return
+    print(f"The export is in {training.base_folder}/{number}/export")

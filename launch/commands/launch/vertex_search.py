@@ -1,0 +1,114 @@
+"""Searches for the hyper-parameters of a config on Vertex AI, as a hyper-parameter tuning job.
+
+Each trial is a run on a slice of its own, in a folder of the workdir, and resumes if it is
+preempted. The service chooses the values; what it cannot express is refused.
+
+    tftpu launch vertex-search --config=digits_resnet --space=model.width=choice:8,16 --dry_run
+"""
+
+import dataclasses
+
+from tftpu.config import Data, Experiment, Model
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import config_flags, keras_objects
+from tftpu.launch.cloud import engine, vertex, vertex_search
+from tftpu.launch.cloud.vertex_options import VertexOptions
+from tftpu.launch.cloud.vertex_search import Search
+from tftpu.launch.options import flag
+from tftpu.launch.search import space
+from tftpu.tpu.slices import parse_slice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(VertexOptions):
+    """The config, its space, and the job that searches it."""
+
+    space: tuple[str, ...] = flag(
+        (),
+        "values of a field: FIELD=log:LOW..HIGH, uniform:LOW..HIGH or choice:A,B; repeat it",
+        metavar="FIELD=VALUES",
+        shown="get_space() of the config",
+    )
+    trials: int = flag(20, "number of trials", minimum=1)
+    parallel: int = flag(1, "trials at a time, each on a slice of its own", minimum=1)
+    metric: str | None = flag(
+        None, "metric of the evaluation", metavar="NAME", shown="train.best_metric of the config"
+    )
+    algorithm: str = flag("bayesian", "bayesian, random or grid", metavar="NAME")
+    pruner: str = flag(
+        "none", "ends trials that fall behind: none, median or decay_curve", metavar="NAME"
+    )
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the search (needed)", metavar="DIR")
+    tensorboard: str | None = flag(None, "resource name of a Vertex AI TensorBoard", metavar="NAME")
+    timeout: str = flag("7d", "when a trial is ended: 90m, 24h, 7d", metavar="TIME")
+
+
+def run(options: Options) -> None:
+    """Prints the job, or sends it and waits for its end.
+
+    Raises:
+        UserError: a value that Vertex AI would reject or cannot express, a missing value, or the
+            job failed.
+    """
+    experiment = options.experiment()
+    keras_objects.check_names(experiment)
+    metric = options.metric or experiment.train.best_metric or "loss"
+    _check_metric(experiment, metric)
+    dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
+    wanted = parse_slice(options.slice)
+    vertex.check_slice(wanted)
+    trained_by = engine.for_slice(experiment, wanted)
+    vertex.check_engine(wanted, trained_by)
+    search = Search(
+        order=options.order("launch vertex-search", wanted, trained_by, options.tensorboard),
+        space=dimensions,
+        experiment=experiment,
+        metric=metric,
+        trials=options.trials,
+        parallel=options.parallel,
+        algorithm=options.algorithm,
+        pruner=options.pruner,
+    )
+    created = search.tuning_job()
+    if options.dry_run:
+        print(search.as_yaml(created), end="")
+        return
+    _launch(search, created, options.detach)
+
+
+def _check_metric(experiment: Experiment, metric: str) -> None:
+    """Raises `UserError` for a metric that no evaluation of the config can have.
+
+    The names of a config's own metrics are known once its model is built: a trial checks those.
+    """
+    if type(experiment.data).evaluation is Data.evaluation:
+        raise UserError(
+            f"{type(experiment.data).__name__} has no evaluation data, by which trials are "
+            "compared: add a method evaluation(self, context)."
+        )
+    given = (experiment.loss, experiment.metrics, experiment.weighted_metrics)
+    own = any(one not in (None, (), []) for one in given)
+    if own or type(experiment.model).objectives is not Model.objectives:
+        return
+    known = ["loss", "accuracy", *(["bits_per_token"] if experiment.data.per_token else [])]
+    if metric not in known:
+        raise UserError(
+            f"--metric={metric}: the evaluation of {type(experiment.data).__name__} has "
+            f"{', '.join(known)}.{did_you_mean(metric, known)}"
+        )
+
+
+def _launch(search: Search, created: vertex_search.Spec, detach: bool) -> None:
+    from tftpu.launch.cloud import vertex_client, vertex_follow
+
+    order, kind = search.order, vertex_client.TUNING
+    print(order.shipment.description(order.base_folder))
+    client = vertex_client.job_client(order.region)
+    name = vertex_client.submit(client, kind, order, created)
+    print(vertex_client.how_to_end(kind, name))
+    print(f"It is shown at       {vertex_follow.page(name)}")
+    print(f"The trials are in    {search.folder(created['displayName'])}", flush=True)
+    if detach:
+        print(vertex_follow.how_to_follow(name))
+        return
+    vertex_follow.follow(client, name, order.config)

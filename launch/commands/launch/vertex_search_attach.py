@@ -1,0 +1,29 @@
+"""Follows a search that `tftpu launch vertex-search` started, and shows its best trials.
+
+tftpu launch vertex-search-attach projects/1/locations/us-central1/hyperparameterTuningJobs/2
+"""
+
+import dataclasses
+
+from tftpu.launch.cloud import google_cloud
+from tftpu.launch.options import argument
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The job to follow."""
+
+    job: str = argument("JOB", "resource name of the job, as `vertex-search` printed it")
+
+
+def run(options: Options) -> None:
+    """Prints the trials of a job as they end, and at the end the best ones.
+
+    Raises:
+        UserError: there is no such job, or it failed.
+    """
+    google_cloud.require("google.cloud.aiplatform_v1")
+    from tftpu.launch.cloud import vertex_client, vertex_follow
+
+    client = vertex_client.job_client(vertex_follow.region_of(options.job))
+    vertex_follow.follow(client, options.job, "CONFIG")

@@ -1,0 +1,198 @@
+"""`tftpu launch vertex-endpoint` with the SDK's real clients against services on loopback."""
+
+import contextlib
+
+import grpc
+import pytest
+import yaml
+from google.cloud import aiplatform_v1 as v1
+from google.cloud.aiplatform_v1.services.endpoint_service import transports as endpoint_transports
+from google.cloud.aiplatform_v1.services.model_service import transports as model_transports
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, json_format
+from google.rpc import status_pb2
+
+from tests.support.fake_google_cloud import Fault, grpc_service
+from tftpu.errors import UserError
+from tftpu.launch import main
+from tftpu.launch.cloud import vertex_endpoint_client
+from tftpu.launch.cloud.vertex_endpoint import Order
+from tftpu.launch.commands.launch import vertex_endpoint
+
+PARENT = "projects/p/locations/europe-west4"
+MODEL, ENDPOINT = f"{PARENT}/models/7", f"{PARENT}/endpoints/9"
+FLAGS = "--model=gs://b/m/digits.onnx", "--project=p", "--region=europe-west4"
+
+
+class Vertex:
+    """Services whose operations have ended when they answer."""
+
+    def __init__(self):
+        self.asked = []
+        self.refuses = {}  # by the name of a method: a fault, or a status of the operation
+
+    def method(self, name, result):
+        def answer(request):
+            self.asked.append(request)
+            refusal = self.refuses.get(name)
+            if isinstance(refusal, Fault):
+                raise refusal
+            if refusal is not None:
+                return operations_pb2.Operation(name="o", done=True, error=refusal)
+            packed = any_pb2.Any()
+            packed.Pack(type(result).pb(result))
+            return operations_pb2.Operation(name="o", done=True, response=packed)
+
+        return answer
+
+
+@pytest.fixture
+def service(monkeypatch):
+    fake, operation = Vertex(), operations_pb2.Operation
+    uploaded = fake.method("upload", v1.UploadModelResponse(model=MODEL))
+    created = fake.method("create", v1.Endpoint(name=ENDPOINT))
+    deployed = fake.method("deploy", v1.DeployModelResponse())
+    models = {"UploadModel": (uploaded, v1.UploadModelRequest, operation)}
+    endpoints = {
+        "CreateEndpoint": (created, v1.CreateEndpointRequest, operation),
+        "DeployModel": (deployed, v1.DeployModelRequest, operation),
+    }
+    package = "google.cloud.aiplatform.v1"
+    with contextlib.ExitStack() as stack:
+        channel = stack.enter_context(grpc_service(f"{package}.ModelService", models))
+        other = stack.enter_context(grpc_service(f"{package}.EndpointService", endpoints))
+        clients = vertex_endpoint_client.Clients(
+            v1.ModelServiceClient(
+                transport=model_transports.ModelServiceGrpcTransport(channel=channel)
+            ),
+            v1.EndpointServiceClient(
+                transport=endpoint_transports.EndpointServiceGrpcTransport(channel=other)
+            ),
+        )
+        monkeypatch.setattr(vertex_endpoint_client, "clients", lambda region: clients)
+        monkeypatch.setattr(vertex_endpoint, "_check_source", lambda order: None)
+        yield fake
+
+
+def launch(*flags: str) -> int:
+    return main.main(["launch", "vertex-endpoint", *FLAGS, *flags])
+
+
+def sent(request) -> dict:
+    return json_format.MessageToDict(type(request).pb(request))
+
+
+def test_the_dry_run_prints_the_requests_that_are_sent(service, capsys):
+    flags = "--accelerator=NVIDIA_TESLA_T4", "--most_replicas=3", "--service_account=s@p.com"
+    assert launch(*flags, "--dry_run") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert not service.asked
+    assert launch(*flags) == 0
+    upload, create, deploy = service.asked
+    for request, name in (upload, "uploadModel"), (create, "createEndpoint"):
+        kind = type(request)
+        assert kind.pb(request) == json_format.ParseDict(printed[name], kind.pb(kind()))
+    container = upload.model.container_spec
+    assert (container.health_route, container.predict_route) == ("/health", "/predict")
+    assert list(container.command) == ["tftpu", "serve"]
+    assert upload.model.artifact_uri == "gs://b/m" and upload.model.display_name == "digits"
+    assert deploy.endpoint == ENDPOINT and dict(deploy.traffic_split) == {"0": 100}
+    assert deploy.deployed_model.model == MODEL
+    resources = deploy.deployed_model.dedicated_resources
+    assert (resources.min_replica_count, resources.max_replica_count) == (1, 3)
+    assert resources.machine_spec.accelerator_type == v1.AcceleratorType.NVIDIA_TESLA_T4
+    said = capsys.readouterr().out
+    where = "--region=europe-west4 --project=p"
+    assert f"gcloud ai endpoints undeploy-model 9 --deployed-model-id=ID {where}" in said
+    assert f"gcloud ai endpoints delete 9 {where}" in said
+    assert f"gcloud ai models delete 7 {where}" in said
+
+
+def test_an_endpoint_that_exists_takes_the_model(service, capsys):
+    assert launch(f"--endpoint={ENDPOINT}") == 0
+    assert "endpoints delete" not in capsys.readouterr().out  # it is somebody's
+    _, deploy = service.asked
+    assert deploy.endpoint == ENDPOINT
+
+
+def test_a_run_is_served_from_its_bucket(service):
+    flags = "--workdir=gs://b/run", "--project=p", "--region=europe-west4"
+    assert main.main(["launch", "vertex-endpoint", *flags]) == 0
+    model = service.asked[0].model
+    assert list(model.container_spec.command) == ["tftpu", "serve", "--workdir=gs://b/run"]
+    assert not model.artifact_uri
+
+
+@pytest.mark.parametrize(
+    ("method", "refusal", "says"),
+    [
+        (
+            "upload",
+            Fault(grpc.StatusCode.PERMISSION_DENIED, "aiplatform.models.upload denied"),
+            "gcloud ai models list",
+        ),
+        (
+            "create",
+            Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "Quota of endpoints."),
+            "gcloud ai models delete 7 --region=europe-west4",
+        ),
+        (
+            "deploy",
+            status_pb2.Status(code=9, message="The image cannot be pulled."),
+            "gcloud ai endpoints delete 9 --region=europe-west4",
+        ),
+    ],
+)
+def test_a_failure_names_what_exists_and_what_removes_it(service, capsys, method, refusal, says):
+    service.refuses[method] = refusal
+    assert launch() == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+    assert (getattr(refusal, "message", None) or str(refusal)).rstrip(".") in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--workdir=gs://b/run"], "Give either --model"),
+        (["--endpoint=9"], "resource name of an endpoint"),
+        (["--accelerator=T4"], "NVIDIA_TESLA_T4"),
+        (["--service_account=me"], "is no e-mail address"),
+        (["--replicas=3", "--most_replicas=2"], "less than --replicas=3"),
+    ],
+)
+def test_a_mistake_is_explained_before_anything_is_sent(service, capsys, flags, says):
+    assert launch(*flags) == 2
+    assert says in capsys.readouterr().err
+    assert not service.asked
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("--model=digits.onnx", "--model=digits.onnx is no folder of a bucket"),
+        ("--workdir=runs/a", "--workdir=runs/a is no folder of a bucket"),
+        ("--model=gs://b", "is no folder of a bucket"),
+        ("--model=gs://b/digits.onnx", "is in no folder"),
+        ("--model=gs://b/m/a.tflite", "only files of ONNX"),
+    ],
+)
+def test_a_place_that_vertex_ai_cannot_read_is_refused(capsys, source, says):
+    assert main.main(["launch", "vertex-endpoint", source, "--dry_run"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_no_model_is_found_before_it_costs(tmp_path):
+    def order(**source: str | None) -> Order:
+        numbers = {"replicas": 1, "most_replicas": 1, "machine": "m", "accelerator": None}
+        others = {"service_account": None, "endpoint": None, "image": "i", "name": "n"}
+        given = {"model": None, "workdir": None, **source}
+        return Order(project="p", region="r", **numbers, **others, **given)
+
+    for source in {"model": str(tmp_path)}, {"workdir": str(tmp_path)}:
+        with pytest.raises(UserError, match=r"0 models|no config.json"):
+            vertex_endpoint._check_source(order(**source))
+    (tmp_path / "m.onnx").touch()
+    (tmp_path / "config.json").touch()
+    for source in {"model": str(tmp_path)}, {"workdir": str(tmp_path)}:
+        vertex_endpoint._check_source(order(**source))
