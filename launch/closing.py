@@ -1,11 +1,11 @@
 """The block that `tftpu train` prints at the end."""
 
 from tftpu.config import Experiment
-from tftpu.launch import predictions, sample
+from tftpu.launch import predictions, result, sample
+from tftpu.launch.amounts import dollars, milliseconds
 from tftpu.observe import console
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
-from tftpu.storage import files, side_files
 from tftpu.training.trainer import Trainer
 
 
@@ -39,24 +39,11 @@ def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], w
     return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
 
 
-def dollars(usd: float) -> str:
-    """Formats an amount: "$12.34", or "3.1 cents" below a dollar."""
-    return f"${usd:,.2f}" if usd >= 1 else f"{100 * usd:.2g} cents"
-
-
-def milliseconds(value: float) -> str:
-    """Formats a duration of that many milliseconds: "1.234 s", "12.3 ms", "310 us"."""
-    if value >= 1000:
-        return f"{format_number(value / 1000)} s"
-    return f"{format_number(value)} ms" if value >= 1 else f"{1000 * value:.3g} us"
-
-
 def _checkpoints(step: int, results: dict[str, float], workdir: str) -> list[tuple[str, str]]:
     """Returns rows for the last evaluation and for the checkpoint marked best."""
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     rows = [("eval, last", f"step {step:,}  {numbers}")]
-    path = files.join(workdir, "checkpoints", "best")
-    best = side_files.read(path, step=int, metric=str, value=float)
+    best = result.best(workdir)
     if best:
         text = f"step {best['step']:,}  {best['metric']} {best['value']:.4f}"
         rows.append(("eval, best", f"{text}  (checkpoints/{best['step']})"))

@@ -11,7 +11,7 @@ from typing import Any
 from tftpu.config import Experiment, Function, KerasObject, declared_types
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_values, configs, keras_objects
-from tftpu.launch.own_code import failures_of, import_config, own_code
+from tftpu.launch.own_code import OwnCode, failures_of, import_config, own_code
 from tftpu.launch.startup import quieten_tensorflow
 
 # Fields of an experiment that the command line sets by the names of Keras.
@@ -45,23 +45,60 @@ def load(name: str, overrides: list[str]) -> Experiment:
     """
     code = own_code(name)
     folder = code.folder if code else CONFIGS
-    quieten_tensorflow()  # which the file may import
-    with failures_of(f"The config {name!r}", folder):
-        module = import_config(code) if code else _come_with_tftpu(name)
+    module = _imported(name, code)
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
     with failures_of(f"The config {name!r}", folder):
         experiment = module.get_config()
-    if not isinstance(experiment, Experiment):
+    experiment = described(experiment, repr(name))
+    experiment.config_file = str(code.file) if code else ""
+    for change in overrides:
+        override(experiment, change)
+    return experiment
+
+
+def described(found: Any, where: str) -> Experiment:
+    """Returns what a get_config() returned, with descriptions in place of Keras's objects.
+
+    Args:
+        found: what it returned.
+        where: names its file.
+
+    Raises:
+        UserError: it is no experiment.
+    """
+    if not isinstance(found, Experiment):
         raise UserError(
-            f"get_config() of {name!r} returns a {type(experiment).__name__}: it must return a "
+            f"get_config() of {where} returns a {type(found).__name__}: it must return a "
             "tftpu.Experiment."
         )
-    experiment = keras_objects.described(experiment)
-    experiment.config_file = str(code.file) if code else ""
-    for override in overrides:
-        _apply(experiment, override)
-    return experiment
+    return keras_objects.described(found)
+
+
+def space(name: str) -> tuple[str, ...]:
+    """Returns the space of a config, as its `get_space` describes it; () without one.
+
+    Raises:
+        UserError: there is no such config, or the function returns something else.
+    """
+    code = own_code(name)
+    module = _imported(name, code)
+    if not hasattr(module, "get_space"):
+        return ()
+    with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
+        found = module.get_space()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
+        raise UserError(
+            f"get_space() of {name!r} returns {found!r}: it must return a list of texts, such as "
+            '["optimizer.learning_rate=log:1e-4..1e-1"].'
+        )
+    return tuple(found)
+
+
+def _imported(name: str, code: OwnCode | None) -> types.ModuleType:
+    quieten_tensorflow()  # which the file may import
+    with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
+        return import_config(code) if code else _come_with_tftpu(name)
 
 
 def _come_with_tftpu(name: str) -> types.ModuleType:
@@ -75,15 +112,32 @@ def _come_with_tftpu(name: str) -> types.ModuleType:
     return importlib.import_module(f"{configs.__name__}.{name}")
 
 
-def _apply(experiment: Experiment, override: str) -> None:
-    """Sets one field of an experiment."""
-    argument, _, value = override.lstrip("-").partition("=")
+def value_of(experiment: Experiment, change: str) -> Any:
+    """Returns the value that an override gives its field, which is left as it is.
+
+    Args:
+        experiment: whose field it is.
+        change: as "--config.train.steps=500".
+
+    Raises:
+        UserError: there is no such field, or the value is of the wrong type.
+    """
+    argument, _, value = change.lstrip("-").partition("=")
     path = argument.split(".")[1:]
     _check_field(experiment, path, argument)
     if not value:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
-    setattr(parent, path[-1], _parsed(parent, path[-1], argument, value))
+    return _parsed(parent, path[-1], argument, value)
+
+
+def override(experiment: Experiment, change: str) -> None:
+    """Sets one field of an experiment; arguments and errors are those of `value_of`."""
+    found = value_of(experiment, change)
+    argument, _, value = change.lstrip("-").partition("=")
+    path = argument.split(".")[1:]
+    parent: Any = functools.reduce(getattr, path[:-1], experiment)
+    setattr(parent, path[-1], found)
     if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
         # The last one named gives the length of the run: that of the config gives way.
         setattr(parent, _LENGTHS[path[-1]], None)

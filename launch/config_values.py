@@ -1,5 +1,6 @@
 """Parses the values of config fields by their declared types: `--config.model.blocks=(2,2)`."""
 
+import contextlib
 import types
 import typing
 from collections.abc import Sequence
@@ -35,12 +36,14 @@ def parse(text: str, kind: Any) -> Any:
     if origin is typing.Literal:
         return _first(text, [type(option) for option in inside], inside)
     if origin in (tuple, list, Sequence) and inside:
-        return _several(_split(text), origin, inside)
+        return _several(split(text), origin, inside)
     if kind is type(None) and text.lower() == "none":
         return None
     if kind is bool and text.lower() in _BOOLEANS:
         return _BOOLEANS[text.lower()]
-    if kind in (int, float, str):
+    if kind is int:
+        return _whole(text)
+    if kind in (float, str):
         return kind(text)
     if kind in (bool, type(None)):
         raise ValueError(f"{text!r} is not {in_words(kind)}")
@@ -81,14 +84,29 @@ def _several(parts: list[str], container: Any, kinds: tuple[Any, ...]) -> Any:
     return values if container is list else tuple(values)
 
 
-def _split(text: str) -> list[str]:
+def _whole(text: str) -> int:
+    """Returns a whole number, also of "64.0": services that choose numbers may write that."""
+    try:
+        return int(text)
+    except ValueError:
+        if not float(text).is_integer():
+            raise
+        return int(float(text))
+
+
+def split(text: str) -> list[str]:
     """Splits a text at the commas outside inner brackets and quotes: "(1,(2,3))" has two parts.
 
     Raises:
         ValueError: a bracket or a quote has no counterpart.
     """
     if text[:1] + text[-1:] in ("()", "[]"):
-        text = text[1:-1]
+        with contextlib.suppress(ValueError):  # the brackets of "(1,2),(3,4)" are not of one pair
+            return _parts(text[1:-1])
+    return _parts(text)
+
+
+def _parts(text: str) -> list[str]:
     parts, depth, quote = [""], 0, ""
     for char in text:
         if char == "," and not depth and not quote:
@@ -99,6 +117,8 @@ def _split(text: str) -> list[str]:
             quote = "" if char == quote else quote or char
         else:
             depth += (char in "([") - (char in ")]")
+        if depth < 0:
+            break
     if depth or quote:
         raise ValueError(f"{text!r} has an unclosed bracket or quote")
     parts = [part.strip() for part in parts]

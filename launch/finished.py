@@ -185,6 +185,8 @@ def _restored(
 ) -> Restored:
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir, change)
+        if experiment.model.lora:  # the checkpoint lacks the weights below the adapters
+            build.initialise(experiment, trainer)
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")

@@ -106,8 +106,13 @@ def main(arguments: Sequence[str]) -> int:
         The exit code.
     """
     logs.set_up()
+    return ended(lambda: _dispatch(list(arguments)))
+
+
+def ended(work: Callable[[], None]) -> int:
+    """Does some work, and prints what ends it early; returns the exit code."""
     try:
-        _dispatch(list(arguments))
+        work()
         return DONE
     except UserError as error:
         return _end(USER_ERROR, error)

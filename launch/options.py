@@ -57,7 +57,7 @@ class Flag:
         hint: returns further text for that error.
         minimum: lowest value allowed; None if there is no limit.
         positional: whether the value is given without `--name`.
-        several: whether a positional argument takes several values.
+        several: whether a positional argument takes several values, or a flag is repeated.
     """
 
     name: str
@@ -102,7 +102,7 @@ def flag(
     metavar: str = "VALUE",
     shown: str | None = None,
 ) -> Any:
-    """Declares a flag with a default.
+    """Declares a flag with a default; one of `tuple[str, ...]` is repeated for several values.
 
     Args:
         default: a value of the field's type.
@@ -217,7 +217,7 @@ def words_of(options: Options) -> list[str]:
             alone = ["--", *(value if flag.several else [value])]
         elif value != flag.default or flag.required:
             shown = str(value).lower() if flag.kind is bool else value
-            words.append(f"--{flag.name}={shown}")
+            words += [f"--{flag.name}={v}" for v in (value if flag.several else [shown])]
     return [*words, *getattr(options, "overrides", ()), *alone]
 
 
@@ -263,18 +263,17 @@ def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
     """Parses `--name=value` words by absl."""
     values = absl_flags.FlagValues()
     for flag in flags.values():
-        if flag.kind is bool:
-            absl_flags.DEFINE_boolean(flag.name, flag.default, flag.help, flag_values=values)
+        name, default, text, least = flag.name, flag.default, flag.help, cast("int", flag.minimum)
+        if flag.several:
+            absl_flags.DEFINE_multi_string(name, list(default), text, flag_values=values)
+        elif flag.kind is bool:
+            absl_flags.DEFINE_boolean(name, default, text, flag_values=values)
         elif flag.kind is int:
-            absl_flags.DEFINE_integer(
-                flag.name, flag.default, flag.help, cast("int", flag.minimum), flag_values=values
-            )
+            absl_flags.DEFINE_integer(name, default, text, least, flag_values=values)
         elif flag.kind is float:
-            absl_flags.DEFINE_float(
-                flag.name, flag.default, flag.help, flag.minimum, flag_values=values
-            )
+            absl_flags.DEFINE_float(name, default, text, least, flag_values=values)
         else:
-            absl_flags.DEFINE_string(flag.name, flag.default, flag.help, flag_values=values)
+            absl_flags.DEFINE_string(name, default, text, flag_values=values)
     for word in words:
         flag = flags[_name(flags, word)]
         try:
@@ -286,7 +285,8 @@ def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
             raise UserError(f"{word}: the value must be {_KINDS[flag.kind]}{least}.") from error
         if flag.metavar == FOLDER:
             files.check_folder(f"--{flag.name}", str(values[flag.name].value))
-    return {name: values[name].value for name in flags}
+    found = {name: values[name].value for name in flags}
+    return {name: tuple(v or ()) if flags[name].several else v for name, v in found.items()}
 
 
 def _name(flags: Mapping[str, Flag], word: str) -> str:
@@ -310,7 +310,7 @@ def _plain(kind: Any) -> type:
 
 
 def _shown(default: Any) -> str:
-    if default is None or default == "":
+    if default is None or default in ("", ()):
         return ""
     if isinstance(default, float):
         return f"{default:g}"

@@ -1,26 +1,34 @@
 """Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
 import tftpu
 from tftpu.config import Experiment, to_json
 from tftpu.engines import selection
-from tftpu.launch import closing, keras_objects
+from tftpu.launch import closing, keras_objects, result
 from tftpu.launch import experiment as build
 from tftpu.runtime import goodput
 from tftpu.storage.own_files import OwnFile
 from tftpu.tpu.compiler_options import as_text
+from tftpu.training.trainer import Trainer
 
 
-def train(experiment: Experiment, workdir: str) -> None:
+def train(
+    experiment: Experiment,
+    workdir: str,
+    initialise: Callable[[Experiment, Trainer], str] = build.initialise,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> None:
     """Trains an experiment up to its steps, and prints the closing block.
 
     Args:
         experiment: validated, but not yet for the available devices.
         workdir: folder of the run, local or `gs://`, claimed by this process.
+        initialise: gives a new run its first weights; returns a message, or "".
+        callbacks: in addition to those of the experiment.
     """
     engine = build.connect(experiment)
     experiment.validate(engine.data_shares)
@@ -36,7 +44,7 @@ def train(experiment: Experiment, workdir: str) -> None:
     experiment = build.with_length(experiment, data)
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
-        loaded = build.initialise(experiment, trainer)
+        loaded = initialise(experiment, trainer)
     trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
@@ -53,10 +61,11 @@ def train(experiment: Experiment, workdir: str) -> None:
         steps=experiment.train.length,
         validation_data=evaluation,
         eval_every=experiment.train.eval_every or None,
-        callbacks=experiment.callbacks,
+        callbacks=[*experiment.callbacks, *callbacks],
     )
     if chief:
         results = _last_evaluation(history)
+        result.write(trainer, results, workdir)
         text = closing.block(experiment, trainer, results, workdir)
         print(text, flush=True)
 

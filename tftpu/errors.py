@@ -16,6 +16,10 @@ class UserError(Exception):
         super().__init__(message.encode(errors="backslashreplace").decode())
 
 
+class DivergedError(UserError):
+    """The loss of a run is no longer finite, and going back to a checkpoint did not help."""
+
+
 class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
     """The run was asked to stop and saved its state; the command line exits with 75.
 

@@ -10,7 +10,7 @@ steps.
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tftpu.checkpoint import manifest
@@ -51,7 +51,11 @@ class Options(RunOptions):
 
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
-    experiment = options.experiment()
+    carry_out(options, options.experiment())
+
+
+def carry_out(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
+    """Trains the experiment of options, with callbacks of Keras in addition to its own."""
     if options.watchdog is not None:
         experiment.train.watchdog_seconds = options.watchdog
         experiment.train.validate()
@@ -86,7 +90,7 @@ def run(options: Options) -> None:
         startup.import_tensorflow()
         from tftpu.launch import training
 
-        training.train(experiment, workdir)
+        training.train(experiment, workdir, callbacks=callbacks)
 
 
 def _supervise(options: Options, workdir: str) -> None:

@@ -219,7 +219,7 @@ def test_the_watchdog_flag_sets_the_option(monkeypatch, tmp_path):
     from tftpu.launch import training
 
     seen = []
-    monkeypatch.setattr(training, "train", lambda experiment, workdir: seen.append(experiment))
+    monkeypatch.setattr(training, "train", lambda experiment, *_, **__: seen.append(experiment))
     words = ["train", "--config=digits_resnet", "--watchdog=90", f"--workdir={tmp_path}"]
     assert command_line.main(words) == 0
     assert seen[0].train.watchdog_seconds == 90
@@ -278,10 +278,11 @@ def test_the_first_line_is_printed_before_tensorflow_is_imported(tmp_path):
 @pytest.mark.slow
 def test_packages_that_no_command_uses_are_not_imported_with_tensorflow_and_work_after():
     code = (
-        "import sys\nfrom tftpu.launch import startup\n"
+        "import gc, sys\nfrom tftpu.launch import startup\n"
         "startup.import_tensorflow()\n"
         "print('keras' in sys.modules, 'tensorflow' in sys.modules)\n"
         "print(set(startup.UNUSED) & set(sys.modules))\n"
+        "print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
         "import importlib, importlib.util\n"
         "found = [n for n in startup.UNUSED if importlib.util.find_spec(n)]\n"
         "print({importlib.import_module(n).__name__ for n in found} == set(found))\n"
@@ -289,4 +290,6 @@ def test_packages_that_no_command_uses_are_not_imported_with_tensorflow_and_work
         "print(len(sklearn.datasets.load_digits().data), jax.numpy.ones(3).sum())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["True True", "set()", "True", "1797 3.0"], done.stderr
+    assert done.stdout.splitlines() == ["True True", "set()", "True True", "True", "1797 3.0"], (
+        done.stderr
+    )

@@ -18,6 +18,8 @@ VALUES = [
     (int, "5", 5),
     (float, "1e-3", 0.001),
     (float, "2", 2.0),
+    (int, "64.0", 64),
+    (int, "1e3", 1000),
     *((bool, text, True) for text in ("true", "True", "1")),
     *((bool, text, False) for text in ("false", "0")),
     (str, "a,b 'c'", "a,b 'c'"),
@@ -36,6 +38,7 @@ VALUES = [
     (list[str], "a,b", ["a", "b"]),
     (list[str], "['a', 'b,c']", ["a", "b,c"]),
     (list[Activation], "(relu,tanh)", ["relu", "tanh"]),
+    (tuple[tuple[int, int], ...], "(1,2),(3,4)", ((1, 2), (3, 4))),
     (tuple[tuple[int, int], ...], "((1,2),(3,4))", ((1, 2), (3, 4))),
     (Sequence[int], "1,2", (1, 2)),
 ]

@@ -59,7 +59,7 @@ def test_the_run_does_not_wait_and_everything_arrives_in_order():
     writer.say("hello")
     writer.flush(durable=True)
     assert not writer.wait(0.1)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
     slow.back.set()
     assert writer.wait(10)
     writer.close()
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_waits_for_a_limited_time(caplog):
     writer.write(1, "train", {"loss": 1.0})
     began = time.monotonic()
     writer.close()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
     assert "Slow could not write everything" in caplog.text
 
 

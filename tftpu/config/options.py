@@ -12,7 +12,7 @@ from tftpu.errors import UserError, did_you_mean
 
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
-WRITERS = ("mlflow", "wandb")
+WRITERS = ("mlflow", "wandb", "hypertune")
 LONGEST = 1e7  # seconds of a watchdog, about four months
 
 
@@ -42,7 +42,8 @@ class TrainOptions:
         seed: seed of dropout and of every other layer that draws random numbers.
         profile: steps to profile for TensorBoard: "100:110" profiles those steps, "slow" the steps
             after a device loop among the slowest 1 %, "100:110,slow" both.
-        writers: additional destinations for the metrics, by name: "mlflow", "wandb".
+        writers: additional destinations for the metrics, by name: "mlflow", "wandb", and
+            "hypertune", which reports best_metric to a hyper-parameter tuning job of Vertex AI.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.

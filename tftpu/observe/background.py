@@ -3,11 +3,12 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from tftpu.config import TrainOptions
 from tftpu.observe.services import BY_NAME
 from tftpu.observe.writers import Hyperparameters, Writer
 
@@ -87,13 +88,15 @@ class Worker:
                 self._error = error
 
 
-def services(names: Sequence[str], workdir: str) -> tuple[Writer, ...]:
-    """Returns the writers of services by their names in `TrainOptions.writers`.
+def services(options: TrainOptions, workdir: str) -> tuple[Writer, ...]:
+    """Returns the writers of services that options name.
 
     Raises:
         UserError: one is not installed, or cannot start.
     """
-    return tuple(Background(BY_NAME[name](workdir), _UPLOADING) for name in names)
+    metric = options.best_metric or "loss"
+    made = [BY_NAME[name](workdir, metric) for name in options.writers]
+    return tuple(Background(writer, _UPLOADING) for writer in made)
 
 
 class Background(Writer):

@@ -1,15 +1,16 @@
-"""Writers that send a run's numbers to services: MLflow, and Weights & Biases."""
+"""Writers that send a run's numbers to services: MLflow, and Weights & Biases; and all by name."""
 
 import contextlib
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tftpu.errors import UserError
+from tftpu.observe.hypertune import Hypertune
 from tftpu.observe.writers import Hyperparameters, Writer
 from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
@@ -108,8 +109,12 @@ class WandB(Writer):
         self._run.finish()
 
 
-# Writers that `TrainOptions.writers` names; each takes the workdir.
-BY_NAME: dict[str, type[MLflow] | type[WandB]] = {"mlflow": MLflow, "wandb": WandB}
+# Writers that `TrainOptions.writers` names, by the workdir and the metric that marks the best.
+BY_NAME: dict[str, Callable[[str, str], Writer]] = {
+    "mlflow": lambda workdir, _: MLflow(workdir),
+    "wandb": lambda workdir, _: WandB(workdir),
+    "hypertune": lambda _, metric: Hypertune(metric),
+}
 
 
 @contextlib.contextmanager

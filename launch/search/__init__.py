@@ -1,0 +1,1 @@
+"""Search for hyper-parameters: the space, the study, its trials and its report."""

@@ -1,0 +1,148 @@
+"""A trial in a process of its own, which reports every evaluation and is told whether to stop.
+
+Processes are forked from a server that has imported TensorFlow and has not started it: that is most
+of what a small run takes to start.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import Any
+
+PRELOADED = ("tensorflow", "keras", "tftpu.launch.training", "tftpu.launch.search.child")
+PRUNE = "prune"
+DIVERGED = "diverged"
+_PATIENCE = 120.0  # seconds that the process of a killed worker may take to save and to end
+
+
+def start_server() -> None:
+    """Starts the server of the processes, from the main thread.
+
+    Ctrl-C in a terminal reaches it, too, and would end it while it imports.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which it inherits
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Child:
+    """A process that trains.
+
+    Args:
+        words: of `tftpu train`.
+        run: workdir that they name, local or `gs://`.
+        metric: of the evaluation, that it reports.
+        log: local path of a file that gets what it prints.
+
+    Attributes:
+        connection: gets the number and the value of every evaluation, and whether it is the last
+            one of the run, and is answered PRUNE or ""; and DIVERGED, if the run did.
+    """
+
+    def __init__(self, words: Sequence[str], run: str, metric: str, log: str):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOADED))
+        self.connection, theirs = context.Pipe()
+        # Not a daemon: those are killed where they should save.
+        arguments = (list(words), run, metric, log, theirs)
+        self._process = context.Process(target=_train, args=arguments)
+        self._process.start()
+        theirs.close()
+
+    def ask_to_stop(self) -> None:
+        """Sends SIGTERM: the run saves, and can be resumed."""
+        if self._process.is_alive():
+            self._process.terminate()
+
+    def wait(self) -> int:
+        """Waits for the end; returns the exit code, or 128 and the number of the signal."""
+        self._process.join()
+        code = self._process.exitcode or 0
+        return code if code >= 0 else 128 - code
+
+
+def _train(words: list[str], run: str, metric: str, log: str, connection: Connection) -> None:
+    os.setsid()  # Ctrl-C is for the search, which asks its trials to stop
+    threading.Thread(target=_stop_with_the_worker, name="worker", daemon=True).start()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    from tftpu.errors import DivergedError
+    from tftpu.launch import main
+    from tftpu.launch.commands import train
+    from tftpu.launch.options import parse
+
+    def work() -> None:
+        options = parse("train", train.Options, words)
+        experiment = options.experiment()
+        with _claimed(run):
+            try:
+                train.carry_out(options, experiment, [_reports(metric, connection)])
+            except DivergedError:
+                with contextlib.suppress(OSError):
+                    connection.send(DIVERGED)
+                raise
+
+    sys.exit(main.ended(work))
+
+
+def _stop_with_the_worker() -> None:
+    """Asks this process to save and to end once its worker is gone: another one resumes the run."""
+    worker = multiprocessing.parent_process()
+    assert worker is not None
+    worker.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _claimed(run: str) -> Iterator[None]:
+    """Claims a run, which the process of a worker that was killed may still be saving."""
+    from tftpu.storage import claims
+    from tftpu.storage.owner import HeldError
+
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(claims.claim(run))
+                break
+            except HeldError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        yield
+
+
+def _reports(metric: str, connection: Connection) -> Any:
+    """Returns a callback that reports the metric of every evaluation, and ends a pruned trial."""
+    import keras
+
+    class Reports(keras.callbacks.Callback):
+        """Reports to the search."""
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            value = (logs or {}).get(f"val_{metric}")
+            if value is None:
+                return
+            try:
+                last = epoch + 1 >= (self.params or {})["epochs"]
+                connection.send((epoch + 1, float(value), last))
+                answer = connection.recv()
+            except (EOFError, OSError):  # the worker was killed: see `_stop_with_the_worker`
+                return
+            if answer == PRUNE:
+                print(f"Pruned after evaluation {epoch + 1}: {metric} {value:.4g}.", flush=True)
+                model: Any = self.model
+                model.stop_training = True
+
+    return Reports()

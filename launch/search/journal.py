@@ -1,0 +1,95 @@
+"""The study's record: numbered files of Optuna's journal, in a folder or a bucket.
+
+A file is created whole, and only where none of its number is: of several writers one succeeds, and
+the others take the next number. So no lock is needed, and any number of machines share a study.
+"""
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from optuna.storages.journal import BaseJournalBackend
+
+from tftpu.errors import UserError
+from tftpu.storage import buckets, files
+
+_DIGITS = 8
+
+
+class Journal(BaseJournalBackend):
+    """Optuna's journal in a folder.
+
+    Args:
+        folder: local or `gs://`.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._logs: list[dict[str, Any]] = []
+        self._files = 0  # that were read
+        self._lock = threading.Lock()
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        """Returns all entries from a number on."""
+        with self._lock:
+            self._read_new()
+            return self._logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Appends entries, all of them or none."""
+        data = "".join(json.dumps(log) + "\n" for log in logs).encode()
+        with self._lock:
+            self._read_new()
+            while not _created(self._path(self._files), data):
+                self._read_new()
+
+    def _read_new(self) -> None:
+        while (data := _content(self._path(self._files))) is not None:
+            try:
+                self._logs += [json.loads(line) for line in data.splitlines()]
+            except ValueError as error:
+                raise UserError(
+                    f"{self._path(self._files)} of the search's record is damaged ({error}): "
+                    "restore it, or begin anew in another workdir."
+                ) from error
+            self._files += 1
+
+    def _path(self, number: int) -> str:
+        return files.join(self._folder, f"{number:0{_DIGITS}}.jsonl")
+
+
+def _content(path: str) -> bytes | None:
+    """Returns what a file holds; None if there is none."""
+    if files.is_remote(path):
+        data, generation = buckets.read(path)
+        return data if generation else None
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _created(path: str, data: bytes) -> bool:
+    """Creates a file, whole; returns False if there is one."""
+    if files.is_remote(path):
+        try:
+            buckets.publish(path, data, 0)
+        except buckets.ChangedError:
+            return False
+        return True
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{uuid.uuid4().hex}.tmp"  # machines may have the same pids
+    try:
+        temporary.write_bytes(data)
+        files.sync(temporary)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True

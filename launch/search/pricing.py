@@ -1,0 +1,67 @@
+"""The price of a trial: preflight's, of a TPU slice, before it runs."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+from tftpu.errors import UserError
+
+_POLL_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """The verdict of preflight on a trial.
+
+    Attributes:
+        usd: of all its steps; 0 where it does not fit.
+        refusal: why the slice cannot run it; "" if it can.
+    """
+
+    usd: float
+    refusal: str = ""
+
+
+def price(words: list[str], slice_name: str, log: str, stopped: threading.Event) -> Price | None:
+    """Returns the price of a trial; its `preflight.json` is written to its workdir.
+
+    Args:
+        words: of `tftpu train`.
+        slice_name: such as "v5e-8".
+        log: local path of a file that gets what preflight prints.
+        stopped: ends preflight, for which None is returned.
+
+    Raises:
+        UserError: preflight failed, so that nothing is known.
+    """
+    with tempfile.TemporaryDirectory() as folder, open(log, "ab") as output:
+        report = os.path.join(folder, "report.json")
+        process = subprocess.Popen(
+            # -P: a folder `tftpu` in the working directory is not the package.
+            [sys.executable, "-P", "-m", "tftpu.launch.main", "preflight", *words]
+            + [f"--slices={slice_name}", f"--json={report}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the search
+        )
+        while process.poll() is None:
+            if stopped.wait(_POLL_S):
+                os.killpg(process.pid, signal.SIGINT)  # its compilers, too
+                process.wait()
+                return None
+        if not os.path.exists(report):
+            raise UserError(f"preflight ended with exit code {process.returncode}")
+        with open(report) as file:
+            found = json.load(file)
+    (item,) = found["slices"]
+    if item["undecided"]:
+        raise UserError(f"preflight does not know whether it fits {slice_name}")
+    if not item["fits"]:
+        return Price(0.0, f"it does not run on {slice_name}: {item['error'].splitlines()[0]}")
+    return Price(item["usd_per_1000_steps"] * found["steps"] / 1000)

@@ -1,0 +1,189 @@
+"""The space of a search: fields of a config, and the values that they may take.
+
+    optimizer.learning_rate=log:1e-4..1e-1       a number, drawn by its logarithm
+    train.label_smoothing=uniform:0..0.2         a number
+    model.width=uniform:16..128                  a whole number, if the field is one
+    model.blocks=choice:(1,1),(2,2)              one of some values; commas in brackets are theirs
+    optimizer.momentum=uniform:0..0.99 if optimizer.name=sgd
+
+Bounds and values have the types of the fields that they are for.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tftpu.config import Experiment, declared_types
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import config_flags, config_values
+
+_KINDS = ("uniform", "log", "choice")
+_FORM = "FIELD=uniform:LOW..HIGH, FIELD=log:LOW..HIGH or FIELD=choice:A,B"
+
+
+class Suggests(Protocol):
+    """A trial of Optuna."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """Returns a number."""
+        ...
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+        """Returns a whole number."""
+        ...
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Returns one of several values."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimension:
+    """A field, and the values that it may take.
+
+    Attributes:
+        field: such as "optimizer.learning_rate".
+        kind: "uniform", "log" or "choice".
+        whole: whether a number is a whole one.
+        low, high: bounds of a number, both included.
+        choices: texts of the values, as `--config.FIELD=TEXT` takes them.
+        only_if: a field of the space and the text of its value; None: always.
+    """
+
+    field: str
+    kind: str
+    whole: bool = False
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[str, ...] = ()
+    only_if: tuple[str, str] | None = None
+
+    def suggest(self, trial: Suggests) -> str:
+        """Returns the text of a value that a trial draws."""
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.field, self.choices)
+        log = self.kind == "log"
+        if self.whole:
+            return str(trial.suggest_int(self.field, int(self.low), int(self.high), log=log))
+        value = trial.suggest_float(self.field, self.low, self.high, log=log)
+        # Digits that no search can tell apart would be copied by hand. A narrow range needs more.
+        narrow = max(abs(self.low), abs(self.high)) / (self.high - self.low)
+        rounded = float(f"{value:.{4 + int(math.log10(narrow))}g}")
+        return f"{min(max(rounded, self.low), self.high):.15g}"
+
+
+def parse(texts: Sequence[str], experiment: Experiment) -> list[Dimension]:
+    """Returns the dimensions of a space, those on which others depend first.
+
+    Args:
+        texts: as in this module's docstring.
+        experiment: whose fields they name.
+
+    Raises:
+        UserError: a text is of another form, names no field, or has values of another type.
+    """
+    found: dict[str, Dimension] = {}
+    for text in texts:
+        dimension = _dimension(text, experiment)
+        if dimension.field in found:
+            raise UserError(f"--space: {dimension.field} is named twice.")
+        _check_condition(text, dimension, found)
+        found[dimension.field] = dimension
+    if not found:
+        raise UserError(f"There is nothing to search: give --space='{_FORM}'.")
+    return list(found.values())
+
+
+def suggest(space: Sequence[Dimension], trial: Suggests) -> list[str]:
+    """Returns the overrides that a trial draws, such as "--config.model.width=64"."""
+    values: dict[str, str] = {}
+    for dimension in space:
+        if dimension.only_if is None or _holds(dimension.only_if, values):
+            values[dimension.field] = dimension.suggest(trial)
+    return overrides(values)
+
+
+def overrides(values: Mapping[str, str]) -> list[str]:
+    """Returns the overrides of a config that set fields to values."""
+    return [f"--config.{field}={value}" for field, value in values.items()]
+
+
+def _holds(condition: tuple[str, str], values: Mapping[str, str]) -> bool:
+    return values.get(condition[0]) == condition[1]
+
+
+def _dimension(text: str, experiment: Experiment) -> Dimension:
+    match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\w+):(.+?)(?:\s+if\s+([\w.]+)=(.+?))?\s*", text)
+    if not match:
+        raise UserError(f"--space={text}: write {_FORM}.")
+    field, kind, values, other, value = match.groups()
+    if kind not in _KINDS:
+        raise UserError(f"--space={text}: there is no {kind!r}.{did_you_mean(kind, _KINDS)}")
+    only_if = (other, value) if other else None
+    field = field.removeprefix("config.")
+    if kind == "choice":
+        return Dimension(
+            field, kind, choices=_choices(text, field, values, experiment), only_if=only_if
+        )
+    low, high, whole = _bounds(text, field, values, experiment)
+    if not low < high:
+        raise UserError(f"--space={text}: {low:g} is not below {high:g}.")
+    if kind == "log" and low <= 0:
+        raise UserError(f"--space={text}: a logarithm needs numbers above 0, and {low:g} is none.")
+    return Dimension(field, kind, whole, low, high, only_if=only_if)
+
+
+def _choices(text: str, field: str, values: str, experiment: Experiment) -> tuple[str, ...]:
+    try:
+        found = tuple(config_values.split(f"({values})"))
+    except ValueError as error:
+        raise UserError(f"--space={text}: {error}.") from error
+    for value in found:
+        config_flags.value_of(experiment, f"--config.{field}={value}")
+    if len(found) < 2:
+        raise UserError(f"--space={text}: give two values or more.")
+    if len(set(found)) < len(found):
+        raise UserError(f"--space={text}: a value is named twice.")
+    return found
+
+
+def _bounds(
+    text: str, field: str, values: str, experiment: Experiment
+) -> tuple[float, float, bool]:
+    parts = values.split("..")
+    if len(parts) != 2:
+        raise UserError(f"--space={text}: write two bounds, as 1e-4..1e-1.")
+    found = []
+    for part in parts:
+        value = config_flags.value_of(experiment, f"--config.{field}={part}")
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            raise UserError(f"--space={text}: {part} is no bound of numbers to draw.")
+        found.append(value)
+    if not all(type(value) in (int, float) for value in found):
+        raise UserError(f"--space={text}: {field} is no number: write choice:A,B.")
+    low, high = found
+    if float in _types(experiment, field):
+        return float(low), float(high), False
+    return low, high, True
+
+
+def _types(experiment: Experiment, field: str) -> tuple[Any, ...]:
+    """Returns the types that a field may have."""
+    *path, name = field.split(".")
+    kind = declared_types(type(functools.reduce(getattr, path, experiment)))[name]
+    return typing.get_args(kind) or (kind,)
+
+
+def _check_condition(text: str, dimension: Dimension, before: Mapping[str, Dimension]) -> None:
+    if dimension.only_if is None:
+        return
+    field, value = dimension.only_if
+    other = before.get(field)
+    if other is None or other.kind != "choice" or value not in other.choices:
+        raise UserError(
+            f"--space={text}: give {field}=choice:... with {value!r} among its values before it."
+        )

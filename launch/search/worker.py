@@ -1,0 +1,241 @@
+"""The workers of a search on this machine: they run trials until all have ended."""
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from tftpu.errors import UserError
+from tftpu.launch import result
+from tftpu.launch.amounts import dollars
+from tftpu.launch.search import pricing
+from tftpu.launch.search.child import DIVERGED, PRUNE, Child
+from tftpu.launch.search.plan import Plan
+from tftpu.launch.search.trials import BEHIND, WHY, Taken, Trials
+from tftpu.runtime.preemption import PREEMPTED
+from tftpu.storage import files, lines
+from tftpu.storage.owner import HeldError
+
+_POLL_S = 1.0
+_FAILURES = 3  # that end a search in which nothing has succeeded
+
+
+class Workers:
+    """Runs trials, some at a time.
+
+    Args:
+        plan: of the search.
+        study: of Optuna.
+        trials: of the study.
+        logs: local folder for what trials print.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, plan: Plan, study: Any, trials: Trials, logs: str, say: Callable[[str], None]
+    ):
+        self._plan, self._study, self._trials = plan, study, trials
+        self._logs, self._say = logs, say
+        self._lock = threading.Lock()  # claims of one process do not exclude one another
+        self._running: dict[int, Child | None] = {}  # by number; None: not started yet
+        self._stopped = threading.Event()
+        self._errors: list[BaseException] = []
+        self._failures: list[str] = []
+        self._succeeded = False
+
+    def stop(self) -> None:
+        """Asks the running trials to save and to end; whoever continues the search resumes them."""
+        self._stopped.set()
+        for child in list(self._running.values()):
+            if child is not None:
+                child.ask_to_stop()
+
+    def run(self, parallel: int) -> None:
+        """Runs trials until all have ended, those of other machines too.
+
+        Args:
+            parallel: trials at a time.
+
+        Raises:
+            UserError: the first trials all failed.
+        """
+        threads = [threading.Thread(target=self._guarded) for _ in range(parallel)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)  # a wait without end would hold signals back
+        if self._errors:
+            raise self._errors[0]
+
+    def _guarded(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._errors.append(error)
+            self.stop()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                taken = self._trials.take(set(self._running))
+                if taken is not None:
+                    self._running[taken.trial.number] = None
+            if taken is not None:
+                try:
+                    with taken.claim:
+                        self._carry_out(taken)
+                finally:
+                    with self._lock:
+                        del self._running[taken.trial.number]
+            elif self._trials.over:
+                return
+            else:
+                self._stopped.wait(_POLL_S)
+
+    def _carry_out(self, taken: Taken) -> None:
+        number = taken.trial.number
+        log = os.path.join(self._logs, f"{number:04d}.log")
+        run = self._trials.run(number)
+        words = self._plan.words(taken.words, run)
+        again = "again" if taken.resumed else "begins"
+        self._say(f"trial {number:<4}{again}  {shown(taken.words)}")
+        twin = self._trials.twin(taken)
+        if twin is not None:  # a run of the same config would end with the same number
+            self._repeat(taken, twin)
+            return
+        if not self._affordable(taken, words, log):
+            return
+        try:
+            child = Child(words, run, self._plan.metric, log)
+        except (EOFError, OSError):
+            if self._stopped.wait(_POLL_S):  # a signal to all processes has ended the server, too
+                return
+            raise
+        self._running[number] = child
+        if self._stopped.is_set():
+            child.ask_to_stop()
+        outcome = self._follow(taken, run, child)
+        code = child.wait()
+        if code == PREEMPTED or (code and self._stopped.is_set()):
+            return  # it is resumed by whoever continues the search
+        if outcome == DIVERGED:
+            self._tell(taken, TrialState.PRUNED, "diverged")
+            return
+        if code:
+            self._fail(taken, f"{_ended(code)}: {_last_line(log)}", log)
+            return
+        found = result.read(run) or {}
+        if outcome == PRUNE:
+            self._tell(taken, TrialState.PRUNED, f"pruned after {found.get('steps')} steps")
+        elif not found.get("best"):
+            self._tell(taken, TrialState.PRUNED, f"{self._plan.metric} was never finite")
+        else:
+            self._succeed(taken, found["best"]["value"])
+
+    def _affordable(self, taken: Taken, words: list[str], log: str) -> bool:
+        """Returns whether a trial is to run: it fits the slice, and the budget."""
+        plan = self._plan
+        if not plan.slice:
+            return True
+        try:
+            price = pricing.price(words, plan.slice, log, self._stopped)
+        except UserError as error:
+            self._fail(taken, f"{error}: {_last_line(log)}", log)
+            return False
+        if price is None:
+            return False
+        if price.refusal:
+            self._tell(taken, TrialState.PRUNED, price.refusal)
+            return False
+        while not self._stopped.is_set():
+            with contextlib.suppress(HeldError), self._lock:
+                affords = self._trials.affords(taken.trial, price.usd)
+                cost = f"trial {taken.trial.number:<4}{dollars(price.usd)} on {plan.slice}"
+                self._say(cost if affords else f"{cost}: above the budget, the search ends")
+                return affords
+            self._stopped.wait(_POLL_S)
+        return False
+
+    def _follow(self, taken: Taken, run: str, child: Child) -> str:
+        """Reports the evaluations of a trial until it ends; returns PRUNE, DIVERGED or ""."""
+        trial, pruned = taken.trial, taken.frozen.user_attrs.get(BEHIND, False)
+        known = set(taken.frozen.intermediate_values)
+
+        def report(number: int, value: float) -> None:
+            # A trial that is resumed may repeat an evaluation.
+            if number not in known and math.isfinite(value):
+                trial.report(value, number)
+                known.add(number)
+
+        # Evaluations that a worker did not report before it was killed.
+        for number, value in enumerate(_evaluations(run, self._plan.metric), 1):
+            report(number, value)
+        while True:
+            try:
+                message = child.connection.recv()
+            except (EOFError, OSError):
+                return PRUNE if pruned else ""
+            if message == DIVERGED:
+                return DIVERGED
+            number, value, last = message
+            report(number, value)
+            if not pruned and not last and trial.should_prune():  # the last one ends it anyway
+                pruned = True
+                trial.set_user_attr(BEHIND, True)
+            with contextlib.suppress(OSError):  # it was killed meanwhile
+                child.connection.send(PRUNE if pruned else "")
+
+    def _repeat(self, taken: Taken, twin: FrozenTrial) -> None:
+        why = f"the same as trial {twin.number}"
+        if twin.state == TrialState.COMPLETE:
+            taken.trial.set_user_attr(WHY, why)
+            self._succeed(taken, twin.values[0], f", {why}")
+        else:
+            self._tell(taken, twin.state, why)
+
+    def _succeed(self, taken: Taken, value: float, why: str = "") -> None:
+        self._succeeded = True
+        self._study.tell(taken.trial, value)
+        self._say(f"trial {taken.trial.number:<4}{self._plan.metric} {value:.4g}{why}")
+
+    def _fail(self, taken: Taken, why: str, log: str) -> None:
+        self._tell(taken, TrialState.FAIL, f"failed: {why}")
+        self._failures.append(f"{why.rstrip('.')}. See {log}.")
+        if not self._succeeded and len(self._failures) >= _FAILURES:
+            raise UserError(
+                f"The first {_FAILURES} trials all failed, the last one with {self._failures[-1]}"
+            )
+
+    def _tell(self, taken: Taken, state: TrialState, why: str) -> None:
+        taken.trial.set_user_attr(WHY, why)
+        self._study.tell(taken.trial, state=state)
+        self._say(f"trial {taken.trial.number:<4}{why}")
+
+
+def shown(words: list[str]) -> str:
+    """Returns the overrides of a trial as people read them."""
+    return "  ".join(word.removeprefix("--config.") for word in words)
+
+
+def _evaluations(run: str, metric: str) -> list[float]:
+    """Returns the values of a metric that a run has written, nan for one that is no number."""
+    found = lines.read(files.join(run, "metrics.jsonl"))
+    return [numbers.get(metric, math.nan) for _, split, numbers in found if split == "eval"]
+
+
+def _ended(code: int) -> str:
+    """Returns how a process ended, in words: 137 is that of a machine without memory."""
+    names = {128 + number: number.name for number in signal.Signals}
+    return f"ended by {names[code]}" if code in names else f"exit code {code}"
+
+
+def _last_line(log: str) -> str:
+    with open(log, errors="replace") as file:
+        said = [line.strip() for line in file if line.strip()]
+    return said[-1] if said else "it printed nothing"
