@@ -4,13 +4,18 @@ A run that a script made has no config.json: --config then names a config of the
 data.
 
     tftpu evaluate --workdir=runs/digits_resnet
+    tftpu evaluate --workdir=runs/digits_resnet --output=metrics.json
 """
 
 import dataclasses
+import json
+import math
+import os
 
 from tftpu.errors import UserError
 from tftpu.launch import finished
-from tftpu.launch.options import DeviceOptions, required
+from tftpu.launch.options import DeviceOptions, flag, required
+from tftpu.storage import files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,10 +23,19 @@ class Options(DeviceOptions, finished.RunOf):
     """The run to evaluate, and the devices."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+    output: str | None = flag(
+        None, "file for the same numbers, as JSON, local or gs://", metavar="FILE"
+    )
 
 
 def run(options: Options) -> None:
-    """Prints loss and metrics of the best checkpoint, or of the newest if none is best."""
+    """Prints loss and metrics of the best checkpoint, or of the newest if none is best.
+
+    Raises:
+        UserError: there is nothing to evaluate, or --output cannot be written.
+    """
+    if options.output and os.path.isdir(options.output):
+        raise UserError(f"--output={options.output} is a folder: give the name of a file.")
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
     options.set_cluster(experiment.cluster)
@@ -35,3 +49,15 @@ def run(options: Options) -> None:
     results = trainer.evaluate(evaluation)
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     print(f"step {step}  {numbers}")
+    if options.output:
+        _write(options.output, step, results)
+
+
+def _write(path: str, step: int, results: dict[str, float]) -> None:
+    """Writes the numbers; one that is not finite is null, as JSON has no other word for it."""
+    metrics = {n: value if math.isfinite(value) else None for n, value in results.items()}
+    text = json.dumps({"step": step, "metrics": metrics}, indent=2)
+    try:
+        files.write_whole(path, f"{text}\n".encode())
+    except OSError as error:
+        raise UserError(f"--output={path} cannot be written: {error}.") from error

@@ -1,0 +1,43 @@
+"""Steps of tftpu for Kubeflow Pipelines, which Vertex AI Pipelines runs as well.
+
+Each step is a command of tftpu with its flags as parameters: `convert`, `check`, `search`,
+`train`, `evaluate`, `export` and `predict`; `gate` ends the pipeline where a metric is not good
+enough. `training_pipeline` joins them. The extra `kfp` installs what they need.
+"""
+
+from tftpu import installation
+from tftpu.errors import UserError
+
+try:
+    import kfp  # noqa: F401 (looked for before the steps need it)
+except ImportError as error:
+    raise UserError(
+        "Kubeflow Pipelines, which compiles pipelines, is not installed: run "
+        f"`{installation.command('kfp')}`."
+    ) from error
+
+from tftpu.launch.kfp.pipelines import training_pipeline
+from tftpu.launch.kfp.steps import (
+    IMAGE,
+    check,
+    convert,
+    evaluate,
+    export,
+    gate,
+    predict,
+    search,
+    train,
+)
+
+__all__ = [
+    "IMAGE",
+    "check",
+    "convert",
+    "evaluate",
+    "export",
+    "gate",
+    "predict",
+    "search",
+    "train",
+    "training_pipeline",
+]

@@ -1,0 +1,125 @@
+"""The pipeline that joins the steps: data, training, evaluation, and what a good model is for."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kfp import dsl
+
+from tftpu.launch.kfp import steps
+
+RETRIES = 3  # of the training, which resumes from its last checkpoint
+_WAIT = "60s"  # before the first of them
+
+Task = Any  # `dsl.PipelineTask`
+Text = Any  # a string, or a parameter of the pipeline
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The steps of a training pipeline.
+
+    Attributes:
+        image: container image of the steps.
+        source: what to convert first, as `tftpu data convert --source`; None: the data is there.
+        convert_flags: further flags of that command.
+        predict: what to predict in the end, as `tftpu predict --input`; None: nothing.
+        search: space of a search before the training; None: there is none.
+        search_flags: further flags of that command.
+        train: makes the task that trains, of a workdir and overrides; None: `steps.train`.
+        setup: what `tftpu launch` sent, for its pipelines.
+    """
+
+    image: str
+    source: str | None = None
+    convert_flags: str = ""
+    predict: str | None = None
+    search: Sequence[str] | None = None
+    search_flags: str = ""
+    train: Callable[[Text, str], Task] | None = None
+    setup: Text = ""
+
+    def add(self, config: Text, workdir: Text, gate: Text, overrides: Text) -> None:
+        """Adds the steps to the pipeline whose function calls this.
+
+        Args:
+            config: name of a config, or path of one in the image.
+            workdir: folder in which each run of the pipeline gets one of its own.
+            gate: condition of the gate.
+            overrides: changes of the config, as on the command line.
+        """
+        run = f"{workdir}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"
+        data = f"{run}/data"
+        before: list[Task] = []
+        if self.source:
+            flags = {"source": self.source, "flags": self.convert_flags}
+            before = [self._command(steps.convert, output=data, **flags)]
+            overrides = f"{overrides} --config.data.data_dir={data}"
+        wanted = {"config": config, "overrides": overrides, "condition": gate}
+        checked = self._command(steps.check, *before, **wanted)
+        if self.search is not None:
+            words = {"config": config, "workdir": f"{run}/search", "space": list(self.search)}
+            flags = f"{overrides} {self.search_flags}"
+            checked = self._command(steps.search, checked, overrides=flags, **words)
+            overrides = f"{overrides} {checked.output}"
+        if self.train:
+            trained = self.train(run, overrides).set_caching_options(False).after(checked)
+        else:
+            words = {"config": config, "workdir": run, "overrides": overrides}
+            trained = self._command(steps.train, checked, **words)
+        trained.set_retry(RETRIES, backoff_duration=_WAIT)
+        evaluated = self._command(steps.evaluate, trained, workdir=run)
+        passed = self._task(steps.gate, metrics=evaluated.outputs["metrics"], condition=gate)
+        self._command(steps.export, passed, workdir=run, output=f"{run}/export")
+        if self.predict:
+            places = {"input": self.predict, "output": f"{run}/predictions"}
+            self._command(steps.predict, passed, workdir=run, **places)
+
+    def _command(self, step: Callable[..., Task], *before: Task, **arguments: Text) -> Task:
+        made = self._task(step, setup=self.setup, **arguments)
+        return made.after(*before) if before else made
+
+    def _task(self, step: Callable[..., Task], **arguments: Text) -> Task:
+        # A folder of the same name may hold other data tomorrow: nothing is taken from a cache.
+        return step(**arguments).set_container_image(self.image).set_caching_options(False)
+
+
+def training_pipeline(
+    image: str = steps.IMAGE,
+    *,
+    source: str | None = None,
+    convert_flags: str = "",
+    predict: str | None = None,
+    search: Sequence[str] | None = None,
+    search_flags: str = "",
+) -> Any:
+    """Returns a pipeline that checks the data, trains, evaluates, and exports a good model.
+
+    Its parameters are `config`, `workdir`, `gate` (such as "accuracy>=0.95") and `overrides`. Each
+    run of it has a folder of its own in `workdir`, named like that run of the pipeline: the workdir
+    of the training, and in it `export`, `data`, `search` and `predictions`.
+
+    Args:
+        image: container image of the steps, with tftpu, its extra kfp, and your own code.
+        source: what to convert first, such as "images:gs://BUCKET/photos"; the config's
+            `data.data_dir` is then the result. None: the data of the config is there.
+        convert_flags: further flags of `tftpu data convert`.
+        predict: what to predict after the gate, such as "images:gs://BUCKET/new"; None: nothing.
+        search: space of a search before the training, which then takes the best values, such as
+            ["optimizer.learning_rate=log:1e-4..1e-1"]; []: that of the config. None: no search.
+        search_flags: further flags of `tftpu search`, such as "--config.train.steps=100".
+    """
+    layout = Layout(
+        image=image,
+        source=source,
+        convert_flags=convert_flags,
+        predict=predict,
+        search=search,
+        search_flags=search_flags,
+    )
+
+    @dsl.pipeline(name="tftpu-training", description="Trains, and exports a model that is good.")
+    def tftpu_training(config: str, workdir: str, gate: str, overrides: str = "") -> None:
+        layout.add(config, workdir, gate, overrides)
+
+    return tftpu_training

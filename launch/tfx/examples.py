@@ -1,0 +1,73 @@
+"""The data of a config that a TFX pipeline trains."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tftpu.config import Data, DataContext
+from tftpu.config.validation import at_least
+from tftpu.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tftpu.input_pipelines.tensors import Spec
+
+
+@dataclasses.dataclass
+class Examples(Data):
+    """Examples of a TFX pipeline: TFRecords of tf.Example, described by a schema.
+
+    A batch is a dictionary of features by name, and labels. Integer labels of shape (batch, 1), as
+    Transform writes class ids, become (batch,).
+
+    Attributes:
+        label: the feature to predict, by the name that Transform gives it.
+        features: those that the model takes, likewise; () is all but the label.
+        transformed: whether the examples come from Transform; otherwise they are raw, and go
+            through the transform graph, where there is one, as they are read.
+        shuffle: number of examples that are shuffled at a time.
+        train_files, eval_files: patterns of files. `run_fn` sets these and what follows.
+        eval_steps: number of batches to evaluate; None: all.
+        schema: file with the schema of the examples; read where there is no transform graph.
+        transform_graph: folder that Transform wrote; "": there is none.
+    """
+
+    name: str = "tfx"
+    label: str = ""
+    features: tuple[str, ...] = ()
+    transformed: bool = True
+    shuffle: int = 10_000
+    train_files: tuple[str, ...] = ()
+    eval_files: tuple[str, ...] = ()
+    eval_steps: int | None = None
+    schema: str = ""
+    transform_graph: str = ""
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.label:
+            raise UserError(
+                "data.label is empty: name the feature to predict, such as "
+                'tftpu.launch.tfx.Examples(label="species").'
+            )
+        if self.label in self.features:
+            raise UserError(
+                f"data.features has the label {self.label!r}, which the model shall predict: "
+                "leave it out there."
+            )
+        at_least("data.shuffle", self.shuffle, 1)
+
+    def training(self, context: DataContext) -> "tf.data.Dataset":
+        from tftpu.launch.tfx import reading
+
+        return reading.training(self, context)
+
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
+        from tftpu.launch.tfx import reading
+
+        return reading.evaluation(self, context)
+
+    def batch_spec(self, examples: int) -> "Spec":
+        from tftpu.launch.tfx import reading
+
+        return reading.batch_spec(self, examples)

@@ -1,0 +1,62 @@
+"""Writes the model of a pipeline as TensorFlow Serving and TFX's Evaluator take it."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.config import Experiment
+from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.exporting.serving import Serving
+from tftpu.launch import finished
+from tftpu.launch.experiment import plain_model
+from tftpu.launch.tfx import base
+from tftpu.launch.tfx.features import Features
+from tftpu.launch.tfx.transform import SERIALIZED, Transform
+
+
+def write(experiment: Experiment, workdir: str, to: str) -> None:
+    """Writes the best checkpoint of a run as a SavedModel that takes raw, serialized examples.
+
+    Its signatures are `serving_default`, from examples to the model's outputs, and where there is a
+    transform graph `transform_features`, from examples with labels to transformed features.
+
+    Args:
+        experiment: of the run.
+        workdir: folder of the run.
+        to: folder of the SavedModel.
+    """
+    cluster = dataclasses.replace(
+        experiment.cluster, tpu="none", engine="tensorflow", virtual_devices=None
+    )
+    train = dataclasses.replace(experiment.train, precision="float32")
+    experiment = dataclasses.replace(experiment, cluster=cluster, train=train)
+    trainer, step, _ = finished.restored_without_data(experiment, workdir)
+    data: Any = experiment.data
+    features = Features(data)
+    raw, model = features.served(), plain_model(experiment, trainer)
+    serving = Serving(
+        model,
+        [Input("examples", (), "string")],
+        lambda serialized: features.of_raw(serialized, raw),
+    )
+    module: Any = serving.module()
+    signatures = {"serving_default": serving.function.get_concrete_function()}
+    if features.transform:
+        module.transform = features.transform.layer  # with its tables and vocabularies
+        signatures["transform_features"] = _transforming(features.transform)
+    tf.saved_model.save(module, to, signatures)
+    base.write(model, to)
+    print(f"step {step}: {to}, from examples with {', '.join(raw)}", flush=True)
+
+
+def _transforming(transform: Transform) -> Any:
+    """Returns the function from raw examples with labels to transformed features."""
+
+    def transformed(serialized: Any) -> dict[str, Any]:
+        found = transform(serialized, transform.raw)
+        # A signature returns dense tensors only.
+        return {name: value for name, value in found.items() if isinstance(value, tf.Tensor)}
+
+    function: Any = tf.function(transformed, input_signature=[SERIALIZED], autograph=False)
+    return function.get_concrete_function()

@@ -1,0 +1,113 @@
+"""The features of a pipeline's examples, as the model takes them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.tfx.transform import FeatureSpec, Transform, features_of_schema
+
+if TYPE_CHECKING:
+    from tftpu.launch.tfx.examples import Examples
+
+
+class Features:
+    """The way from serialized examples to the batches of a model.
+
+    Args:
+        data: the examples, with a transform graph or a schema.
+
+    Attributes:
+        names: of the features that the model takes.
+        transform: the transform graph; None: there is none.
+        stored: the features to read from the files.
+        source: of the description of the features, in words.
+
+    Raises:
+        UserError: a feature is missing, or is not what a model on a TPU can take.
+    """
+
+    def __init__(self, data: "Examples"):
+        self._label = data.label
+        self.transform = Transform(data.transform_graph) if data.transform_graph else None
+        if self.transform is None and not data.schema:
+            raise UserError(
+                "The pipeline gives neither a transform graph nor a schema, which say what the "
+                'examples hold: give Trainer(schema=schema_gen.outputs["schema"]), or '
+                'transform_graph=transform.outputs["transform_graph"].'
+            )
+        if self.transform is None:
+            self._described = features_of_schema(data.schema)
+            self.source = f"the schema {data.schema!r}"
+        else:
+            self._described = self.transform.transformed
+            self.source = "the transform graph"
+        for field, name in [("label", data.label), *(("features", n) for n in data.features)]:
+            if name not in self._described:
+                raise UserError(
+                    f"data.{field} names {name!r}, which {self.source} does not describe: it has "
+                    f"{_listed(self._described)}.{did_you_mean(name, self._described)}"
+                )
+        self.names = data.features or tuple(sorted({*self._described} - {data.label}))
+        taken = {name: self._described[name] for name in (*self.names, data.label)}
+        _check(taken, data.label)
+        self._applied = None if data.transformed else self.transform
+        self.stored: FeatureSpec = self._applied.needed(taken) if self._applied else taken
+
+    def batch(self, serialized: Any) -> tuple[dict[str, Any], Any]:
+        """Returns features by name, and labels, of the examples of a file, (batch,) strings."""
+        if self._applied:
+            found = self._applied(serialized, self.stored)
+        else:
+            found = tf.io.parse_example(serialized, self.stored)
+        label = self._shaped(found, self._label)
+        if label.dtype.is_integer and label.shape[1:] == [1]:
+            label = tf.squeeze(label, 1)
+        return self._chosen(found), label
+
+    def served(self) -> FeatureSpec:
+        """Returns the features that raw examples need to have for a prediction; not the label."""
+        if self.transform is None:
+            return {name: self._described[name] for name in self.names}
+        return self.transform.needed(self.names)
+
+    def of_raw(self, serialized: Any, raw: FeatureSpec) -> dict[str, Any]:
+        """Returns features by name, of raw examples without labels.
+
+        Args:
+            serialized: (batch,) strings.
+            raw: as `served` returns it.
+        """
+        if self.transform is None:
+            return self._chosen(tf.io.parse_example(serialized, raw))
+        return self._chosen(self.transform(serialized, raw))
+
+    def _chosen(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._shaped(found, name) for name in self.names}
+
+    def _shaped(self, found: Mapping[str, Any], name: str) -> Any:
+        """Returns a feature with its static shape, which a graph may have lost."""
+        return tf.ensure_shape(found[name], (None, *self._described[name].shape))
+
+
+def _check(taken: FeatureSpec, label: str) -> None:
+    """Raises `UserError` for a feature of no fixed shape, or of text."""
+    for name, feature in taken.items():
+        what = "label" if name == label else "feature"
+        rest = "" if name == label else ", or choose others: Examples(features=(…))"
+        if not isinstance(feature, tf.io.FixedLenFeature):
+            raise UserError(
+                f"The {what} {name!r} has no fixed shape, which a compiled model needs: give it "
+                "one in the schema, as SchemaGen(infer_feature_shape=True) does, or in "
+                f"preprocessing_fn, such as by tf.sparse.to_dense and tf.ensure_shape{rest}."
+            )
+        if feature.dtype == tf.string:
+            raise UserError(
+                f"The {what} {name!r} is text, which no accelerator takes: make numbers of it in "
+                f"preprocessing_fn, such as by tft.compute_and_apply_vocabulary{rest}."
+            )
+
+
+def _listed(names: FeatureSpec) -> str:
+    return ", ".join(sorted(names)) or "no features"

@@ -1,0 +1,116 @@
+"""Reads the examples of a pipeline."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from tftpu.config import DataContext
+from tftpu.errors import UserError
+from tftpu.input_pipelines.tensors import Spec, untranslated
+from tftpu.launch.tfx.features import Features
+
+if TYPE_CHECKING:
+    from tftpu.launch.tfx.examples import Examples
+
+_FILES_AT_ONCE = 16  # of the order of examples, so that it is the same on every machine
+
+
+def training(data: "Examples", context: DataContext) -> tf.data.Dataset:
+    """Returns the training split, in an order that depends on the seed alone."""
+    features = Features(data)
+    records = _records(data.train_files, "train_files", features)
+    records = records.shuffle(data.shuffle, seed=context.seed)
+    return _batches(records, context, features)
+
+
+def evaluation(data: "Examples", context: DataContext) -> tf.data.Dataset:
+    """Returns the evaluation split, or its first batches."""
+    features = Features(data)
+    batches = _batches(_records(data.eval_files, "eval_files", features), context, features)
+    return batches if data.eval_steps is None else batches.take(data.eval_steps)
+
+
+def batch_spec(data: "Examples", examples: int) -> Spec:
+    """Returns the shapes and dtypes of a batch of `examples`, without reading any."""
+    features: Any = Features(data)
+    spec = tf.data.Dataset.from_tensors(tf.zeros((0,), tf.string)).map(features.batch).element_spec
+    return tf.nest.map_structure(
+        lambda part: tf.TensorSpec((examples, *part.shape[1:]), part.dtype), spec
+    )
+
+
+def _batches(records: tf.data.Dataset, context: DataContext, features: Any) -> tf.data.Dataset:
+    batches = records.batch(context.global_batch_size)
+    return batches.map(untranslated(features.batch), num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _records(patterns: Sequence[str], field: str, features: Features) -> tf.data.Dataset:
+    """Returns the serialized examples of files, in a fixed order.
+
+    Raises:
+        UserError: there are no such files, or they hold something else.
+    """
+    found = sorted(path for pattern in patterns for path in tf.io.gfile.glob(pattern))
+    if not found:
+        given = ", ".join(patterns) or "empty: run_fn sets it from the pipeline"
+        raise UserError(f"data.{field} is {given}, and no file has such a name.")
+    records = tf.data.Dataset.from_tensor_slices(found).interleave(
+        untranslated(_opened),
+        cycle_length=_FILES_AT_ONCE,
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+    _check_first(records, f"{', '.join(patterns)} (data.{field})", features)
+    return records
+
+
+def _opened(path: Any) -> tf.data.Dataset:
+    compression: Any = tf.where(tf.strings.regex_full_match(path, r".*\.gz"), "GZIP", "")
+    return tf.data.TFRecordDataset(path, compression_type=compression)
+
+
+def _check_first(records: tf.data.Dataset, source: str, features: Features) -> None:
+    """Raises `UserError` unless the first example of all has the features that are read.
+
+    Args:
+        records: serialized examples.
+        source: names their files.
+        features: that are read of them.
+    """
+    try:
+        first: Any = [*records.take(1).as_numpy_iterator()]
+        held = {name for record in first for name in _names_in(record)}
+    except (tf.errors.OpError, DecodeError) as error:
+        raise UserError(
+            f"The files {source} are not TFRecords of tf.Example, which run_fn reads: let "
+            f"ExampleGen write those, its default ({type(error).__name__}: {error})."
+        ) from error
+    if not first:
+        raise UserError(f"The files {source} hold no examples.")
+    missing = [
+        name
+        for name, feature in features.stored.items()
+        if isinstance(feature, tf.io.FixedLenFeature)
+        and feature.default_value is None
+        and name not in held
+    ]
+    if missing:
+        raise UserError(
+            f"The first example of {source} has no {', '.join(missing)}; it has "
+            f"{', '.join(sorted(held))}. Examples(transformed=True) is for examples of Transform, "
+            "transformed=False for those of ExampleGen, which are transformed as they are read."
+        )
+    try:
+        tf.io.parse_example(tf.constant(first), features.stored)
+    except tf.errors.InvalidArgumentError as error:
+        raise UserError(
+            f"The first example of {source} is not what {features.source} describes: "
+            f"{error.message}."
+        ) from error
+
+
+def _names_in(record: bytes) -> list[str]:
+    """Returns the names of the features of a serialized example."""
+    return [*tf.train.Example.FromString(record).features.feature]

@@ -1,0 +1,153 @@
+"""`run_fn`, which TFX's Trainer component calls."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tftpu.config import Experiment
+from tftpu.engines import selection
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import config_flags, startup
+from tftpu.launch.tfx.examples import Examples
+from tftpu.storage import claims
+
+_OURS = ("config", "overrides")  # of custom_config
+_LENGTHS = ("train.steps", "train.epochs")
+
+
+class FnArgs(Protocol):
+    """The attributes of TFX's `FnArgs` that are read."""
+
+    train_files: Sequence[str]
+    eval_files: Sequence[str]
+    train_steps: int | None
+    eval_steps: int | None
+    schema_path: str | None
+    transform_graph_path: str | None
+    data_accessor: Any
+    serving_model_dir: str
+    model_run_dir: str
+    base_model: str | None
+    hyperparameters: Mapping[str, Any] | None
+    custom_config: Mapping[str, Any] | None
+
+
+def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) -> None:
+    """Trains a config on the examples of a pipeline, and writes the model for serving.
+
+    Args:
+        fn_args: of TFX's Trainer. `custom_config["config"]` names a config of tftpu or the file of
+            your own; `custom_config["overrides"]` sets its fields by their paths, such as
+            `{"model.width": 64}`, and so do the hyperparameters of TFX's Tuner.
+        get_config: returns the config, where a module file of the pipeline has it.
+
+    Raises:
+        UserError: the config, the examples or an argument cannot be used.
+        Preempted: the run was asked to stop, after a checkpoint was saved.
+    """
+    experiment = _experiment(fn_args, get_config)
+    _set_inputs(experiment, fn_args)
+    experiment.validate()
+    startup.import_tensorflow()
+    if selection.engine_for(experiment.cluster) == "jax":
+        reason = selection.reason_for_jax(experiment.cluster) or "the config asks for it"
+        raise UserError(
+            f"The run would take the JAX engine ({reason}), and run_fn, which writes a SavedModel "
+            "in the same process, trains on the TensorFlow engine: set cluster.engine to "
+            "tensorflow, and no mesh and no KERAS_BACKEND."
+        )
+    selection.choose_backend(experiment.cluster)
+    if selection.task(experiment.cluster).count > 1:
+        raise UserError(
+            "run_fn trains on one host, and TF_CONFIG names several: give the Trainer component "
+            "one machine."
+        )
+    from tftpu.launch import training
+    from tftpu.launch.tfx import base, export
+
+    begin = base.beginning(fn_args.base_model)
+    with claims.claim(fn_args.model_run_dir):
+        training.train(experiment, fn_args.model_run_dir, begin)
+        export.write(experiment, fn_args.model_run_dir, fn_args.serving_model_dir)
+
+
+def _experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) -> Experiment:
+    """Returns the config with the values that the pipeline sets in it."""
+    given = fn_args.custom_config or {}
+    for key in given:  # others may be for whoever runs the component
+        if key not in _OURS and difflib.get_close_matches(key, _OURS):
+            raise UserError(f"custom_config has {key!r}.{did_you_mean(key, _OURS)}")
+    if (get_config is None) == ("config" not in given):
+        both = "both a config in custom_config and a get_config" if get_config else "no config"
+        raise UserError(
+            f"run_fn got {both}: give Trainer(run_fn='tftpu.launch.tfx.run_fn', "
+            "custom_config={'config': 'FILE.py'}); or in the module file a function run_fn(fn_args)"
+            " that calls tftpu.launch.tfx.run_fn(fn_args, get_config)."
+        )
+    if get_config is None:
+        experiment = config_flags.load(given["config"], [])
+    else:
+        experiment = config_flags.described(get_config(), "the module file")
+    overrides = given.get("overrides") or {}
+    if not isinstance(overrides, Mapping):
+        raise UserError(
+            f"custom_config['overrides'] is {overrides!r}: give a dictionary of fields by their "
+            "paths, such as {'model.width': 64}."
+        )
+    _override(experiment, overrides, "custom_config['overrides']", fn_args)
+    _override(experiment, _tuned(fn_args.hyperparameters), "The hyperparameters", fn_args)
+    return experiment
+
+
+def _tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the values of a `keras_tuner.HyperParameters` config, by the names of the search."""
+    values = (hyperparameters or {}).get("values", {})
+    # "tuner/epochs" and the like are the account that a tuner keeps of its own search.
+    return {name: value for name, value in values.items() if not name.startswith("tuner/")}
+
+
+def _override(
+    experiment: Experiment, values: Mapping[str, Any], source: str, fn_args: FnArgs
+) -> None:
+    for path, value in values.items():
+        if path in _LENGTHS and fn_args.train_steps:
+            raise UserError(
+                f"{source} sets {path}, and train_args sets num_steps={fn_args.train_steps}: leave "
+                "one of them out."
+            )
+        try:
+            config_flags.override(experiment, f"--config.{path}={value}")
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from error
+
+
+def _set_inputs(experiment: Experiment, fn_args: FnArgs) -> None:
+    """Sets the fields of a config that the pipeline's artifacts decide."""
+    data = experiment.data
+    if not isinstance(data, Examples):
+        raise UserError(
+            f"The config has data={type(data).__name__}(…), and run_fn reads the examples of the "
+            'pipeline: give data=tftpu.launch.tfx.Examples(label="…").'
+        )
+    if getattr(fn_args.data_accessor, "data_view_decode_fn", None) is not None:
+        raise UserError(
+            "The examples are records of another kind, which a DataView decodes, and run_fn reads "
+            "tf.Examples: let ExampleGen write those."
+        )
+    if not data.transformed and not fn_args.transform_graph_path:
+        raise UserError(
+            "Examples(transformed=False) go through the transform graph, and the pipeline gives "
+            'none: give Trainer(transform_graph=transform.outputs["transform_graph"]), or leave '
+            "transformed out."
+        )
+    experiment.data = dataclasses.replace(
+        data,
+        train_files=tuple(fn_args.train_files),
+        eval_files=tuple(fn_args.eval_files),
+        eval_steps=fn_args.eval_steps,
+        schema=fn_args.schema_path or "",
+        transform_graph=fn_args.transform_graph_path or "",
+    )
+    if fn_args.train_steps:
+        experiment.train.steps, experiment.train.epochs = fn_args.train_steps, None

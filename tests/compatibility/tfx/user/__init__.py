@@ -1,0 +1,1 @@
+"""What a user of TFX writes."""
