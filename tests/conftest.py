@@ -1,6 +1,7 @@
 """Eight virtual CPU devices, before anything uses TensorFlow; a cache folder for the tests."""
 
 import collections
+import gc
 import os
 import tempfile
 
@@ -17,6 +18,9 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
+
+# What was imported stays: Keras collects garbage whenever a layer is quantized, among all objects.
+gc.freeze()
 
 # Files of few but long tests: begun first, so that no process is left with one at the end.
 LONG = (

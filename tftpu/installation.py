@@ -18,11 +18,12 @@ def command(extra: str) -> str:
     try:
         requirements = metadata.requires("tftpu") or ()
     except metadata.PackageNotFoundError:  # a clone that is on the path and was never installed
-        return f"pip install -e '.[{extra}]'"
+        requirements = ()
     found = []
     for requirement in map(Requirement, requirements):
         marker = requirement.marker
         if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
             requirement.marker = None
             found.append(shlex.quote(str(requirement)))
-    return f"pip install {' '.join(found)}"
+    # What was installed is older than this clone, if it does not know the extra.
+    return "pip install " + (" ".join(found) or f"-e '.[{extra}]'")

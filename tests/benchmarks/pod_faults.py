@@ -24,7 +24,8 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.support.host_processes import QUICK, free_ports
+from tests.support.host_processes import free_ports
+from tests.support.jax_process import QUICK
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -2,16 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support import reference, stepping
+from tests.support import jax_process, reference, stepping
 from tests.support.step_cases import Case, batches_of, model_of
 from tests.support.strategies import relative
 
@@ -46,14 +43,8 @@ def on_jax(cases, folder) -> list[dict[str, np.ndarray]]:
             weights[f"{name} {index}"] = variable.numpy()
     np.savez(folder / "weights.npz", **weights)
     given = json.dumps([dataclasses.asdict(case) for case in cases])
-    # Compiling takes longer than these steps.
-    quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "KERAS_BACKEND": "jax"}
     files = [str(folder / "weights.npz"), str(folder / "results.npz")]
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.jax_steps", given, *files],
-        env={**os.environ, **quick},
-        check=True,
-    )
+    jax_process.output("jax_steps", given, *files)
     found: list[dict[str, np.ndarray]] = [{} for _ in cases]
     for name, value in np.load(folder / "results.npz").items():
         number, kind = name.split(" ", 1)

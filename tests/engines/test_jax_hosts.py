@@ -79,6 +79,7 @@ def assert_equal(several: Path, one: Path, meshes: tuple[str, ...]) -> None:
         assert relative(found[name], value) < 5e-7, name
 
 
+@pytest.mark.slow
 def test_two_hosts_train_like_one(runs):
     assert_equal(runs[2], runs[1], MESHES)
 
@@ -92,6 +93,7 @@ def test_hosts_that_share_a_model_train_like_one(tmp_path):
         assert_equal(folders[count], folders[1], meshes)
 
 
+@pytest.mark.slow
 def test_each_host_writes_the_parts_that_it_holds(runs):
     folder = runs[2] / "fsdp:4" / "checkpoints" / str(jax_hosts.STEPS)
     listed = json.loads((folder / "manifest.json").read_text())["files"]
@@ -104,6 +106,7 @@ def test_each_host_writes_the_parts_that_it_holds(runs):
     assert sum(array.size for array in whole.values()) == cut / 2 + 4 * 1024 + 4
 
 
+@pytest.mark.slow
 def test_only_the_chief_reports(runs):
     lines = (runs[2] / "fsdp:4" / "metrics.jsonl").read_text().splitlines()
     steps = [(line["step"], line["split"]) for line in map(json.loads, lines)]

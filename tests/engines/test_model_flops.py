@@ -141,6 +141,7 @@ def test_jax_counts_functions_the_same():
     }
 
 
+@pytest.mark.slow
 def test_jax_counts_the_models_of_others_the_same():
     found = on_jax()["foreign"]
     for name, count in found.items():

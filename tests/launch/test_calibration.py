@@ -85,6 +85,7 @@ def test_the_bases_in_use_count_the_rows():
         assert basis.low < 1 < basis.high
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_a_published_product_is_predicted(tmp_path):
     """The command, on the one row that compiles in seconds."""

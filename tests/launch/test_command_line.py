@@ -80,6 +80,7 @@ MISTAKES = [
     (["data", "show", "--config=digits_resnet", "--output=x.jpgg"], "ends in .png"),
     (["evaluate"], "needs --workdir=DIR"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
+    (["evaluate", "--workdir=/nowhere", "--output=/"], "--output=/ is a folder"),
     (["evaluate", "--config=digits_resnet"], "needs --workdir=DIR"),
     (["status", "x", "--config.train.steps=5"], "takes no --config"),
     (["data"], "needs one of check, convert, serve, show, verify after it"),

@@ -1,5 +1,6 @@
 """`tftpu launch gke`: the JobSet, and the command of its pods."""
 
+import inspect
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import yaml
@@ -174,8 +176,11 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
     printed = dry_run(capsys, "--spot", "--service_account=trainer")
     [replicated] = printed["spec"]["replicatedJobs"]
     api = client.ApiClient()
-    text = json.dumps(replicated["template"])
-    read = api.deserialize(text, "V1JobTemplateSpec", "application/json")
+    text, kind = json.dumps(replicated["template"]), "V1JobTemplateSpec"
+    if len(inspect.signature(api.deserialize).parameters) == 2:  # kubernetes 30, as kfp has it
+        read = api.deserialize(types.SimpleNamespace(data=text), kind)
+    else:
+        read = api.deserialize(text, kind, "application/json")
     assert api.sanitize_for_serialization(read) == replicated["template"]
 
 

@@ -125,6 +125,7 @@ def test_tftpus_own_code_and_the_installed_packages_count_by_content(monkeypatch
     assert len(set(found)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_the_command_answers_again_without_tensorflow(tmp_path):
     def run(*flags):

@@ -88,6 +88,7 @@ def test_a_mistake_gives_one_clear_message_and_exit_code_2(arguments, message, s
     assert message in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_a_config_is_compared_with_another_as_it_is(saved, capsys):
     changed = ["--config.model.layers=2", "--workdir=runs/two", "--html=two.html"]

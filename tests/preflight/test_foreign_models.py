@@ -36,13 +36,14 @@ def gan(model: Any, batch: Any) -> int:
     )
 
 
+RARE, LONG = pytest.mark.exhaustive, ("densenet", "xception")  # half a minute each
 FAST = ("bilstm", "convlstm", "unet", "gan")  # the others have hundreds of layers
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+        pytest.param(name, marks=[] if name in FAST else RARE if name in LONG else pytest.mark.slow)
         for name in foreign_models.NAMES
     ],
 )

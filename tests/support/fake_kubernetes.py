@@ -140,7 +140,8 @@ class Kubernetes:
             return 400, json.dumps({"message": "container is waiting to start"})
         if "tailLines" in query:
             text = "".join(text.splitlines(keepends=True)[-int(query["tailLines"][0]) :])
-        if query.get("timestamps") != ["true"]:
+        # Kubernetes takes "True", which version 30 of the client writes, for true as well.
+        if [value.lower() for value in query.get("timestamps", [])] != ["true"]:
             text = "".join(line.partition(" ")[2] for line in text.splitlines(keepends=True))
         return 200, text
 

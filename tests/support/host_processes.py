@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Compiling takes longer than these steps.
-QUICK = "--xla_backend_optimization_level=0"
+from tests.support.jax_process import QUICK
 
 
 def free_ports(count: int) -> list[int]:

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 
+# Compiling takes longer than these programs run.
+QUICK = "--xla_backend_optimization_level=0"
 
-def output(module: str, *arguments: str) -> str:
+
+def output(module: str, *arguments: str, xla_flags: str = QUICK) -> str:
     """Returns what a module of `tests.support` prints on Keras's JAX backend."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.support.{module}", *arguments],
-        env={**os.environ, "KERAS_BACKEND": "jax"},
+        env={**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": xla_flags},
         capture_output=True,
         text=True,
     )
