@@ -186,6 +186,40 @@ def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
         won[0].check()
 
 
+def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
+    no_locks, tmp_path, monkeypatch
+):
+    """If it were away for a moment, a third process could take the workdir as well."""
+    workdir = str(tmp_path / "run")
+    with another_process(workdir) as over:
+        over.set()
+    path = tmp_path / "run" / claims._BEATS
+    path.write_bytes(path.read_bytes().replace(b'"released": true', b'"released": false'))
+    real, won, away = owner.alive, [], []
+
+    def alive(look, say):
+        """Sees the expired lock, and is overtaken by another process."""
+        found = real(look, say)
+        monkeypatch.setattr(owner, "alive", real)
+        won.append(claims._taken(workdir))
+        for change in ("rename", "unlink"):
+            monkeypatch.setattr(os, change, noting(getattr(os, change)))
+        return found
+
+    def noting(change):
+        def noted(name, *args):
+            away.append(str(name) == str(path))
+            return change(name, *args)
+
+        return noted
+
+    monkeypatch.setattr(owner, "alive", alive)
+    with pytest.raises(HeldError):
+        claims._taken(workdir)
+    won[0].check()
+    assert away and not any(away)
+
+
 @pytest.mark.parametrize("workdir", ["disk", "no locks"], indirect=True)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_workdir_that_is_deleted_under_a_run_is_noticed(workdir, again):

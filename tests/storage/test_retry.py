@@ -1,5 +1,7 @@
 """One retry policy serves both clients of buckets."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -22,6 +24,27 @@ def failing(*errors: Exception):
         return "done"
 
     return request
+
+
+WAITING = """
+import random
+from tftpu.storage import retry
+
+def request():
+    if errors:
+        raise errors.pop()
+
+errors = [TimeoutError(), TimeoutError()]
+retry.POLICY = retry.Policy(first_wait=0.01)
+before = random.getstate()
+retry.call(request, (TimeoutError,), "gs://b/name")
+assert not errors and random.getstate() == before
+"""
+
+
+def test_waits_draw_nothing_from_the_generator_that_seeds_weights():
+    """In a process of its own: threads of other tests may draw from the global generator."""
+    subprocess.run([sys.executable, "-c", WAITING], check=True)
 
 
 def test_transient_errors_are_retried_until_the_request_succeeds(caplog):

@@ -237,7 +237,7 @@ class _Beats:
         self._path = workdir / _BEATS
         self._owner = Owner.this_process(exclusive=False)
         # Beats go into this file, whatever happens to its name.
-        while (descriptor := self._created()) is None:
+        while (descriptor := self._created(self._path)) is None:
             self._break()
         self._descriptor = descriptor
 
@@ -263,13 +263,13 @@ class _Beats:
         finally:
             os.close(self._descriptor)
 
-    def _created(self) -> int | None:
-        """Creates the file, complete at once, and opens it; returns None if there is one."""
+    def _created(self, path: Path) -> int | None:
+        """Creates a file of this owner, complete at once, and opens it; None if there is one."""
         own = self._path.with_name(f"{_BEATS}.{self._owner.key}")
         descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             _rewrite(descriptor, self._owner)
-            os.link(own, self._path)
+            os.link(own, path)
         except FileExistsError:
             os.close(descriptor)
             return None
@@ -282,27 +282,36 @@ class _Beats:
 
     def _break(self) -> None:
         """Removes the lock of an owner that is dead; raises HeldError if it lives."""
+        seen = self._dead(self._path)
+        if seen is None:
+            return
+        known = Owner.read(seen)
+        # Of several processes that saw this, one at a time removes what they saw, and no new lock.
+        turn = self._path.with_name(f"{_BEATS}.{known.key if known else 'unknown'}.broken")
+        descriptor = self._created(turn)
+        if descriptor is None:
+            if self._dead(turn) is not None:
+                _unlink(turn)
+            return
+        try:
+            if _content(self._path) == seen:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
+        finally:
+            os.close(descriptor)
+            _unlink(turn)
+
+    def _dead(self, path: Path) -> bytes | None:
+        """Returns the file of an owner that is dead, None if there is none; or raises HeldError."""
         seen: list[bytes | None] = []
 
         def look() -> bytes | None:
-            seen.append(_content(self._path))
+            seen.append(_content(path))
             return seen[-1]
 
         if owner.alive(look, saying(self._workdir)):
             raise refusal(self._workdir, Owner.read(seen[-1] or b""))
-        # Of several processes that saw this, one renames the file that they saw.
-        aside = self._path.with_name(f"{_BEATS}.{self._owner.key}")
-        try:
-            os.rename(self._path, aside)
-        except FileNotFoundError:
-            return
-        try:
-            if _content(aside) != seen[-1]:  # a new owner's: it gets its file back
-                with contextlib.suppress(FileExistsError):
-                    os.link(aside, self._path)
-                raise refusal(self._workdir, Owner.read(_content(aside) or b""))
-        finally:
-            _unlink(aside)
+        return seen[-1]
 
 
 class _NoLock:
