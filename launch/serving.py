@@ -1,14 +1,17 @@
 """A run as the server of models calls it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tftpu.config import Experiment
+from tftpu.config import Data, Experiment
+from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.launch import finished, texts
 from tftpu.launch.startup import quieten_xla
 
 if TYPE_CHECKING:
     from tftpu.inference.exporting.serving import Serving
+    from tftpu.inference.generate import Writer
     from tftpu.inference.server.served import Served
     from tftpu.inference.server.text import Language
     from tftpu.training.trainer import Trainer
@@ -26,16 +29,27 @@ class Answering(NamedTuple):
     step: int
 
 
-def answering(
-    workdir: str, options: finished.RunOf, tokenizer: str | None, stop: str | None
-) -> Answering:
+class ForTexts(NamedTuple):
+    """Options that only language models have.
+
+    Attributes:
+        tokenizer: see `texts.codec_of`.
+        stop: see `texts.stop_of`.
+        tokens: the most that a request may ask for; the server limits them.
+    """
+
+    tokenizer: str | None
+    stop: str | None
+    tokens: int | None
+
+
+def answering(workdir: str, options: finished.RunOf, for_texts: ForTexts) -> Answering:
     """Restores the best checkpoint of a run to answer requests on this machine's CPU or GPU.
 
     Args:
         workdir: folder of the run.
         options: as for `finished.experiment_of`.
-        tokenizer: of a language model; see `texts.codec_of`.
-        stop: likewise; see `texts.stop_of`.
+        for_texts: which the run has to be for, where any of them is given.
 
     Raises:
         UserError: there is no such run, or nothing says what its tokens mean.
@@ -44,18 +58,19 @@ def answering(
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
     trainer, step, _ = finished.restored_without_data(experiment, workdir)
-    if _writes(trainer.model):
-        quieten_xla()
-        return Answering(_language(trainer, experiment, tokenizer, stop), step)
-    given = [f"--{n}" for n, v in (("tokenizer", tokenizer), ("stop", stop)) if v]
+    refused = _refused(trainer, experiment)
+    if refused is None:
+        return Answering(_language(trainer, experiment, for_texts), step)
+    given = [f"--{name}" for name, value in for_texts._asdict().items() if value is not None]
     if given:
         raise UserError(
-            f"{given[0]} is for language models, and the run in {workdir!r} is of none."
+            f"{given[0]} is for language models, and the run in {workdir!r} is of none: {refused}"
         )
-    from tftpu.inference.server.served import Served
+    from tftpu.inference.server import served
 
     serving = serving_of(trainer, experiment)
-    return Answering(Served(serving.inputs, tuple(serving.output_specs()), serving.outputs), step)
+    outputs = tuple(serving.output_specs())
+    return Answering(served.of_tensorflow(serving.inputs, outputs, serving.outputs), step)
 
 
 def serving_of(
@@ -78,28 +93,67 @@ def serving_of(
     from tftpu.launch.experiment import plain_model
 
     model = plain_model(experiment, trainer)  # without loss and optimizer
-    taken = inputs_of(model, experiment.data, experiment.data.export_inputs())
+    given = experiment.data.export_inputs()
+    if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
+        given = _as_read(experiment.data)
+    taken = inputs_of(model, experiment.data, given)
     names = finished.class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantized_weights(model, bits) if bits else {}
     return Serving(model, *taken, names, quantized, labels=labels)
 
 
-def _writes(model: Any) -> bool:
-    """Returns whether a model predicts tokens of tokens."""
-    shape = getattr(model, "output_shape", None)
-    takes_tokens = isinstance(model.input, dict) and "tokens" in model.input
-    return takes_tokens and isinstance(shape, tuple) and len(shape) == 3
+def _as_read(data: Data) -> ExportInputs:
+    """Returns the features of a data set as they are, for a model that does not say its inputs."""
+    import keras
+
+    features = _features(data)
+    flat = keras.tree.flatten(features)
+    named = isinstance(features, Mapping)
+    names = sorted(features) if named else [f"input_{n}" for n in range(len(flat))]
+    shapes = {name: tuple(spec.shape[1:]) for name, spec in zip(names, flat)}
+    dtypes = {name: spec.dtype.name for name, spec in zip(names, flat)}
+
+    def prepare(*values: Any) -> Any:
+        return keras.tree.pack_sequence_as(features, list(values))
+
+    return ExportInputs(shapes, dtypes, prepare)
 
 
-def _language(
-    trainer: "Trainer", experiment: Experiment, tokenizer: str | None, stop: str | None
-) -> "Language":
+def _features(data: Data) -> Any:
+    """Returns the specs of a batch's features."""
+    from tftpu import input_pipelines
+
+    spec = input_pipelines.batch_spec(data, data.global_batch_size)
+    return spec[0] if isinstance(spec, tuple) else spec
+
+
+def _refused(trainer: "Trainer", experiment: Experiment) -> str | None:
+    """Returns why a run is of no language model; None if it is of one."""
+    import keras
+
+    if not all(spec.dtype.is_integer for spec in keras.tree.flatten(_features(experiment.data))):
+        return "its features are not tokens."
+    quieten_xla()
+    try:
+        _writer(trainer, experiment, None)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _writer(trainer: "Trainer", experiment: Experiment, stop: int | None) -> "Writer":
     from tftpu.inference.generate import Writer
+
+    context = getattr(experiment.data, "context", None)
+    return Writer(trainer.model, stop, context, trainer.executor.compiled)
+
+
+def _language(trainer: "Trainer", experiment: Experiment, for_texts: ForTexts) -> "Language":
+    from tftpu.inference.server import device
     from tftpu.inference.server.text import Language
 
-    codec = texts.codec_of(experiment.data, tokenizer)
-    end = texts.stop_of(experiment.data, codec, stop)
-    context = getattr(experiment.data, "context", None)
-    writer = Writer(trainer.model, end, context, trainer.executor.compiled)
-    return Language(writer, codec.encode, codec.decoder, codec.size)
+    codec = texts.codec_of(experiment.data, for_texts.tokenizer)
+    stop = texts.stop_of(experiment.data, codec, for_texts.stop)
+    writer = _writer(trainer, experiment, stop)
+    return Language(writer, codec.encode, codec.decoder, codec.size, device.of_tensorflow())

@@ -62,8 +62,16 @@ class Bytes:
     size = _BYTES
 
     def encode(self, text: str) -> list[int]:
-        """Returns the bytes of a text."""
-        return list(text.encode(errors="surrogateescape"))  # of a shell, whose words may be bytes
+        """Returns the bytes of a text.
+
+        Raises:
+            UserError: a character of it is half of a pair, which has no bytes.
+        """
+        try:
+            found = text.encode(errors="surrogateescape")  # of a shell, whose words may be bytes
+        except UnicodeEncodeError as error:
+            raise _no_text(text, error) from error
+        return list(found)
 
     def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function from the next bytes to the characters that they end."""
@@ -87,7 +95,15 @@ class TokenizerFile:
         self._tokenizer = packing.load(path)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text."""
+        """Returns the tokens of a text.
+
+        Raises:
+            UserError: a character of it is half of a pair, or a byte that is no character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise _no_text(text, error) from error
         return self._encode(text).tolist()
 
     def token(self, name: str) -> int:
@@ -104,16 +120,23 @@ class TokenizerFile:
     def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function from the next tokens to the characters that they end."""
         seen = list(prompt)
-        said = self._tokenizer.decode(seen)
+        said = len(self._tokenizer.decode(seen))
 
         def decode(tokens: Sequence[int]) -> str:
             nonlocal said
             seen.extend(tokens)
-            whole = self._tokenizer.decode(seen).rstrip(_UNFINISHED)
-            new, said = whole[len(said) :], whole
+            whole = self._tokenizer.decode(seen)
+            end = max(said, len(whole.rstrip(_UNFINISHED)))  # a prompt may end in that sign itself
+            new, said = whole[said:end], end
             return new
 
         return decode
+
+
+def _no_text(text: str, error: UnicodeEncodeError) -> UserError:
+    return UserError(
+        f"A text holds {text[error.start]!r}, which is no character: give text that UTF-8 can hold."
+    )
 
 
 def codec_of(data: Data, tokenizer: str | None = None) -> Codec:

@@ -12,7 +12,7 @@ import io
 import json
 import sys
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
 from tftpu.launch import finished, output, texts
@@ -137,6 +137,16 @@ def _print_lines(
         for prompt, row, tokens in zip(prompts[part], rows[part], written):
             text = codec.decoder(row.prompt)(tokens)
             line = {"prompt": prompt, "text": text, "tokens": len(tokens)}
-            print(json.dumps(line, ensure_ascii=False), flush=True)
+            print(_as_json(line), flush=True)
         if output.reader_is_gone():
             return
+
+
+def _as_json(line: dict[str, Any]) -> str:
+    """Returns a line of JSON, with escapes where standard output cannot hold a character."""
+    found = json.dumps(line, ensure_ascii=False)
+    try:
+        found.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return json.dumps(line)
+    return found

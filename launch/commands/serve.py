@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tftpu.inference.server.text import Language
 
 _PORT = 8080
+_TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,9 @@ class Options(texts.TextOptions, finished.RunOf):
     waiting: int = flag(1024, "examples, or texts, that may wait", minimum=1)
     timeout_s: float = flag(60.0, "seconds that a request may take", minimum=0.001)
     body_mib: float = flag(16.0, "size of a request", minimum=0.001)
-    tokens: int = flag(1024, "tokens to write for one prompt, at most", minimum=1)
+    tokens: int | None = flag(
+        None, "tokens to write for one prompt, at most", metavar="N", minimum=1, shown=str(_TOKENS)
+    )
 
 
 def run(options: Options) -> None:
@@ -60,7 +63,8 @@ def run(options: Options) -> None:
     quieten_tensorflow()
     try:
         from tftpu.inference.server import run as server
-        from tftpu.inference.server.app import About, Limits
+        from tftpu.inference.server.answering import Limits
+        from tftpu.inference.server.app import About
     except ImportError as error:
         raise UserError(f"Serving needs further packages: run `{command('serve')}`.") from error
     on_vertex = "AIP_HTTP_PORT" in os.environ
@@ -82,22 +86,28 @@ def run(options: Options) -> None:
         waiting=options.waiting,
         body=int(options.body_mib * 2**20),
         seconds=options.timeout_s,
-        tokens=options.tokens,
+        tokens=options.tokens or _TOKENS,
     )
     server.warm(model)
-    print(f"{source}: {server.listen(at)}{about.predict}", flush=True)
-    server.serve(model, about, limits, at)
+    address = server.listen(at)
+
+    def ready() -> None:
+        print(f"{source} on the {model.device}: {address}{about.predict}", flush=True)
+
+    server.serve(model, about, limits, at, ready)
 
 
 def _check_text_flags(options: Options, path: str | None) -> None:
-    given = [f"--{name}" for name in ("tokenizer", "stop", "config") if getattr(options, name)]
+    flags = "tokenizer", "stop", "tokens", "config"
+    given = [f"--{name}" for name in flags if getattr(options, name) is not None]
+    given += options.overrides
     if path is not None and given:
         raise UserError(f"{given[0]} is of runs (--workdir); an export answers with arrays.")
 
 
 def _port() -> int:
     text = os.environ.get("AIP_HTTP_PORT", str(_PORT))
-    if not text.isdigit():
+    if not (text.isascii() and text.isdecimal()):
         raise UserError(f"AIP_HTTP_PORT={text} is no port.")
     return int(text)
 
@@ -110,4 +120,5 @@ def _loaded(options: Options, path: str | None) -> "tuple[Served | Language, int
     from tftpu.launch import serving
 
     assert options.workdir is not None
-    return serving.answering(options.workdir, options, options.tokenizer, options.stop)
+    for_texts = serving.ForTexts(options.tokenizer, options.stop, options.tokens)
+    return serving.answering(options.workdir, options, for_texts)

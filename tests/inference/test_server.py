@@ -20,7 +20,7 @@ from tests.support import serving
 from tests.support.serving import CLASSES, SHAPE, ask, pixels, running
 from tftpu.errors import UserError
 from tftpu.inference.exporting.inputs import Input
-from tftpu.inference.generate import Row
+from tftpu.inference.generate import Part, Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import run
 from tftpu.inference.server.served import Refused, Served
@@ -281,10 +281,10 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     gate = threading.Event()
 
     class Slow:
-        def write(self, rows: Any) -> Any:
-            yield [[1]] * len(rows)
+        def parts(self, rows: Any) -> Any:
+            yield Part([[1]] * len(rows), [False] * len(rows))
             assert gate.wait(30)
-            yield [[2]] * len(rows)
+            yield Part([[2]] * len(rows), [True] * len(rows))
 
     async def told() -> tuple[list[int], str]:
         texts = Texts(cast(Any, Slow()), 8, 8, lambda size: None)

@@ -1,5 +1,6 @@
 """A server of small models on loopback, in a thread of the test."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -10,14 +11,15 @@ from typing import Any
 
 import keras
 import numpy as np
-import uvicorn
 
 from tests.support.generation import language_model
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
 from tftpu.inference.generate import Writer
 from tftpu.inference.server import run
-from tftpu.inference.server.app import About, Limits, application
+from tftpu.inference.server.answering import Limits
+from tftpu.inference.server.app import About
+from tftpu.inference.server.protocol import Patient
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
 
@@ -50,12 +52,13 @@ def letters() -> Language:
 
 
 @contextlib.contextmanager
-def running(model: Served | Language, **limits: Any) -> Iterator[int]:
+def running(
+    model: Served | Language, protocol: type[asyncio.Protocol] = Patient, **limits: Any
+) -> Iterator[int]:
     """Serves a model under the name "m"; yields the port."""
     at = run.bound("127.0.0.1", 0)
-    app = application(model, About(name="m"), Limits(**limits))
-    config = uvicorn.Config(app, http="h11", ws="none", log_level="critical", access_log=False)
-    server = uvicorn.Server(config)
+    run.listen(at)
+    server = run.server_of(model, About(name="m"), Limits(**limits), protocol=protocol)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

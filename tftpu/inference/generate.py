@@ -16,6 +16,7 @@ from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Choice, Sampling, rules
 
 Tokens = list[int]
+_FEW = 16  # tokens that are written together even where fewer are wanted
 _PROMPT = 64  # prompts are padded to a multiple of it, so that few lengths are compiled
 
 
@@ -82,6 +83,18 @@ def rows_of(
     return [Row(p, length, sampling, seed, n) for n, p in enumerate(prompts)]
 
 
+class Part(NamedTuple):
+    """What was written of all rows at once.
+
+    Attributes:
+        tokens: the next ones of each row.
+        ended: whether a row has ended.
+    """
+
+    tokens: list[Tokens]
+    ended: list[bool]
+
+
 class Writer:
     """Continues prompts; what was compiled for one shape of prompts serves all of that shape.
 
@@ -108,7 +121,11 @@ class Writer:
             _check_order(self._decoding, self._compiled, model.name)
 
     def write(self, rows: Sequence[Row], every: int = 16) -> Iterator[list[Tokens]]:
-        """Yields the next tokens of each row, up to `every` of them, until all rows have ended.
+        """Yields the next tokens of each row, up to `every` of them, until all rows have ended."""
+        return (part.tokens for part in self.parts(rows, every))
+
+    def parts(self, rows: Sequence[Row], every: int = 16) -> Iterator[Part]:
+        """Yields the same, and which rows have ended.
 
         Args:
             rows: of one choice (`Sampling.choice`).
@@ -131,7 +148,8 @@ class Writer:
             texts = [text if len(text) < context else text[-(context // 2) :] for text in kept]
             count = min(context - max(map(len, texts)), length - done)
             read = [[*text] for text in texts]
-            size = min(every, count)
+            # Few sizes are compiled, whatever lengths are asked for; what is too much is cut off.
+            size = min(every, max(_FEW, 1 << (count - 1).bit_length()))
             for parts in self._round(rows, read, count, uniform[:, done:], size, ended):
                 for text, part in zip(texts, parts):
                     text += part
@@ -140,7 +158,7 @@ class Writer:
                     for index, (row, part) in enumerate(zip(rows, parts))
                 ]
                 done += len(parts[0])
-                yield found
+                yield Part(found, ended.tolist())
                 if ended.all():
                     return
 

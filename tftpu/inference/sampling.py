@@ -45,9 +45,11 @@ class Sampling:
         """How rows of this rule choose; those of one choice can be written together."""
         if self.temperature == 0 or 1 in (self.top_k, self.tokens):
             return Choice("likeliest", 0, self.tokens)
-        if not self.top_k and self.top_p == 1:
+        all_of_them = not self.top_k or (0 < self.tokens <= self.top_k)
+        if all_of_them and self.top_p == 1:
             return Choice("all", 0, self.tokens)
-        best = 1 << (self.top_k - 1).bit_length() if self.top_k else 0
+        # Few sizes are compiled: powers of 16.
+        best = 0 if all_of_them else 1 << -(-(self.top_k - 1).bit_length() // 4) * 4
         return Choice("best", best, self.tokens)
 
 
@@ -56,7 +58,7 @@ class Choice(NamedTuple):
 
     Attributes:
         kind: "likeliest"; "all", drawn from all tokens; or "best", from the best of them.
-        best: number of tokens to sort, a power of two; 0: all.
+        best: number of tokens to sort, a power of 16; 0: all.
         tokens: as for `Sampling`.
     """
 

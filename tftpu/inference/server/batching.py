@@ -4,13 +4,11 @@ import asyncio
 import concurrent.futures
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tftpu.inference.server.served import Arrays
-
-Call = Callable[[Mapping[str, np.ndarray]], Arrays]
+from tftpu.inference.server.served import Arrays, Call
 
 
 class Busy(Exception):  # noqa: N818 (an answer, not a failure of the server)
@@ -111,6 +109,8 @@ class Batcher:
         }
         parts = []
         for first in range(0, count, self._most):
+            if all(item.found.done() for item in items):  # nobody waits any longer
+                return {}
             batch = {name: value[first : first + self._most] for name, value in joined.items()}
             self._observe(min(self._most, count - first))
             loop = asyncio.get_running_loop()

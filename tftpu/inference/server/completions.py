@@ -14,7 +14,7 @@ import orjson
 from tftpu.errors import UserError
 from tftpu.inference.generate import Row
 from tftpu.inference.sampling import Sampling
-from tftpu.inference.server.payloads import BadRequest, check_signature
+from tftpu.inference.server.payloads import BadRequest, UnknownModel, check_signature
 from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default
@@ -32,6 +32,13 @@ class Completion(NamedTuple):
 
     rows: list[Row]
     stream: bool
+
+
+def check_model(given: Mapping[str, Any], name: str) -> None:
+    """Raises `UnknownModel` for another model than the one that is served."""
+    asked = given.get("model")
+    if asked not in (None, name):
+        raise UnknownModel(f"There is no model {str(asked)[:80]!r}: the only one is {name!r}.")
 
 
 def completion(given: Mapping[str, Any], language: Language, longest: int, most: int) -> Completion:

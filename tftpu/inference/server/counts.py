@@ -32,6 +32,9 @@ class Counts:
             buckets=_BATCHES,
             registry=self._registry,
         )
+        self._failures = Counter(
+            "tftpu_failures", "Failures of the model, streams included.", registry=self._registry
+        )
         self._waiting = Gauge(
             "tftpu_waiting", "Examples, or texts, that wait.", registry=self._registry
         )
@@ -50,7 +53,8 @@ class Counts:
         self._waiting.set_function(waiting)
 
     def failure(self, error: Exception) -> None:
-        """Logs what should not have happened."""
+        """Logs and counts what should not have happened."""
+        self._failures.inc()
         _LOG.error("A request failed.", exc_info=error)
 
     def text(self) -> bytes:

@@ -8,6 +8,8 @@ import base64
 import binascii
 import dataclasses
 import io
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +21,16 @@ from tftpu.inference.server.served import Arrays
 
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
-_LONGEST_SIDE = 16_384  # pixels of an image that is unpacked
+_LONGEST_SIDE = 16_384  # pixels of an image, in messages
+_UNPACKED = 256 * 2**20  # bytes of the images of a request; a file of a few may hold millions
 
 
 class BadRequest(Exception):  # noqa: N818 (an answer, not a failure of the server)
     """A request that cannot be answered, and why."""
+
+
+class UnknownModel(Exception):  # noqa: N818
+    """A request for another model than the one that there is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +133,10 @@ def _of_columns(columns: Any, inputs: Sequence[Input]) -> Request:
 
 def _array(values: list[Any], given: Input) -> np.ndarray:
     """Returns the examples of an input; images may be files, `{"b64": ...}`."""
-    values = [_pixels(value, given) if _is_encoded(value) else value for value in values]
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as error:
-        raise BadRequest(f"{_takes(given)}; the examples given differ in shape.") from error
-    if array.shape[1:] != given.shape:
-        raise BadRequest(f"{_takes(given)}; given was {list(array.shape[1:])}.")
+    if any(map(_is_encoded, values)):
+        array = _images(values, given)
+    else:
+        array = _numbers(values, given)
     wanted = np.dtype(given.dtype)
     if array.dtype.kind not in {"b": "b", "i": "iu", "u": "iu"}.get(wanted.kind, "iuf"):
         raise BadRequest(f"{_takes(given)}; given was something else, such as {_some(values)!r}.")
@@ -146,6 +150,53 @@ def _array(values: list[Any], given: Input) -> np.ndarray:
     if wanted.kind == "f" and not np.isfinite(found).all():
         raise BadRequest(f"{_takes(given)}; a number given is too large for it.")
     return found
+
+
+def _numbers(values: list[Any], given: Input) -> np.ndarray:
+    """Returns nested lists of numbers as an array.
+
+    NumPy sees numbers alone: of texts it would make an array whose rows all have the longest size.
+    """
+    flat = values
+    for size in given.shape:
+        if not all(isinstance(part, list) and len(part) == size for part in flat):
+            raise _misshapen(values, given)
+        flat = list(itertools.chain.from_iterable(flat))
+    kinds = set(map(type, flat))
+    if list in kinds:
+        raise _misshapen(values, given)
+    if not kinds <= {int, float, bool}:
+        raise BadRequest(f"{_takes(given)}; given was something else, such as {_some(values)!r}.")
+    return np.array(flat).reshape((len(values), *given.shape))
+
+
+def _misshapen(values: list[Any], given: Input) -> BadRequest:
+    """Returns the error for examples of another shape than the model takes."""
+    shapes = {_shape(value) for value in values}
+    if len(shapes) > 1 or given.shape in shapes:
+        return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
+    return BadRequest(f"{_takes(given)}; given was {list(shapes.pop())}.")
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Returns the shape of nested lists, as their first elements have it."""
+    found = []
+    while isinstance(value, list) and len(found) < 8:
+        found.append(len(value))
+        value = value[0] if value else None
+    return tuple(found)
+
+
+def _images(values: list[Any], given: Input) -> np.ndarray:
+    """Returns the pixels of examples, some of which or all are image files."""
+    size = len(values) * math.prod(given.shape)
+    if size > _UNPACKED:
+        raise BadRequest(
+            f"The images of this request have {size / 2**20:.0f} MiB once unpacked: send fewer at "
+            f"once, of {_UNPACKED / 2**20:.0f} MiB together."
+        )
+    parts = (_pixels(v, given) if _is_encoded(v) else _numbers([v], given)[0] for v in values)
+    return np.stack(list(parts))
 
 
 def _is_encoded(value: Any) -> bool:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 import uvicorn
 
 from tftpu.errors import UserError
-from tftpu.inference.server.app import About, Limits, application
+from tftpu.inference.server.answering import Limits
+from tftpu.inference.server.app import About, application
+from tftpu.inference.server.protocol import Patient
 from tftpu.inference.server.served import Refused, Served, check_outputs
 from tftpu.inference.server.text import Language
 
@@ -80,7 +82,13 @@ def warm(model: Served | Language) -> None:
     gc.freeze()
 
 
-def serve(model: Served | Language, about: About, limits: Limits, at: socket.socket) -> None:
+def serve(
+    model: Served | Language,
+    about: About,
+    limits: Limits,
+    at: socket.socket,
+    ready: Callable[[], None],
+) -> None:
     """Serves a model until SIGTERM or SIGINT; answers what runs before it ends.
 
     Args:
@@ -88,11 +96,25 @@ def serve(model: Served | Language, about: About, limits: Limits, at: socket.soc
         about: its name and routes.
         limits: of requests.
         at: the socket.
+        ready: called when requests are answered, and signals are waited for.
     """
+    server = server_of(model, about, limits, ready)
+    with _ends_quietly(server):
+        server.run(sockets=[at])
+
+
+def server_of(
+    model: Served | Language,
+    about: About,
+    limits: Limits,
+    ready: Callable[[], None] = lambda: None,
+    protocol: type[asyncio.Protocol] = Patient,
+) -> uvicorn.Server:
+    """Returns the server that `serve` runs; `protocol` speaks HTTP."""
     app = application(model, about, limits)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=protocol,
         ws="none",
         access_log=False,
         log_level=logging.WARNING,
@@ -100,16 +122,19 @@ def serve(model: Served | Language, about: About, limits: Limits, at: socket.soc
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    with _ends_quietly():
-        _Server(config, app.state.stop).run(sockets=[at])
+    return _Server(config, app.state.stop, ready)
 
 
 class _Server(uvicorn.Server):
-    """A server that ends texts before its grace is over."""
+    """A server that says when it is ready, and ends texts before its grace is over."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None], ready: Callable[[], None]):
         super().__init__(config)
-        self._stop = stop
+        self._stop, self._ready = stop, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         farewell = asyncio.get_running_loop().call_later(_GRACE_S - _FAREWELL_S, self._stop)
@@ -118,9 +143,16 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _ends_quietly() -> Iterator[None]:
-    """Ignores the signals that ended the server, which uvicorn raises again once it has."""
-    handlers = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
+def _ends_quietly(server: uvicorn.Server) -> Iterator[None]:
+    """Lets signals end the server before uvicorn's handlers are set, and when it raises them again.
+
+    It does so for those that ended it, once it has.
+    """
+
+    def end(*_: object) -> None:
+        server.should_exit = True
+
+    handlers = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -10,9 +10,11 @@ import numpy as np
 from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.server import device
 from tftpu.storage import files
 
 Arrays = dict[str, np.ndarray]
+Call = Callable[[Mapping[str, np.ndarray]], Arrays]
 
 
 class Refused(Exception):  # noqa: N818 (an answer, not a failure of the server)
@@ -28,11 +30,13 @@ class Served:
         outputs: names.
         call: returns the outputs by name for the inputs by name, both of any batch. Raises
             `Refused` for values that the model does not take.
+        device: "CPU" or "GPU".
     """
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
-    call: Callable[[Mapping[str, np.ndarray]], Arrays]
+    call: Call
+    device: str = "CPU"
 
 
 def check_outputs(model: Served) -> None:
@@ -105,7 +109,8 @@ def _onnx(path: str) -> Served:
             raise Refused(_first_line(error)) from error
         return dict(zip(outputs, found))
 
-    return Served(tuple(inputs), outputs, call)
+    used = device.of_onnxruntime(session.get_providers())
+    return Served(tuple(inputs), outputs, call, used)
 
 
 def _saved_model(path: str) -> Served:
@@ -126,13 +131,30 @@ def _saved_model(path: str) -> Served:
         inputs.append(_input(path, name, spec.shape.as_list(), spec.dtype.name))
 
     def call(given: Mapping[str, np.ndarray]) -> Arrays:
-        try:
-            found = run(**{name: tf.constant(value) for name, value in given.items()})
-        except tf.errors.InvalidArgumentError as error:
-            raise Refused(_first_line(error)) from error
+        found = run(**{name: tf.constant(value) for name, value in given.items()})
         return {name: value.numpy() for name, value in found.items()}
 
-    return Served(tuple(inputs), tuple(sorted(run.structured_outputs)), call)
+    outputs = tuple(sorted(run.structured_outputs))
+    return of_tensorflow(tuple(inputs), outputs, call)
+
+
+def of_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: Call) -> Served:
+    """Returns a model that TensorFlow computes.
+
+    Args:
+        inputs: in order.
+        outputs: names.
+        call: as for `Served`; raises TensorFlow's errors for values that the model does not take.
+    """
+    import tensorflow as tf
+
+    def explained(given: Mapping[str, np.ndarray]) -> Arrays:
+        try:
+            return call(given)
+        except tf.errors.InvalidArgumentError as error:
+            raise Refused(_first_line(error)) from error
+
+    return Served(inputs, outputs, explained, device.of_tensorflow())
 
 
 def _input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:

@@ -28,12 +28,14 @@ class Language:
         encode: returns the tokens of a text.
         decoder: returns a function from the next tokens after a prompt's to their characters.
         vocabulary: number of tokens.
+        device: "CPU" or "GPU".
     """
 
     writer: "Writer"
     encode: Callable[[str], list[int]]
     decoder: Callable[[Sequence[int]], Callable[[Sequence[int]], str]]
     vocabulary: int
+    device: str = "CPU"
 
 
 @dataclasses.dataclass(eq=False)
@@ -122,20 +124,23 @@ class Texts:
         def put(text: _Text, part: Part) -> None:
             loop.call_soon_threadsafe(text.parts.put_nowait, part)
 
+        running = dict(enumerate(texts))
         rows = [text.row for text in texts]
         # Few numbers of rows are compiled. What fills them up is a text of one token.
         filling = rows[0]._replace(prompt=[0], length=1)
         rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
         try:
-            for parts in self._writer.write(rows):
-                for text, part in zip(texts, parts):
-                    put(text, part)
-                if not any(text.asked.wanted for text in texts):
+            for tokens, ended in self._writer.parts(rows):
+                for index, text in list(running.items()):
+                    put(text, tokens[index])
+                    if ended[index]:  # its answer need not wait for longer ones
+                        put(running.pop(index), None)
+                if not any(text.asked.wanted for text in running.values()):
                     break
         except Exception as error:
-            for text in texts:
+            for text in running.values():
                 put(text, error)
-        for text in texts:
+        for text in running.values():
             put(text, None)
 
 

@@ -1,0 +1,160 @@
+"""Texts that are written together, and what fails on the way."""
+
+import concurrent.futures
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from tests.support import serving
+from tests.support.serving import ask, running
+from tftpu.errors import UserError
+from tftpu.inference.generate import Part
+from tftpu.inference.server import run
+from tftpu.inference.server.text import Language
+
+STREAM = {"prompt": "a", "max_tokens": 5, "stream": True}
+
+
+class Written:
+    """A writer of the letter "a", which calls a function before each part but the first."""
+
+    def __init__(self, between: Any):
+        self._between = between
+
+    def check(self, prompts: Any, length: int) -> None:
+        """Takes everything."""
+
+    def parts(self, rows: Any) -> Iterator[Part]:
+        """Yields one letter for each row, up to its length."""
+        for count in range(1, max(row.length for row in rows) + 1):
+            if count > 1:
+                self._between()
+            letters = [[97] if count <= row.length else [] for row in rows]
+            yield Part(letters, [count >= row.length for row in rows])
+
+
+def language(between: Any) -> Language:
+    def decoder(prompt: Any) -> Any:
+        return lambda tokens: bytes(tokens).decode()
+
+    return Language(cast(Any, Written(between)), lambda t: list(t.encode()), decoder, 128)
+
+
+def failing(error: Exception) -> Language:
+    def between() -> None:
+        raise error
+
+    return language(between)
+
+
+def failures(port: int) -> int:
+    _, metrics = ask(port, "GET", "/metrics")
+    [line] = [s for s in metrics.decode().splitlines() if s.startswith("tftpu_failures_total ")]
+    return int(float(line.split()[1]))
+
+
+def last_error(events: bytes) -> str:
+    return json.loads(events.decode().strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+
+
+def test_a_short_text_is_answered_while_a_long_one_is_written():
+    gate, waiting = threading.Event(), threading.Event()
+
+    def between() -> None:
+        waiting.set()
+        assert gate.wait(30)
+
+    def body(*lengths: int) -> list[dict[str, Any]]:
+        return [{"prompt": "a", "max_tokens": n, "temperature": 0} for n in lengths]
+
+    with running(language(between)) as port, concurrent.futures.ThreadPoolExecutor() as pool:
+
+        def post(given: dict[str, Any]) -> concurrent.futures.Future:
+            return pool.submit(ask, port, "POST", "/v1/completions", given)
+
+        first = post(body(2)[0])
+        assert waiting.wait(30)
+        short, long = (post(given) for given in body(1, 3))  # these two are the next batch
+        waiting.clear()
+        while ask(port, "GET", "/metrics")[1].count(b"tftpu_waiting 2.0") == 0:
+            time.sleep(0.01)
+        gate.set()
+        assert first.result()[0] == 200
+        gate.clear()
+        try:
+            status, answer = short.result(20)
+            assert status == 200 and answer["choices"][0]["text"] == "a"
+        finally:
+            gate.set()
+        assert long.result()[1]["choices"][0]["text"] == "aaa"
+
+
+def test_a_failure_in_the_middle_of_a_text_is_counted_and_its_words_stay_here(caplog):
+    with running(failing(ValueError("/secret/path"))) as port:
+        status, events = ask(port, "POST", "/v1/completions", STREAM)
+        assert status == 200 and last_error(events) == "The model failed: ValueError."
+        assert b"secret" not in events and failures(port) == 1
+    assert "A request failed." in caplog.text and "/secret/path" in caplog.text
+
+
+def test_a_fault_of_the_model_is_none_of_the_client(caplog):
+    with running(failing(UserError("values that are not finite"))) as port:
+        status, answer = ask(port, "POST", "/v1/completions", {**STREAM, "stream": False})
+        assert status == 500 and answer["error"] == "The model failed: UserError."
+        assert failures(port) == 1
+    assert "not finite" in caplog.text
+
+
+def test_a_text_that_takes_too_long_says_so():
+    gate = threading.Event()
+    with running(language(lambda: gate.wait(30)), seconds=0.5, waiting=1) as port:
+        _, events = ask(port, "POST", "/v1/completions", STREAM)
+        assert "the next part took longer than 0.5 s" in last_error(events)
+        whole = {**STREAM, "stream": False}
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asked = [pool.submit(ask, port, "POST", "/v1/completions", whole) for _ in range(3)]
+            statuses = sorted(future.result()[0] for future in asked)
+        assert statuses == [429, 429, 504]
+        assert failures(port) == 0
+        gate.set()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
+    gate = threading.Event()
+    monkeypatch.setattr(run, "_GRACE_S", 5)
+    monkeypatch.setattr(run, "_FAREWELL_S", 4.5)
+    asked = {**STREAM, "stream": stream}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = threading.Event()
+
+        def between() -> None:
+            waiting.set()
+            gate.wait(30)
+
+        with running(language(between)) as port:
+            found = pool.submit(ask, port, "POST", "/v1/completions", asked)
+            assert waiting.wait(30)
+        gate.set()
+        status, told = found.result()
+    if stream:
+        assert status == 200 and last_error(told) == "The text ends here: the server stops."
+    else:
+        assert status == 503 and told["error"] == "the server stops"
+
+
+@pytest.mark.slow
+def test_a_row_says_that_it_has_ended_before_longer_ones():
+    model = serving.letters()
+    prompts = [model.encode(prompt) for prompt in ("abc", "abc")]
+    from tftpu.inference.generate import Row
+    from tftpu.inference.sampling import Sampling
+
+    rows = [Row(prompts[0], 3, Sampling(0)), Row(prompts[1], 20, Sampling(0))]
+    parts = list(model.writer.parts(rows, every=4))
+    assert parts[0].ended == [True, len(parts) == 1]
+    assert all(not part.tokens[0] for part in parts[1:])

@@ -1,0 +1,173 @@
+"""What all routes with a body have in common: limits, counts, and errors that explain."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from tftpu.inference.server import payloads
+from tftpu.inference.server.batching import Busy
+from tftpu.inference.server.counts import Counts
+from tftpu.inference.server.payloads import BadRequest, UnknownModel
+from tftpu.inference.server.served import Refused
+from tftpu.inference.server.text import Stopped
+
+Answer = Callable[[bytearray], Awaitable[Response]]
+_BODIES = 16  # of the largest size, that are held at once
+_IGNORED = 4  # times the largest size: what is read of a body that is too large
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of one request, and of all together.
+
+    Attributes:
+        batch: examples, or texts, that are computed at once.
+        waiting: examples, or texts, that may wait; further requests are refused.
+        body: bytes of a request.
+        seconds: until the body has come, and until the answer; of a streamed text, until its next
+            part.
+        tokens: to write for one prompt.
+    """
+
+    batch: int = 64
+    waiting: int = 1024
+    body: int = 16 * 2**20
+    seconds: float = 60.0
+    tokens: int = 1024
+
+
+class _Slow(Exception):  # noqa: N818 (an answer, not a failure of the server)
+    """A body that does not arrive."""
+
+
+class _Large(Exception):  # noqa: N818
+    """A body beyond the limit."""
+
+
+_STATUSES = {  # of answers to what is no failure of the server
+    BadRequest: 400,
+    Refused: 400,
+    UnknownModel: 404,
+    ClientDisconnect: 499,  # as nginx counts them; nobody reads it
+    _Slow: 408,
+    _Large: 413,
+    MemoryError: 413,
+    Busy: 429,
+    Stopped: 503,
+    TimeoutError: 504,
+}
+
+
+class Answered:
+    """Turns functions of bodies into routes that limit, count, and explain."""
+
+    def __init__(self, limits: Limits, counts: Counts):
+        self._limits, self._counts = limits, counts
+        self._held = 0  # bytes of the bodies of all requests
+
+    def __call__(self, answer: Answer, route: str) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            start = time.perf_counter()
+            response = await self._answer(answer, request)
+            self._counts.request(route, response.status_code, time.perf_counter() - start)
+            return response
+
+        return endpoint
+
+    async def _answer(self, answer: Answer, request: Request) -> Response:
+        body = bytearray()
+        try:
+            await self._read(request, body)
+            async with asyncio.timeout(self._limits.seconds):
+                return await _unless_gone(request, answer(body))
+        except tuple(_STATUSES) as error:
+            status = next(s for kind, s in _STATUSES.items() if isinstance(error, kind))
+            headers = {"Retry-After": "1"} if status == 429 else None
+            return as_json(payloads.error(self._said(error) or str(error)), status, headers)
+        except Exception as error:  # one request must not end the server
+            self._counts.failure(error)
+            return as_json(payloads.error(_failed(error)), 500)
+        finally:
+            self._held -= len(body)
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Reads the body of a request."""
+        most, size = self._limits.body, 0
+        declared = request.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > _IGNORED * most:
+            raise _Large
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > _IGNORED * most:
+                        raise _Large
+                    if size > most:  # clients that send first, and read then, get the answer
+                        continue
+                    if self._held + len(part) > _BODIES * most:
+                        raise Busy
+                    self._held += len(part)
+                    body += part
+        except TimeoutError as error:
+            raise _Slow from error
+        if size > most:
+            raise _Large
+
+    def _said(self, error: Exception) -> str | None:
+        """Returns what is said of an error that has no words of its own."""
+        seconds = self._limits.seconds
+        return {
+            _Slow: f"The body took longer than {seconds:g} s.",
+            _Large: f"A body may have {self._limits.body / 2**20:g} MiB.",
+            MemoryError: "The server has not enough memory for this request: send fewer examples.",
+            Busy: "Too many requests wait: try again later.",
+            TimeoutError: f"The answer took longer than {seconds:g} s.",
+        }.get(type(error))
+
+    async def streamed(self, first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yields events; ends with one that says why, should the next be too late or fail."""
+        yield first
+        seconds = self._limits.seconds
+        try:
+            while True:
+                async with asyncio.timeout(seconds):
+                    event = await anext(events, None)
+                if event is None:
+                    return
+                yield event
+        except Stopped as error:
+            said = f"The text ends here: {error}."
+        except TimeoutError:
+            said = f"The text ends here: the next part took longer than {seconds:g} s."
+        except Exception as error:
+            self._counts.failure(error)
+            said = _failed(error)
+        yield b"data: " + payloads.error(said) + b"\n\n"
+
+
+def _failed(error: Exception) -> str:
+    """Returns what a client learns of a failure: its kind; the rest is in the log."""
+    return f"The model failed: {type(error).__name__}."
+
+
+async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
+    """Returns an answer; gives up what is computed for a client that has left."""
+    answered = asyncio.ensure_future(answer)
+    left = asyncio.ensure_future(request.receive())  # the next message is that of its end
+    try:
+        await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise ClientDisconnect
+        return answered.result()
+    finally:
+        answered.cancel()
+        left.cancel()
+
+
+def as_json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an answer of JSON."""
+    return Response(body, status, headers, media_type="application/json")

@@ -1,0 +1,35 @@
+"""The device that a model is computed on, by its name."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+_NVIDIA = "/dev/nvidiactl"  # is there where a driver of NVIDIA is, in containers as well
+
+
+def of_tensorflow() -> str:
+    """Returns "GPU" or "CPU", which TensorFlow computes on; warns of a GPU that it leaves idle."""
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        return "GPU"
+    _warn("this TensorFlow is built without CUDA, or does not find it: install tftpu[gpu,serve]")
+    return "CPU"
+
+
+def of_onnxruntime(providers: Sequence[str]) -> str:
+    """Returns the same for the providers of a session of ONNX Runtime."""
+    if providers[0] != "CPUExecutionProvider":
+        return "GPU"
+    _warn(
+        "this ONNX Runtime has no CUDA: serve a SavedModel or a run with tftpu[gpu,serve], or put "
+        "onnxruntime-gpu in place of onnxruntime"
+    )
+    return "CPU"
+
+
+def _warn(reason: str) -> None:
+    if os.path.exists(_NVIDIA):
+        print(
+            f"tftpu: warning: the model runs on the CPU beside a GPU, as {reason}.", file=sys.stderr
+        )

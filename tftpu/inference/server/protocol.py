@@ -1,0 +1,80 @@
+"""HTTP on connections that are closed where their client does nothing."""
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class Patient(H11Protocol):
+    """uvicorn's protocol, with an end to the patience for each thing that a client should do.
+
+    uvicorn waits for ever for the head of the first request, for the rest of a body that was
+    answered before its end, and for a client that does not read; a thousand such connections would
+    keep everybody else out.
+
+    Attributes:
+        head_s: seconds until the head of a request has come, and in which some of an answer is
+            read.
+        rest_s: seconds in which the rest of a body is ignored, so that its sender sees the answer.
+    """
+
+    head_s = 20.0
+    rest_s = 5.0
+    _timer: asyncio.TimerHandle | None = None
+    _unread: float = float("inf")  # bytes of the answer, when the timer was set
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Waits for the head of a request."""
+        super().connection_made(transport)
+        self._wait(self.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Waits for nothing more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Stops waiting when a head has come."""
+        super().handle_events()
+        if self._answers():
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next head, or for the rest of a body."""
+        rest = self.conn.their_state is h11.SEND_BODY
+        self._wait(self.rest_s if rest else self.head_s)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Waits for the client to read."""
+        super().pause_writing()
+        self._wait(self.head_s)
+
+    def resume_writing(self) -> None:
+        """Stops waiting for it."""
+        super().resume_writing()
+        if self._answers():
+            self._stop_waiting()
+
+    def _answers(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._end)
+
+    def _stop_waiting(self) -> None:
+        self._unread = float("inf")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        """Closes the connection, unless some more of an answer was read since."""
+        unread = self.transport.get_write_buffer_size()
+        if 0 < unread < self._unread:
+            self._wait(self.head_s)
+            self._unread = unread
+        else:
+            self.transport.abort()
