@@ -8,9 +8,7 @@ preempted. The service chooses the values; what it cannot express is refused.
 
 import dataclasses
 
-from tftpu.config import Data, Experiment, Model
-from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import config_flags, keras_objects
+from tftpu.launch import conditions, config_flags, keras_objects
 from tftpu.launch.cloud import engine, vertex, vertex_search
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.cloud.vertex_search import Search
@@ -53,7 +51,7 @@ def run(options: Options) -> None:
     experiment = options.experiment()
     keras_objects.check_names(experiment)
     metric = options.metric or experiment.train.best_metric or "loss"
-    _check_metric(experiment, metric)
+    conditions.check_metric("--metric", metric, experiment)
     dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
     wanted = parse_slice(options.slice)
     vertex.check_slice(wanted)
@@ -74,28 +72,6 @@ def run(options: Options) -> None:
         print(search.as_yaml(created), end="")
         return
     _launch(search, created, options.detach)
-
-
-def _check_metric(experiment: Experiment, metric: str) -> None:
-    """Raises `UserError` for a metric that no evaluation of the config can have.
-
-    The names of a config's own metrics are known once its model is built: a trial checks those.
-    """
-    if type(experiment.data).evaluation is Data.evaluation:
-        raise UserError(
-            f"{type(experiment.data).__name__} has no evaluation data, by which trials are "
-            "compared: add a method evaluation(self, context)."
-        )
-    given = (experiment.loss, experiment.metrics, experiment.weighted_metrics)
-    own = any(one not in (None, (), []) for one in given)
-    if own or type(experiment.model).objectives is not Model.objectives:
-        return
-    known = ["loss", "accuracy", *(["bits_per_token"] if experiment.data.per_token else [])]
-    if metric not in known:
-        raise UserError(
-            f"--metric={metric}: the evaluation of {type(experiment.data).__name__} has "
-            f"{', '.join(known)}.{did_you_mean(metric, known)}"
-        )
 
 
 def _launch(search: Search, created: vertex_search.Spec, detach: bool) -> None:

@@ -1,0 +1,85 @@
+"""Conditions on metrics, such as those of a gate.
+
+Steps of Kubeflow Pipelines copy the source of `unmet`, which therefore imports what it needs.
+"""
+
+from tftpu.config import Data, Experiment, Model
+from tftpu.errors import UserError, did_you_mean
+
+
+def unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
+    """Returns why metrics do not meet a condition; nothing if they do.
+
+    Args:
+        condition: "METRIC>=NUMBER" or "METRIC<=NUMBER"; several with commas in between.
+        metrics: values by name; None is one that is not finite.
+
+    Raises:
+        ValueError: the condition is not of that form.
+    """
+    import re
+
+    number = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf"
+    reasons = []
+    for part in condition.split(","):
+        found = re.fullmatch(rf"\s*([^<>=\s]+)\s*(>=|<=)\s*({number})\s*", part)
+        if not found:
+            raise ValueError(f"{part!r} is not METRIC>=NUMBER or METRIC<=NUMBER")
+        name, sign, bound = found[1], found[2], float(found[3])
+        if name not in metrics:
+            reasons.append(f"there is no metric {name}, only {', '.join(metrics)}")
+            continue
+        value = metrics[name]
+        if value is None:
+            reasons.append(f"{name} is not a finite number")
+        elif sign == ">=" and not value >= bound:
+            reasons.append(f"{name} is {value:g}, less than {bound:g}")
+        elif sign == "<=" and not value <= bound:
+            reasons.append(f"{name} is {value:g}, more than {bound:g}")
+    return reasons
+
+
+def check(flag: str, condition: str, experiment: Experiment) -> None:
+    """Raises `UserError` for a condition that cannot be read, or is on a metric that there is not.
+
+    Args:
+        flag: that gives the condition, for the error.
+        condition: as for `unmet`.
+        experiment: whose evaluation is meant.
+    """
+    check_form(flag, condition)
+    for part in condition.split(","):
+        check_metric(flag, part.partition("=")[0].rstrip("<> ").strip(), experiment)
+
+
+def check_form(flag: str, condition: str) -> None:
+    """Raises `UserError` for a condition that cannot be read."""
+    try:
+        unmet(condition, {})
+    except ValueError as error:
+        raise UserError(
+            f"{flag}={condition}: {error}, such as {flag}='accuracy>=0.95', in quotes."
+        ) from error
+
+
+def check_metric(flag: str, metric: str, experiment: Experiment) -> None:
+    """Raises `UserError` for a metric that no evaluation of a config can have.
+
+    The names of a config's own metrics are known once its model is built, and are not checked.
+    """
+    data = type(experiment.data)
+    if data.evaluation is Data.evaluation:
+        raise UserError(
+            f"{data.__name__} has no evaluation data, which {flag} needs: add a method "
+            "evaluation(self, context)."
+        )
+    given = (experiment.loss, experiment.metrics, experiment.weighted_metrics)
+    own = any(one not in (None, (), []) for one in given)
+    if own or type(experiment.model).objectives is not Model.objectives:
+        return
+    known = ["loss", "accuracy", *(["bits_per_token"] if experiment.data.per_token else [])]
+    if metric not in known:
+        raise UserError(
+            f"{flag}={metric}: the evaluation of {data.__name__} has {', '.join(known)}."
+            f"{did_you_mean(metric, known)}"
+        )
