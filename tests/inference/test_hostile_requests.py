@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import re
+import resource
 import socket
 
 import pytest
@@ -42,11 +43,15 @@ def test_no_request_ends_the_server_or_is_its_fault(kind):
         assert expected[0] == 200
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         idle[0].sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             found = collections.Counter(pool.map(lambda r: status_of(port, r), requests))
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 2**20, f"{grown} KiB"  # 1 GiB; bodies may have 1 MiB
         assert ask(port, "POST", "/predict", good) == expected
         assert ask(port, "GET", "/health") == (200, {})
         for connection in idle:
             connection.close()
     assert not [status for status in found if status >= 500], found
+    assert found[0] < REQUESTS / 5, found  # those that say they go on, and do not
     assert found[400] > REQUESTS / 3 and found[404] and found[413], found

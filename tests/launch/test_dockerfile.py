@@ -32,14 +32,14 @@ def test_it_pins_the_versions_of_the_tpu_extra():
 
 def test_its_base_is_the_same_bytes_for_everyone():
     bases = re.findall(r"^FROM (\S+)", TEXT, re.MULTILINE)
-    assert len(bases) == 3
+    assert len(bases) == 4
     assert len(set(bases)) == 1
     assert re.fullmatch(r"python:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", bases[0])
 
 
 def test_it_does_not_run_as_root():
     users = re.findall(r"^USER (\S+)$", TEXT, re.MULTILINE)
-    assert users == ["1000", "1000"]
+    assert users == ["1000"] * 3
     assert "useradd --create-home --uid=1000 trainer" in TEXT
 
 
@@ -49,3 +49,9 @@ def test_it_copies_the_sources_of_the_wheel():
     for folder in re.findall(r': "(\w+)"', folders):
         assert f"COPY {folder} {folder}\n" in TEXT
         assert f"!{folder}" in kept
+
+
+@pytest.mark.parametrize(("target", "extras"), [("serve", "cpu"), ("serve-gpu", "gpu")])
+def test_servers_have_tensorflow_for_their_device_and_tokenizers(target, extras):
+    stage = re.search(rf"^FROM \S+ AS {target}\n(.*?)^FROM", TEXT, re.MULTILINE | re.DOTALL)[1]
+    assert f"[{extras},serve,text]" in stage

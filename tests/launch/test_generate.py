@@ -1,10 +1,13 @@
 """`tftpu generate` on a small run."""
 
+import io
 import json
+import sys
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tftpu.launch import texts
 from tftpu.launch.commands import generate
 from tftpu.launch.main import main
 
@@ -78,10 +81,15 @@ def test_json_lines_hold_prompts_of_several_lines(run, capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a\n\nb\n", "line 2 holds no prompt"), ("", "line 1 holds no prompt"), ("{", "line 1 is no")],
+    [
+        ("a\n\nb\n", "line 2 holds no prompt"),
+        ("", "line 1 holds no prompt"),
+        ("{", "line 1 is no"),
+        ('{"prompt": "\\ud800x"}', "holds '\\ud800', which is no character"),
+    ],
 )
 def test_a_file_without_prompts_is_refused(run, capsys, tmp_path, text, message):
-    path = tmp_path / ("p.jsonl" if text == "{" else "p.txt")
+    path = tmp_path / ("p.jsonl" if text.startswith("{") else "p.txt")
     path.write_text(text)
     assert main(["generate", f"--workdir={run}", f"--input={path}"]) == 2
     assert message in capsys.readouterr().err
@@ -90,6 +98,24 @@ def test_a_file_without_prompts_is_refused(run, capsys, tmp_path, text, message)
 def test_a_prompt_may_be_longer_than_the_context_and_hold_any_byte(run, capsys):
     found = printed(capsys, f"--workdir={run}", f"--prompt={'a' * 100}\udcff", "--tokens=5")
     assert found.startswith("a" * 100)
+
+
+def test_lines_of_json_hold_what_the_output_cannot_show(monkeypatch):
+    line = {"prompt": "é \udcff"}
+    for encoding in "ascii", "utf-8":
+        output = io.TextIOWrapper(io.BytesIO(), encoding)
+        monkeypatch.setattr(sys, "stdout", output)
+        assert json.loads(generate._as_json(line).encode(encoding)) == line
+    assert generate._as_json({"prompt": "é"}) == '{"prompt": "é"}'
+
+
+def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_path):
+    tokenizer = Tokenizer(models.BPE({"Ð": 0, "\u00b8": 1, "ï": 2, "¿": 3, "½": 4, "a": 5}, []))
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    path = str(tmp_path / "tokenizer.json")
+    tokenizer.save(path)
+    decode = texts.TokenizerFile(path).decoder([5, 2, 3, 4])  # "a\ufffd"
+    assert [decode([0]), decode([1]), decode([5])] == ["", "и", "a"]
 
 
 @pytest.mark.parametrize(

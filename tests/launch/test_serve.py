@@ -19,6 +19,7 @@ from tests.support.serving import SHAPE, ask, pixels
 from tftpu.inference.exporting import export
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
+from tftpu.inference.server import device, served
 from tftpu.launch.main import main
 
 PROGRAM = "from tftpu.launch.main import run; run()"
@@ -94,6 +95,13 @@ def test_vertex_ais_contract_and_an_end_that_answers_first(exported):
 
 
 @pytest.mark.slow
+def test_a_signal_at_the_first_line_ends_it_well(exported):
+    with serving(f"--model={exported['onnx']}", "--port=0") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.slow
 def test_a_saved_model_is_served(exported):
     given = pixels(2)
     session = onnxruntime.InferenceSession(exported["onnx"])
@@ -103,6 +111,7 @@ def test_a_saved_model_is_served(exported):
         status, answer = ask(port, "POST", path, {"inputs": given.tolist()})
         assert status == 200
         np.testing.assert_allclose(answer["outputs"]["logits"], expected, rtol=1e-5)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
@@ -139,6 +148,8 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
         (["--model=nothing", "--port=0"], "There is no file or folder nothing"),
         (["--workdir=nothing", "--port=0"], "There is no run in 'nothing'"),
         (["--model=m.onnx", "--stop=x"], "--stop is of runs"),
+        (["--model=m.onnx", "--tokens=1024"], "--tokens is of runs"),
+        (["--model=m.onnx", "--config.model.width=8"], "--config.model.width=8 is of runs"),
         (["--model=there.onnx", "--port=70000"], "choose another --port"),
         (["--model=there.onnx", "--name=a/b"], "--name=a/b: give letters"),
         (["--model=many", "--port=0"], "many holds 2 files of ONNX"),
@@ -160,6 +171,22 @@ def test_a_route_without_a_slash_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AIP_HEALTH_ROUTE", "health")
     assert main(["serve", f"--model={tmp_path}/m.onnx", "--port=0"]) == 2
     assert "AIP_HEALTH_ROUTE=health is no route" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["²", "٣", "-1", "http"])
+def test_a_variable_that_is_no_port_is_refused(tmp_path, monkeypatch, capsys, port):
+    (tmp_path / "m.onnx").touch()
+    monkeypatch.setenv("AIP_HTTP_PORT", port)
+    assert main(["serve", f"--model={tmp_path}/m.onnx"]) == 2
+    assert f"AIP_HTTP_PORT={port} is no port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_gpu_that_stays_idle_is_said(exported, tmp_path, monkeypatch, capsys, gpu):
+    monkeypatch.setattr(device, "_NVIDIA", str(tmp_path if gpu else tmp_path / "none"))
+    for path in exported.values():
+        assert served.load(path).device == "CPU"
+        assert ("runs on the CPU beside a GPU" in capsys.readouterr().err) == gpu
 
 
 def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch, capsys):

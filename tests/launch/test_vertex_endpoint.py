@@ -1,6 +1,7 @@
 """`tftpu launch vertex-endpoint` with the SDK's real clients against services on loopback."""
 
 import contextlib
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,11 +14,15 @@ from google.protobuf import any_pb2, json_format
 from google.rpc import status_pb2
 
 from tests.support.fake_google_cloud import Fault, grpc_service
+from tftpu.checkpoint import manifest
+from tftpu.config import Data, Experiment, Model, to_json
 from tftpu.errors import UserError
+from tftpu.input_pipelines import sources
 from tftpu.launch import main
 from tftpu.launch.cloud import vertex_endpoint_client
 from tftpu.launch.cloud.vertex_endpoint import Order
 from tftpu.launch.commands.launch import vertex_endpoint
+from tftpu.models import sizes
 
 PARENT = "projects/p/locations/europe-west4"
 MODEL, ENDPOINT = f"{PARENT}/models/7", f"{PARENT}/endpoints/9"
@@ -70,7 +75,7 @@ def service(monkeypatch):
             ),
         )
         monkeypatch.setattr(vertex_endpoint_client, "clients", lambda region: clients)
-        monkeypatch.setattr(vertex_endpoint, "_check_source", lambda order: None)
+        monkeypatch.setattr(vertex_endpoint, "_check_source", lambda order, source: None)
         yield fake
 
 
@@ -83,7 +88,8 @@ def sent(request) -> dict:
 
 
 def test_the_dry_run_prints_the_requests_that_are_sent(service, capsys):
-    flags = "--accelerator=NVIDIA_TESLA_T4", "--most_replicas=3", "--service_account=s@p.com"
+    flags = "--accelerator=NVIDIA_TESLA_T4", "--image=i", "--most_replicas=3"
+    flags = *flags, "--service_account=s@p.com"
     assert launch(*flags, "--dry_run") == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert not service.asked
@@ -156,7 +162,8 @@ def test_a_failure_names_what_exists_and_what_removes_it(service, capsys, method
     [
         (["--workdir=gs://b/run"], "Give either --model"),
         (["--endpoint=9"], "resource name of an endpoint"),
-        (["--accelerator=T4"], "NVIDIA_TESLA_T4"),
+        (["--accelerator=T4", "--image=i"], "NVIDIA_TESLA_T4"),
+        (["--accelerator=NVIDIA_L4"], "build the target serve-gpu"),
         (["--service_account=me"], "is no e-mail address"),
         (["--replicas=3", "--most_replicas=2"], "less than --replicas=3"),
     ],
@@ -182,17 +189,66 @@ def test_a_place_that_vertex_ai_cannot_read_is_refused(capsys, source, says):
     assert says in capsys.readouterr().err
 
 
-def test_what_is_no_model_is_found_before_it_costs(tmp_path):
-    def order(**source: str | None) -> Order:
-        numbers = {"replicas": 1, "most_replicas": 1, "machine": "m", "accelerator": None}
-        others = {"service_account": None, "endpoint": None, "image": "i", "name": "n"}
-        given = {"model": None, "workdir": None, **source}
-        return Order(project="p", region="r", **numbers, **others, **given)
+def order(**source: str | None) -> Order:
+    numbers = {"replicas": 1, "most_replicas": 1, "machine": "m", "accelerator": None}
+    others = {"service_account": None, "endpoint": None, "image": "i", "name": "n"}
+    given = {"model": None, "workdir": None, **numbers, **others, **source}
+    return Order(project="p", region="r", **given)
 
-    for source in {"model": str(tmp_path)}, {"workdir": str(tmp_path)}:
-        with pytest.raises(UserError, match=r"0 models|no config.json"):
-            vertex_endpoint._check_source(order(**source))
+
+def refusal(**source: str | None) -> str:
+    with pytest.raises(UserError) as error:
+        vertex_endpoint._check_source(order(**source), source.get("model") or "")
+    return str(error.value)
+
+
+def test_exactly_the_file_that_is_named_is_there(tmp_path, capsys):
+    folder, other = str(tmp_path), str(tmp_path / "typo.onnx")
+    assert "holds 0 models" in refusal(model=folder)
     (tmp_path / "m.onnx").touch()
-    (tmp_path / "config.json").touch()
-    for source in {"model": str(tmp_path)}, {"workdir": str(tmp_path)}:
-        vertex_endpoint._check_source(order(**source))
+    for source in folder, f"{folder}/m.onnx":
+        vertex_endpoint._check_source(order(model=folder), source)
+    with pytest.raises(UserError, match=r"There is no .*typo.onnx; the model .* is .*m.onnx"):
+        vertex_endpoint._check_source(order(model=folder), other)
+    assert not capsys.readouterr().err
+    vertex_endpoint._check_source(order(model=folder, accelerator="NVIDIA_L4"), folder)
+    assert "on the CPU" in capsys.readouterr().err
+    (tmp_path / "saved_model.pb").touch()
+    assert "holds 2 models" in refusal(model=folder)
+
+
+def run_of(folder: Path, model: Model, data: Data) -> str:
+    """Writes what is looked at of a run with a checkpoint."""
+    step = folder / "checkpoints" / "1"
+    step.mkdir(parents=True)
+    (step / manifest.FILE).touch()
+    (folder / "config.json").write_text(to_json(Experiment(model, data)))
+    return str(folder)
+
+
+def test_a_run_without_a_checkpoint_is_found_before_it_costs(tmp_path):
+    assert "no config.json" in refusal(workdir=str(tmp_path))
+    workdir = run_of(tmp_path, sizes.ResNet("r"), sources.Images("digits", 8))
+    vertex_endpoint._check_source(order(workdir=workdir), "")
+    (tmp_path / "checkpoints" / "1" / manifest.FILE).unlink()
+    assert "no complete checkpoint" in refusal(workdir=workdir)
+
+
+def test_code_that_does_not_travel_is_found_before_it_costs(tmp_path):
+    workdir = run_of(tmp_path, sizes.ResNet("r"), sources.Images("digits", 8))
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("tftpu.models.sizes.ResNet", "mine.Net"))
+    said = refusal(workdir=workdir)
+    assert "where your code is not" in said and f"tftpu export --workdir={workdir}" in said
+
+
+@pytest.mark.parametrize("where", ["tokenizer", "data_dir", None])
+def test_a_tokenizer_that_does_not_travel_is_found_before_it_costs(tmp_path, where):
+    fields = {"train_text": "a.txt", "eval_text": "a.txt"}
+    fields = {"data_dir": "shards"} if where == "data_dir" else fields
+    fields |= {"tokenizer": "t.json"} if where == "tokenizer" else {}
+    workdir = run_of(tmp_path, sizes.GPT("g"), sources.Tokens("texts", 8, **fields))
+    if where is None:  # bytes
+        vertex_endpoint._check_source(order(workdir=workdir), "")
+    else:
+        assert "the container does not have" in refusal(workdir=workdir)

@@ -64,6 +64,15 @@ def _value(rng: random.Random, depth: int) -> Any:
     return inside if rng.random() < 0.7 else {str(n): value for n, value in enumerate(inside)}
 
 
+def _long_texts(rng: random.Random, path: str) -> bytes:
+    """A text among many short ones: an array of NumPy would have its length for each."""
+    values = ["a" * rng.randrange(200_000, 900_000), *["b"] * rng.randrange(100, 1000)]
+    rng.shuffle(values)
+    nested = [values, [[value] for value in values], {"images": values}]
+    field = rng.choice(["instances", "inputs"])
+    return _post(path, json.dumps({field: rng.choice(nested)}).encode())
+
+
 def _numbers(rng: random.Random, path: str) -> bytes:
     text = rng.choice(["NaN", "Infinity", "1e999", "-1e999", "1" * 5000, "0x10", "01", "1.", "+1"])
     shape = rng.choice(
@@ -127,5 +136,5 @@ def _addresses(rng: random.Random, path: str) -> bytes:
 
 _KINDS: list[Callable[[random.Random, str], bytes]] = [
     *(_garbage, _bad_json, _deep, _wrong_type, _wrong_type, _numbers, _many, _image, _wrong_length),
-    *(_chunks, _headers, _addresses),
+    *(_chunks, _headers, _addresses, _long_texts),
 ]

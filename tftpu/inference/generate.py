@@ -84,7 +84,7 @@ def rows_of(
 
 
 class Part(NamedTuple):
-    """What was written of all rows at once.
+    """The next tokens of all rows.
 
     Attributes:
         tokens: the next ones of each row.

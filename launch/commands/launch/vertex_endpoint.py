@@ -1,7 +1,7 @@
 """Serves an export or a run on Vertex AI: uploads the model, and deploys it to an endpoint.
 
-The container runs `tftpu serve`, on CPUs or a GPU; its image is the target `serve` of
-launch/Dockerfile. An export is copied by Vertex AI; a run is read in its bucket, which
+The container runs `tftpu serve`; its image is the target `serve` of launch/Dockerfile, or, with
+--accelerator, `serve-gpu`. An export is copied by Vertex AI; a run is read in its bucket, which
 --service_account must be allowed to do.
 
     tftpu launch vertex-endpoint --model=gs://BUCKET/digits_saved
@@ -9,10 +9,16 @@ launch/Dockerfile. An export is copied by Vertex AI; a run is read in its bucket
 
 import dataclasses
 import re
+import sys
 
+from tftpu.checkpoint import manifest
+from tftpu.config import Data, from_json
 from tftpu.errors import UserError
+from tftpu.input_pipelines import sources
+from tftpu.launch import texts
 from tftpu.launch.cloud import google_cloud, job, vertex_endpoint
 from tftpu.launch.options import flag
+from tftpu.models import sizes
 from tftpu.storage import files
 from tftpu.version import __version__
 
@@ -28,7 +34,9 @@ class Options:
     name: str | None = flag(None, "name of the model", metavar="NAME", shown="that of the folder")
     machine: str = flag("n1-standard-4", "type of the machines", metavar="TYPE")
     accelerator: str | None = flag(
-        None, "type of their GPU, such as NVIDIA_TESLA_T4", metavar="TYPE"
+        None,
+        "type of their GPU, such as NVIDIA_TESLA_T4; needs --image, of the target serve-gpu",
+        metavar="TYPE",
     )
     replicas: int = flag(1, "machines, at least", minimum=1)
     most_replicas: int | None = flag(
@@ -65,6 +73,11 @@ def run(options: Options) -> None:
     if (options.model is None) == (options.workdir is None):
         raise UserError("Give either --model=gs://..., an export, or --workdir=gs://..., a run.")
     _check_place(options)
+    if options.accelerator and options.image is None:
+        raise UserError(
+            f"--accelerator={options.accelerator} needs --image=IMAGE, with packages for GPUs: "
+            "build the target serve-gpu of launch/Dockerfile. The target serve computes on the CPU."
+        )
     project = options.project
     if options.dry_run:
         project = project or "PROJECT"
@@ -76,7 +89,7 @@ def run(options: Options) -> None:
     if options.dry_run:
         print(order.as_yaml(), end="")
         return
-    _check_source(order)
+    _check_source(order, (options.model or "").rstrip("/"))
     from tftpu.launch.cloud import vertex_endpoint_client
 
     clients = vertex_endpoint_client.clients(options.region)
@@ -127,12 +140,15 @@ def _order(options: Options, project: str) -> vertex_endpoint.Order:
     )
 
 
-def _check_source(order: vertex_endpoint.Order) -> None:
-    """Raises `UserError` unless there is a model to serve, before anything is paid for."""
+def _check_source(order: vertex_endpoint.Order, source: str) -> None:
+    """Raises `UserError` unless the container can serve what is there, before it is paid for.
+
+    Args:
+        order: with the folder that the container reads.
+        source: as it was given, which may be a file of that folder.
+    """
     if order.workdir:
-        found = files.exists(files.join(order.workdir, "config.json"))
-        if not found:
-            raise UserError(f"There is no run in {order.workdir}: it has no config.json.")
+        _check_run(order.workdir)
         return
     folder = order.model or ""
     names = files.names_in(folder) if files.exists(folder) else []
@@ -142,3 +158,46 @@ def _check_source(order: vertex_endpoint.Order) -> None:
             f"{folder} holds {len(models)} models (SavedModel or ONNX): give the folder of one, as "
             "`tftpu export --to=gs://...` writes it."
         )
+    file = files.join(folder, models[0])
+    if source.endswith(".onnx") and source != file:
+        raise UserError(f"There is no {source}; the model of its folder is {file}: give that.")
+    if order.accelerator and file.endswith(".onnx"):
+        print(
+            f"tftpu: warning: the image of serve-gpu computes {file} on the CPU, as its ONNX "
+            "Runtime has no CUDA: export a SavedModel for the GPU.",
+            file=sys.stderr,
+        )
+
+
+def _check_run(workdir: str) -> None:
+    """Raises `UserError` for a run that cannot start in the container."""
+    path = files.join(workdir, "config.json")
+    if not files.exists(path):
+        raise UserError(f"There is no run in {workdir}: it has no config.json.")
+    export = (
+        f"export it, `tftpu export --workdir={workdir} --to=gs://BUCKET/FOLDER`, and give --model"
+    )
+    try:
+        experiment = from_json(files.read(path))
+    except UserError as error:
+        raise UserError(
+            f"The run in {workdir} cannot start in the container, where your code is not ({error}) "
+            f"Instead {export}."
+        ) from error
+    if not manifest.steps(files.join(workdir, "checkpoints")):
+        raise UserError(f"There is no complete checkpoint in {workdir} yet: train it first.")
+    if isinstance(experiment.model, sizes.GPT | sizes.Llama) and _needs_files(experiment.data):
+        raise UserError(
+            f"The run in {workdir} writes text by a tokenizer, or by data in a local folder, which "
+            f"the container does not have. For logits {export}; for text run `tftpu serve` on a "
+            "machine that has the file."
+        )
+
+
+def _needs_files(data: Data) -> bool:
+    """Returns whether only local files say what the tokens of a language model mean."""
+    if getattr(data, "tokenizer", None):
+        return True
+    if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
+        return False
+    return not files.is_remote(data.data_dir or "") or not texts.tokens_are_bytes(data)

@@ -1,4 +1,4 @@
-"""What all routes with a body have in common: limits, counts, and errors that explain."""
+"""The limits, counts and explained errors that all routes with a body have in common."""
 
 import asyncio
 import dataclasses

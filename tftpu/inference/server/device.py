@@ -4,6 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+_ON_GPUS = tuple(
+    f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "MIGraphX", "ROCM", "Dml")
+)
 _NVIDIA = "/dev/nvidiactl"  # is there where a driver of NVIDIA is, in containers as well
 
 
@@ -19,7 +22,7 @@ def of_tensorflow() -> str:
 
 def of_onnxruntime(providers: Sequence[str]) -> str:
     """Returns the same for the providers of a session of ONNX Runtime."""
-    if providers[0] != "CPUExecutionProvider":
+    if any(name in _ON_GPUS for name in providers):
         return "GPU"
     _warn(
         "this ONNX Runtime has no CUDA: serve a SavedModel or a run with tftpu[gpu,serve], or put "
