@@ -63,6 +63,8 @@ def commented(text: str) -> str:
 
 def check_bucket_folder(flag: str, path: str) -> None:
     """Raises `UserError` unless the path is in a bucket."""
+    if any(sign in path for sign in "\"'\\"):  # it travels inside of JSON and of scripts
+        raise UserError(f"--{flag}={path} has a quote or a backslash in it: choose another name.")
     if not re.fullmatch(r"gs://[^/\s]+(/\S*)?", path):
         raise UserError(
             f"--{flag}={path} is not in a bucket: write gs://BUCKET/FOLDER, because files on the "

@@ -14,14 +14,19 @@ from typing import Any
 
 import yaml
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job, vertex
-from tftpu.launch.kfp import conditions
+from tftpu.launch.commands.data import convert
 from tftpu.launch.kfp.pipelines import Layout
+from tftpu.launch.options import parse
 
 _LAUNCHER = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _MODULE = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _FILES = ("images", "index", "text", "tfrecord")  # kinds of sources that are files
+_SOURCES = (*_FILES, "tfds", "bigquery")
+_PREDICTED = ("images", "tfrecord", "bigquery")
+_SPLITS = ("evaluation", "training")  # which are predicted as well
+_RUN = "folder-of-the-run"  # stands for it in the training's request until it is known
 
 Spec = dict[str, Any]  # with the names of the REST interface
 
@@ -34,6 +39,7 @@ class Order:
         training: the custom job that trains.
         gate: condition of the gate, such as "accuracy>=0.95".
         source: what to convert first; None: the data of the config is there.
+        convert_flags: further flags of that command.
         predict: what to predict after the gate; None: nothing.
         cron: when to run it, such as "0 3 * * 1"; None: once, now.
     """
@@ -41,24 +47,32 @@ class Order:
     training: vertex.Order
     gate: str
     source: str | None = None
+    convert_flags: str = ""
     predict: str | None = None
     cron: str | None = None
 
     def check(self) -> None:
         """Raises `UserError` for a value that would only be found wrong when a step runs."""
-        try:
-            conditions.unmet(self.gate, {})
-        except ValueError as error:
-            raise UserError(
-                f"--gate={self.gate}: {error}, such as --gate='accuracy>=0.95', in quotes."
-            ) from error
-        for flag, given in ("source", self.source), ("predict", self.predict):
+        for flag, given, kinds, words in (
+            ("source", self.source, _SOURCES, ()),
+            ("predict", self.predict, _PREDICTED, _SPLITS),
+        ):
             kind, _, what = (given or "").partition(":")
+            if given is None or given in words:
+                continue
+            if kind not in kinds or not what:
+                allowed = ", ".join([*words, *(f"{kind}:…" for kind in kinds)])
+                raise UserError(
+                    f"--{flag}={given} has to be one of {allowed}."
+                    f"{did_you_mean(kind, [*words, *kinds])}"
+                )
             if kind in _FILES and not what.startswith("gs://"):
                 raise UserError(
                     f"--{flag}={given} is in no bucket, where the steps read it: give "
                     f"{kind}:gs://BUCKET/FOLDER."
                 )
+        if self.convert_flags:
+            self._check_convert_flags()
         # The time zone is Google's to know; five fields are a mistake's usual place.
         if self.cron and len(re.sub(r"^(CRON_)?TZ=\S+\s+", "", self.cron).split()) != 5:
             raise UserError(
@@ -66,6 +80,19 @@ class Order:
                 "weekday: --cron='0 3 * * 1' is at 3 on Mondays, --cron='TZ=Europe/Berlin 0 3 * * "
                 "1' as well, there."
             )
+
+    def _check_convert_flags(self) -> None:
+        if not self.source:
+            raise UserError("--convert_flags are for the conversion of a --source: give that, too.")
+        try:
+            words = shlex.split(self.convert_flags)
+        except ValueError as error:
+            raise UserError(f"--convert_flags={self.convert_flags}: {error}.") from error
+        ours = [f"--source={self.source}", "--output=gs://BUCKET/FOLDER"]
+        for name in ("--source", "--output"):
+            if any(word.split("=")[0] == name for word in words):
+                raise UserError(f"--convert_flags has {name}, which the pipeline sets.")
+        parse("data convert", convert.Options, [*words, *ours])
 
     def compiled(self) -> Spec:
         """Returns the pipeline, compiled: what Kubeflow Pipelines calls its intermediate form."""
@@ -77,12 +104,18 @@ class Order:
         setup = job.container_setup(shipment, folder, [])
         if shipment.engine == "jax":  # the other steps have no TPU
             setup += "\nexport JAX_PLATFORMS=cpu"
-        source, predict = self.source, self.predict
 
         @dsl.pipeline(name=job.name_of(training.config))
         def pipeline(gate: str = self.gate, setup: str = setup) -> None:
-            parts = {"source": source, "predict": predict, "train": self._train, "setup": setup}
-            layout = Layout(image=training.image, **parts)
+            layout = Layout(
+                image=training.image,
+                source=self.source,
+                convert_flags=self.convert_flags,
+                predict=self.predict,
+                train=self._train,
+                run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,  # which is an ID on Vertex AI
+                setup=setup,
+            )
             layout.add(shipment.config, folder, gate, shlex.join(training.overrides))
 
         made: Any = pipeline
@@ -115,31 +148,37 @@ class Order:
         head = job.commented(f"{place}, {times}\n\n{shipped}")
         return head + yaml.dump(created["pipelineSpec"], Dumper=job.Dumper, sort_keys=False)
 
-    def _train(self, run: str, overrides: str) -> Any:
-        """Returns the task that creates the custom job and waits for its end."""
+    def _train(self, run: Any) -> Any:
+        """Returns the task that creates the custom job and waits for its end.
+
+        The service itself starts a job again whose machines are lost; what else ends one, such as
+        the time limit, would end and cost it again.
+        """
         from kfp import dsl
 
         base = self.training.base_folder
-        wanted = dataclasses.replace(
-            self.training,
-            overrides=tuple(shlex.split(overrides)),
-            subfolder=run.removeprefix(f"{base}/"),
-        )
+        data = [f"--config.data.data_dir={base}/{_RUN}/data"] if self.source else []
+        overrides = (*self.training.overrides, *data)
+        wanted = dataclasses.replace(self.training, overrides=overrides, subfolder=_RUN)
         payload = json.dumps(_snake(wanted.custom_job()))
         place = ["--project", wanted.project, "--location", wanted.region]
 
         @dsl.container_component
-        def train(gcp_resources: dsl.OutputPath(str)):  # pyright: ignore[reportInvalidTypeForm]
+        def train(folder: str, gcp_resources: dsl.OutputPath(str)):  # pyright: ignore[reportInvalidTypeForm]
+            first, *others = payload.split(json.dumps(f"{base}/{_RUN}")[1:-1])
+            parts: list[Any] = [first]
+            for text in others:
+                parts += [folder, text]
             return dsl.ContainerSpec(
                 image=_LAUNCHER,
                 command=["python3", "-u", "-m", _MODULE],
                 args=[
-                    *("--type", "CustomJob", "--payload", payload),
+                    *("--type", "CustomJob", "--payload", dsl.ConcatPlaceholder(parts)),
                     *(*place, "--gcp_resources", gcp_resources),
                 ],
             )
 
-        return train()
+        return train(folder=run)
 
 
 def _snake(value: Any) -> Any:

@@ -5,6 +5,7 @@ data.
 
     tftpu evaluate --workdir=runs/digits_resnet
     tftpu evaluate --workdir=runs/digits_resnet --output=metrics.json
+    tftpu evaluate --workdir=runs/digits_resnet --gate='accuracy>=0.95'
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import math
 import os
 
 from tftpu.errors import UserError
-from tftpu.launch import finished
+from tftpu.launch import conditions, finished
 from tftpu.launch.options import DeviceOptions, flag, required
 from tftpu.storage import files
 
@@ -26,20 +27,26 @@ class Options(DeviceOptions, finished.RunOf):
     output: str | None = flag(
         None, "file for the same numbers, as JSON, local or gs://", metavar="FILE"
     )
+    gate: str = flag(
+        "", "fail if the metrics do not meet this, such as 'accuracy>=0.95' or 'loss<=0.3'"
+    )
 
 
 def run(options: Options) -> None:
     """Prints loss and metrics of the best checkpoint, or of the newest if none is best.
 
     Raises:
-        UserError: there is nothing to evaluate, or --output cannot be written.
+        UserError: there is nothing to evaluate, --output cannot be written, or the metrics do not
+            meet the --gate.
     """
-    if options.output and os.path.isdir(options.output):
+    if options.output and (os.path.isdir(options.output) or options.output.endswith("/")):
         raise UserError(f"--output={options.output} is a folder: give the name of a file.")
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
+    if options.gate:
+        conditions.check("--gate", options.gate, experiment)
     trainer, step, evaluation = finished.restored(experiment, options.workdir)
     if evaluation is None:
         raise UserError(
@@ -51,13 +58,20 @@ def run(options: Options) -> None:
     print(f"step {step}  {numbers}")
     if options.output:
         _write(options.output, step, results)
+    if options.gate:
+        reasons = conditions.unmet(options.gate, _finite(results))
+        if reasons:
+            raise UserError(f"The gate {options.gate} is not met: {'; '.join(reasons)}.")
 
 
 def _write(path: str, step: int, results: dict[str, float]) -> None:
     """Writes the numbers; one that is not finite is null, as JSON has no other word for it."""
-    metrics = {n: value if math.isfinite(value) else None for n, value in results.items()}
-    text = json.dumps({"step": step, "metrics": metrics}, indent=2)
+    text = json.dumps({"step": step, "metrics": _finite(results)}, indent=2)
     try:
         files.write_whole(path, f"{text}\n".encode())
     except OSError as error:
         raise UserError(f"--output={path} cannot be written: {error}.") from error
+
+
+def _finite(results: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in results.items()}

@@ -1,8 +1,9 @@
 """Steps of tftpu for Kubeflow Pipelines, which Vertex AI Pipelines runs as well.
 
 Each step is a command of tftpu with its flags as parameters: `convert`, `check`, `search`,
-`train`, `evaluate`, `export` and `predict`; `gate` ends the pipeline where a metric is not good
-enough. `training_pipeline` joins them. The extra `kfp` installs what they need.
+`train`, `evaluate`, `export` and `predict`; `new_run` names the folder of a run of the pipeline,
+and `gate` ends it where a metric is not good enough. `training_pipeline` joins them. The extra
+`kfp` installs what they need.
 """
 
 from tftpu import installation
@@ -24,6 +25,7 @@ from tftpu.launch.kfp.steps import (
     evaluate,
     export,
     gate,
+    new_run,
     predict,
     search,
     train,
@@ -36,6 +38,7 @@ __all__ = [
     "evaluate",
     "export",
     "gate",
+    "new_run",
     "predict",
     "search",
     "train",

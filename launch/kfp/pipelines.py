@@ -6,9 +6,10 @@ from typing import Any
 
 from kfp import dsl
 
+from tftpu.errors import UserError
 from tftpu.launch.kfp import steps
 
-RETRIES = 3  # of the training, which resumes from its last checkpoint
+RETRIES = 3  # of a search and of a training, which resume
 _WAIT = "60s"  # before the first of them
 
 Task = Any  # `dsl.PipelineTask`
@@ -26,7 +27,8 @@ class Layout:
         predict: what to predict in the end, as `tftpu predict --input`; None: nothing.
         search: space of a search before the training; None: there is none.
         search_flags: further flags of that command.
-        train: makes the task that trains, of a workdir and overrides; None: `steps.train`.
+        train: makes the task that trains in a folder; None: `steps.train`, repeated if it fails.
+        run: placeholder that names each run of the pipeline.
         setup: what `tftpu launch` sent, for its pipelines.
     """
 
@@ -36,7 +38,8 @@ class Layout:
     predict: str | None = None
     search: Sequence[str] | None = None
     search_flags: str = ""
-    train: Callable[[Text, str], Task] | None = None
+    train: Callable[[Text], Task] | None = None
+    run: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
     setup: Text = ""
 
     def add(self, config: Text, workdir: Text, gate: Text, overrides: Text) -> None:
@@ -48,26 +51,26 @@ class Layout:
             gate: condition of the gate.
             overrides: changes of the config, as on the command line.
         """
-        run = f"{workdir}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"
-        data = f"{run}/data"
-        before: list[Task] = []
+        begun = self._task(steps.new_run, workdir=workdir, run=self.run, condition=gate)
+        run: Text = begun.output
+        config_of = {"config": config, "overrides": overrides}
+        ready = begun
         if self.source:
             flags = {"source": self.source, "flags": self.convert_flags}
-            before = [self._command(steps.convert, output=data, **flags)]
-            overrides = f"{overrides} --config.data.data_dir={data}"
-        wanted = {"config": config, "overrides": overrides, "condition": gate}
-        checked = self._command(steps.check, *before, **wanted)
+            ready = self._command(steps.convert, output=f"{run}/data", **flags)
+            config_of["data_dir"] = f"{run}/data"
+        ready = self._command(steps.check, ready, **config_of)
         if self.search is not None:
-            words = {"config": config, "workdir": f"{run}/search", "space": list(self.search)}
-            flags = f"{overrides} {self.search_flags}"
-            checked = self._command(steps.search, checked, overrides=flags, **words)
-            overrides = f"{overrides} {checked.output}"
+            more = {"space": list(self.search), "flags": self.search_flags}
+            where = f"{run}/search"
+            ready = self._command(steps.search, ready, workdir=where, **more, **config_of)
+            _repeat(ready)
+            config_of["best"] = ready.output
         if self.train:
-            trained = self.train(run, overrides).set_caching_options(False).after(checked)
+            trained = self.train(run).set_caching_options(False).after(ready)
         else:
-            words = {"config": config, "workdir": run, "overrides": overrides}
-            trained = self._command(steps.train, checked, **words)
-        trained.set_retry(RETRIES, backoff_duration=_WAIT)
+            trained = self._command(steps.train, ready, workdir=run, **config_of)
+            _repeat(trained)
         evaluated = self._command(steps.evaluate, trained, workdir=run)
         passed = self._task(steps.gate, metrics=evaluated.outputs["metrics"], condition=gate)
         self._command(steps.export, passed, workdir=run, output=f"{run}/export")
@@ -84,6 +87,10 @@ class Layout:
         return step(**arguments).set_container_image(self.image).set_caching_options(False)
 
 
+def _repeat(task: Task) -> None:
+    task.set_retry(RETRIES, backoff_duration=_WAIT)
+
+
 def training_pipeline(
     image: str = steps.IMAGE,
     *,
@@ -96,8 +103,8 @@ def training_pipeline(
     """Returns a pipeline that checks the data, trains, evaluates, and exports a good model.
 
     Its parameters are `config`, `workdir`, `gate` (such as "accuracy>=0.95") and `overrides`. Each
-    run of it has a folder of its own in `workdir`, named like that run of the pipeline: the workdir
-    of the training, and in it `export`, `data`, `search` and `predictions`.
+    run of it has a folder of its own in `workdir`, named by the ID of that run: the workdir of the
+    training, and in it `export`, `data`, `search` and `predictions`.
 
     Args:
         image: container image of the steps, with tftpu, its extra kfp, and your own code.
@@ -108,7 +115,12 @@ def training_pipeline(
         search: space of a search before the training, which then takes the best values, such as
             ["optimizer.learning_rate=log:1e-4..1e-1"]; []: that of the config. None: no search.
         search_flags: further flags of `tftpu search`, such as "--config.train.steps=100".
+
+    Raises:
+        UserError: `search` is no list.
     """
+    if isinstance(search, str):
+        raise UserError(f"search={search!r} is a text: give a list of them, [{search!r}].")
     layout = Layout(
         image=image,
         source=source,

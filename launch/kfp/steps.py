@@ -2,15 +2,17 @@
 
 A step is a lightweight Python component: Kubeflow Pipelines copies the source of its function into
 the compiled pipeline, so that a function imports what it needs itself. Every folder is given, local
-or gs://, and an artifact only points to it: tftpu reads and writes buckets by itself, and a run has
-to be found again when its step is repeated.
+or gs://, and an artifact only names it: tftpu reads and writes buckets by itself, and a run has to
+be found again when its step is repeated.
 
 Steps are ordered by what they take from one another, or by `.after`.
 """
 
+from typing import Any
+
 from kfp import dsl
 
-from tftpu.launch.kfp.conditions import unmet
+from tftpu.launch.conditions import unmet
 from tftpu.version import __version__
 
 IMAGE = f"tftpu:{__version__}"  # of launch/Dockerfile; `set_container_image` names another
@@ -18,12 +20,18 @@ IMAGE = f"tftpu:{__version__}"  # of launch/Dockerfile; `set_container_image` na
 
 def _tftpu(words: list[str], flags: str, setup: str) -> None:
     """Runs a command of tftpu; if it fails, its exit code ends the step."""
+    import itertools
     import os
     import shlex
+    import signal
     import subprocess
     import sys
 
-    words = [*words, *shlex.split(flags)]
+    name = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    try:
+        words = [*words, *shlex.split(flags)]
+    except ValueError as error:
+        sys.exit(f"The flags {flags!r} of tftpu {name} cannot be read: {error}.")
     program = os.path.join(os.path.dirname(sys.executable), "tftpu")
     if not setup and not os.path.exists(program):
         sys.exit(f"There is no {program}: the image of a step has to have tftpu in its Python.")
@@ -32,14 +40,55 @@ def _tftpu(words: list[str], flags: str, setup: str) -> None:
         script = f"{setup}\narguments=({shlex.join(words)})\nreceive\ninstall\ntrain"
         command = ["bash", "-c", script]
     print("tftpu", shlex.join(words), flush=True)
-    code = subprocess.run(command, check=False).returncode
+    process = subprocess.Popen(command)
+    # A training saves before it ends.
+    earlier = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    signal.signal(signal.SIGTERM, earlier)
+    if code < 0:
+        sys.exit(f"tftpu {name} was ended by {signal.Signals(-code).name}.")
     if code:
-        name = " ".join(word for word in words if not word.startswith("-"))
         print(f"tftpu {name} ended with exit code {code}: its message is above.", file=sys.stderr)
         sys.exit(code)
 
 
-_step = dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[_tftpu])
+def _record(artifact: Any, place: str, **about: str) -> None:
+    """Lets an artifact name a place, in its file and in its metadata.
+
+    Its own address stays as it is: Kubeflow refuses one that is outside of the pipeline's root.
+    """
+    artifact.metadata.update(about, place=place)
+    with open(artifact.path, "w") as file:
+        file.write(f"{place}\n")
+
+
+_step = dsl.component(
+    base_image=IMAGE, install_kfp_package=False, additional_funcs=[_tftpu, _record]
+)
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[unmet])
+def new_run(workdir: str, run: str, condition: str = "") -> str:
+    """Names the folder of this run of the pipeline, before anything is done.
+
+    Args:
+        workdir: folder for the runs, local or gs://.
+        run: what names this one: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`. Kubeflow fills a placeholder in
+            where it is the whole value of a parameter, and nowhere else.
+        condition: of the gate behind the training, to be read now.
+
+    Returns:
+        The folder.
+    """
+    import sys
+
+    if any(sign in workdir for sign in "\"'\\"):
+        sys.exit(f"The workdir {workdir!r} has a quote or a backslash in it: choose another name.")
+    try:
+        unmet(condition or "loss<=inf", {})
+    except ValueError as error:
+        sys.exit(f"The gate {condition!r} cannot be read: {error}.")
+    return f"{workdir.rstrip('/')}/{run}"
 
 
 @_step
@@ -55,32 +104,26 @@ def convert(
     Args:
         source: such as "images:gs://BUCKET/photos".
         output: folder of the data set.
-        dataset: that folder.
+        dataset: names that folder.
         flags: further ones of the command.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    dataset.uri = output
-    dataset.metadata["source"] = source
     _tftpu(["data", "convert", f"--source={source}", f"--output={output}"], flags, setup)
+    _record(dataset, output, source=source)
 
 
-@dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[_tftpu, unmet])
-def check(config: str, overrides: str = "", condition: str = "", setup: str = "") -> None:
+@_step
+def check(config: str, data_dir: str = "", overrides: str = "", setup: str = "") -> None:
     """Checks the data of a config before machines are paid for: `tftpu data check`.
 
     Args:
         config: name of a config, or path of one in the image.
+        data_dir: folder of the data; "": that of the config.
         overrides: changes of it, as on the command line.
-        condition: of the gate behind the training, to be checked as well.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    import sys
-
-    try:
-        unmet(condition or "loss<=inf", {})
-    except ValueError as error:
-        sys.exit(f"The gate {condition!r} cannot be read: {error}.")
-    _tftpu(["data", "check", f"--config={config}"], overrides, setup)
+    words = [f"--config.data.data_dir={data_dir}"] if data_dir else []
+    _tftpu(["data", "check", f"--config={config}", *words], overrides, setup)
 
 
 @_step
@@ -89,7 +132,9 @@ def search(
     workdir: str,
     space: list,
     trials: int = 20,
+    data_dir: str = "",
     overrides: str = "",
+    flags: str = "",
     setup: str = "",
 ) -> str:
     """Searches for the best values of fields: `tftpu search`.
@@ -100,11 +145,13 @@ def search(
         space: fields and their values, such as "optimizer.learning_rate=log:1e-4..1e-1"; empty:
             that of the config.
         trials: number of them.
-        overrides: changes of the config, and other flags, as on the command line.
+        data_dir: folder of the data; "": that of the config.
+        overrides: changes of the config, as on the command line.
+        flags: further ones of the command, and changes for the search alone.
         setup: what `tftpu launch` sent, for its pipelines.
 
     Returns:
-        The best values, for the `overrides` of `train`.
+        The best values, for `best` of `train`.
     """
     import json
     import shlex
@@ -112,7 +159,9 @@ def search(
     from tftpu.storage import files
 
     words = ["search", f"--config={config}", f"--workdir={workdir}", f"--trials={trials}"]
-    _tftpu([*words, *(f"--space={text}" for text in space)], overrides, setup)
+    words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
+    words += [f"--space={text}" for text in space]
+    _tftpu(words, f"{overrides} {flags}", setup)
     best = json.loads(files.read(f"{workdir}/result.json"))["best"]
     return shlex.join(best["overrides"])
 
@@ -122,7 +171,9 @@ def train(
     config: str,
     workdir: str,
     run: dsl.Output[dsl.Model],
+    data_dir: str = "",
     overrides: str = "",
+    best: str = "",
     setup: str = "",
 ) -> None:
     """Trains a config, or resumes its run: `tftpu train`.
@@ -130,13 +181,16 @@ def train(
     Args:
         config: name of a config, or path of one in the image.
         workdir: folder of the run, which outlasts the machine.
-        run: that folder.
+        run: names that folder.
+        data_dir: folder of the data; "": that of the config.
         overrides: changes of the config, and other flags, as on the command line.
+        best: what `search` returned.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    run.uri = workdir
-    run.metadata["config"] = config
-    _tftpu(["train", f"--config={config}", f"--workdir={workdir}"], overrides, setup)
+    words = ["train", f"--config={config}", f"--workdir={workdir}"]
+    words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
+    _tftpu(words, f"{overrides} {best}", setup)
+    _record(run, workdir, config=config)
 
 
 @_step
@@ -201,13 +255,12 @@ def export(
     Args:
         workdir: folder of the run.
         output: place of the export, whose ending names its format: without one, a SavedModel.
-        model: that place.
+        model: names that place.
         flags: further ones of the command.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    model.uri = output
-    model.metadata["run"] = workdir
     _tftpu(["export", f"--workdir={workdir}", f"--to={output}"], flags, setup)
+    _record(model, output, run=workdir)
 
 
 @_step
@@ -225,11 +278,10 @@ def predict(
         workdir: folder of the run.
         input: such as "images:gs://BUCKET/new".
         output: folder of the predictions.
-        predictions: that folder.
+        predictions: names that folder.
         flags: further ones of the command.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    predictions.uri = output
-    predictions.metadata["input"] = input
     words = ["predict", f"--workdir={workdir}", f"--input={input}", f"--output={output}"]
     _tftpu(words, flags, setup)
+    _record(predictions, output, input=input)

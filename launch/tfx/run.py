@@ -14,6 +14,7 @@ from tftpu.storage import claims
 
 _OURS = ("config", "overrides")  # of custom_config
 _LENGTHS = ("train.steps", "train.epochs")
+_SET = ("train_files", "eval_files", "eval_steps", "schema", "transform_graph")  # of Examples
 
 
 class FnArgs(Protocol):
@@ -101,8 +102,19 @@ def _experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) ->
 
 
 def _tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the values of a `keras_tuner.HyperParameters` config, by the names of the search."""
-    values = (hyperparameters or {}).get("values", {})
+    """Returns the values of a `keras_tuner.HyperParameters` config, by the names of the search.
+
+    Raises:
+        UserError: they are of another form.
+    """
+    if not hyperparameters:
+        return {}
+    values = hyperparameters.get("values") if isinstance(hyperparameters, Mapping) else None
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"The hyperparameters are {hyperparameters!r}, and not as TFX's Tuner writes them, a "
+            "dictionary below 'values': give your own by custom_config['overrides']."
+        )
     # "tuner/epochs" and the like are the account that a tuner keeps of its own search.
     return {name: value for name, value in values.items() if not name.startswith("tuner/")}
 
@@ -116,6 +128,8 @@ def _override(
                 f"{source} sets {path}, and train_args sets num_steps={fn_args.train_steps}: leave "
                 "one of them out."
             )
+        if path.removeprefix("data.") in _SET and path.startswith("data."):
+            raise UserError(f"{source} sets {path}, which the pipeline gives: leave it out.")
         try:
             config_flags.override(experiment, f"--config.{path}={value}")
         except UserError as error:
@@ -130,6 +144,11 @@ def _set_inputs(experiment: Experiment, fn_args: FnArgs) -> None:
             f"The config has data={type(data).__name__}(…), and run_fn reads the examples of the "
             'pipeline: give data=tftpu.launch.tfx.Examples(label="…").'
         )
+    for name in _SET:
+        if getattr(data, name):
+            raise UserError(
+                f"The config sets {name} of Examples, which the pipeline gives: leave it out."
+            )
     if getattr(fn_args.data_accessor, "data_view_decode_fn", None) is not None:
         raise UserError(
             "The examples are records of another kind, which a DataView decodes, and run_fn reads "

@@ -29,7 +29,7 @@ def data(folder, shards=4, compression="") -> Records:
     features = {"x": Feature("float32", (3,)), "y": Feature("int32", num_classes=2)}
     examples = [{"x": np.ones(3), "y": i % 2} for i in range(40)]
     parts = data_sets.split(examples, *[40 // shards] * shards)
-    data_sets.shards(folder, features, {"train": parts}, compression)
+    data_sets.shards(folder, features, {"train": parts, "test": parts[:1]}, compression)
     return Records(data_dir=str(folder), global_batch_size=8)
 
 
@@ -53,6 +53,10 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     assert "warning  this host gives" in out and "v5e-8 needs 1,000,000,000" in out
     assert main.main([*command, "--need=1"]) == 0
     assert "the TPU needs 1: 1 host is enough" in capsys.readouterr().out
+    assert "ok       the evaluation split can be read" in out
+    without = "--config.data.eval_split=val"
+    assert main.main([*command, without]) == 2
+    assert "error    evaluation: The data set in" in capsys.readouterr().out
     assert main.main([*command, "--hosts=3"]) == 2
     assert "cannot be shared by 3 hosts" in capsys.readouterr().err
 

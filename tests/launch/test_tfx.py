@@ -344,6 +344,8 @@ BAD_ARGUMENTS = {
         {"hyperparameters": {"values": {"learning_rate": 1}}},
         "The hyperparameters: --config.learning_rate: config has no field",
     ),
+    "flat": ({"hyperparameters": {"model.width": 1}}, "a dictionary below 'values'"),
+    "an input": ({"overrides": {"data.eval_steps": 3}}, "sets data.eval_steps, which the pipeline"),
     "two lengths": ({"overrides": {"train.epochs": 1}}, "train_args sets num_steps=40: leave one"),
     "other data": ({"custom_config": {"config": "digits_resnet"}}, "has data=Images"),
     "view": (

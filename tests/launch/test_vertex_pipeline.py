@@ -133,10 +133,12 @@ def spec_of(job) -> dict:
     return json_format.MessageToDict(type(job).pb(job))["pipelineSpec"]
 
 
-def payload_of(spec: dict) -> dict:
-    """Returns the custom job that the training step asks Google's launcher for."""
+def payload_of(spec: dict, folder: str = "gs://b/digits/run-7") -> dict:
+    """Returns the custom job that the training step asks Google's launcher for, in a folder."""
     arguments = spec["deploymentSpec"]["executors"]["exec-train"]["container"]["args"]
-    return json.loads(arguments[arguments.index("--payload") + 1])
+    parts = json.loads(arguments[arguments.index("--payload") + 1])["Concat"]
+    named = "{{$.inputs.parameters['folder']}}"
+    return json.loads("".join(folder if part == named else part for part in parts))
 
 
 def without_names(spec: dict) -> dict:
@@ -162,27 +164,34 @@ def test_the_dry_run_prints_the_pipeline_that_is_sent(service, capsys):
 def test_the_steps_follow_one_another_in_a_folder_of_their_own(service):
     assert launch(*SOURCE, "--predict=evaluation") == 0
     tasks = spec_of(service.created[0].pipeline_job)["root"]["dag"]["tasks"]
-    before = {name: task.get("dependentTasks", []) for name, task in tasks.items()}
+    before = {
+        name: set(task.get("dependentTasks", [])) - {"new-run"} for name, task in tasks.items()
+    }
     assert before == {
-        "convert": [],
-        "check": ["convert"],
-        "train": ["check"],
-        "evaluate": ["train"],
-        "gate": ["evaluate"],
-        "export": ["gate"],
-        "predict": ["gate"],
+        "new-run": set(),
+        "convert": set(),
+        "check": {"convert"},
+        "train": {"check"},
+        "evaluate": {"train"},
+        "gate": {"evaluate"},
+        "export": {"gate"},
+        "predict": {"gate"},
     }
     assert not any(task["cachingOptions"].get("enableCache") for task in tasks.values())
-    assert tasks["train"]["retryPolicy"]["maxRetryCount"] == 3
+    # The job itself starts again after a preemption; repeated, it could cost several times.
+    assert "retryPolicy" not in tasks["train"]
 
     def given(step: str) -> dict[str, str]:
         values = tasks[step]["inputs"]["parameters"]
         return {k: v["runtimeValue"]["constant"] for k, v in values.items() if "runtimeValue" in v}
 
-    run = "gs://b/digits/{{$.pipeline_job_name}}"
-    assert given("convert")["output"] == f"{run}/data"
-    assert f"--config.data.data_dir={run}/data" in given("check")["overrides"]
-    assert given("evaluate")["workdir"] == given("export")["workdir"] == run
+    assert given("new-run")["workdir"] == "gs://b/digits"
+    assert given("new-run")["run"] == "{{$.pipeline_job_name}}"
+    run = "{{$.inputs.parameters['pipelinechannel--new-run-Output']}}"
+    assert given("convert")["output"] == given("check")["data_dir"] == f"{run}/data"
+    for step, parameter in ("train", "folder"), ("evaluate", "workdir"), ("export", "workdir"):
+        found = tasks[step]["inputs"]["parameters"][parameter]["taskOutputParameter"]
+        assert found["producerTask"] == "new-run"
     assert given("export")["output"] == f"{run}/export"
     assert given("predict")["output"] == f"{run}/predictions"
 
@@ -209,13 +218,11 @@ def test_googles_client_creates_the_custom_job_of_the_training():
     assert job.job_spec.scheduling.restart_job_on_worker_restart
     assert job.job_spec.scheduling.strategy == v1.Scheduling.Strategy.SPOT
     assert job.job_spec.scheduling.timeout.days == 7
-    run = "gs://b/digits/{{$.pipeline_job_name}}"
+    run = "gs://b/digits/run-7"
     script = pool.container_spec.command[-1]
     words = script.partition("arguments=(")[2].partition(")")[0]
     assert words.startswith("train --config=resnet50_imagenet --config.data.global_batch_size=128 ")
-    assert (
-        f" --config.train.steps=7 '--config.data.data_dir={run}/data' '--workdir={run}' " in words
-    )
+    assert f" --config.train.steps=7 --config.data.data_dir={run}/data --workdir={run} " in words
 
 
 def compiled(*flags: str) -> dict:
@@ -248,7 +255,8 @@ def test_steps_install_what_travels_and_run_the_users_code(service, tmp_path, mo
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     run, found = str(tmp_path / "run"), dsl.Metrics(uri=str(tmp_path / "metrics"))
     words = {"config": "digits.py", "overrides": "--config.train.steps=2", "setup": setup}
-    steps.train.python_func(workdir=run, run=dsl.Model(), **words)
+    model = dsl.Model(uri=str(tmp_path / "model"))
+    steps.train.python_func(workdir=run, run=model, **words)
     steps.evaluate.python_func(workdir=run, metrics=found, setup=setup)
     assert found.metadata["step"] == 2 and 0 <= found.metadata["accuracy"] <= 1
     home = re.escape(str(machine.home))
@@ -348,7 +356,16 @@ def test_a_refusal_is_one_clear_line(service, capsys):
     [
         (["--gate=accuracy"], "--gate=accuracy: 'accuracy' is not METRIC>=NUMBER"),
         (["--gate=accuracy>=high"], "in quotes"),
+        (["--gate=acuracy>=0.9"], "has loss, accuracy. Did you mean 'accuracy'?"),
         (["--predict=images:new"], "--predict=images:new is in no bucket"),
+        (["--predict=imges:gs://b/x"], "Did you mean 'images'?"),
+        (["--predict=nonsense"], "has to be one of evaluation, training, images:…"),
+        (["--convert_flags=--seed=1"], "give that, too"),
+        ([*SOURCE, "--convert_flags=--sed=1"], "Did you mean 'seed'?"),
+        ([*SOURCE, "--convert_flags=--output=x"], "has --output, which the pipeline sets"),
+        ([*SOURCE, "--source=photos"], "--source=photos has to be one of images:…"),
+        ([*SOURCE, "--config.data.data_dir=gs://b/x"], "both say where the data are"),
+        (["--workdir=gs://b/it's"], "has a quote or a backslash"),
         ([*SOURCE, "--source=images:photos"], "give images:gs://BUCKET/FOLDER"),
         (["--cron=daily"], "--cron='daily' has not the five fields"),
         (["--workdir=runs/a"], "write gs://BUCKET/FOLDER"),

@@ -79,6 +79,7 @@ def run(options: Options) -> None:
     if not any(finding.level == "error" for finding in found):
         found += plain(hosts) if own else shards(pipeline, hosts)
         found += [] if own else memory(pipeline, hosts, host_memory())
+        found += evaluated(data)
         found += region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
         needs = {"the TPU": need} if need else predictions.rates(workdir)
@@ -89,6 +90,21 @@ def run(options: Options) -> None:
     errors = sum(finding.level == "error" for finding in found)
     if errors:
         raise UserError(f"data check found {errors} error(s) in {options.name}.")
+
+
+def evaluated(data: Any) -> list[Finding]:
+    """Checks that the evaluation split is there, and reads its first batch."""
+    from tftpu import input_pipelines
+
+    try:
+        batches = input_pipelines.evaluation(data)
+    except UserError as error:
+        return [Finding("error", f"evaluation: {error}")]
+    if batches is None:
+        return [Finding("ok", "the data have no evaluation split")]
+    if next(iter(batches), None) is None:
+        return [Finding("error", "the evaluation split is empty.")]
+    return [Finding("ok", "the evaluation split can be read")]
 
 
 def plain(hosts: int) -> list[Finding]:

@@ -13,7 +13,7 @@ import dataclasses
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import config_flags, keras_objects
+from tftpu.launch import conditions, config_flags, keras_objects
 from tftpu.launch.cloud import engine, job, vertex
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.options import flag, required
@@ -36,6 +36,9 @@ class Options(VertexOptions):
         None,
         "source to convert first, as of `tftpu data convert`; data.data_dir is then the result",
         metavar="KIND:WHAT",
+    )
+    convert_flags: str = flag(
+        "", "further flags of `tftpu data convert`, such as '--validation_fraction=0.1'"
     )
     predict: str | None = flag(
         None, "records to predict in the end, as --input of `tftpu predict`", metavar="KIND:WHAT"
@@ -62,6 +65,7 @@ def run(options: Options) -> None:
         training=_training(options),
         gate=options.gate,
         source=options.source,
+        convert_flags=options.convert_flags,
         predict=options.predict,
         cron=options.cron,
     )
@@ -78,6 +82,9 @@ def _experiment(options: Options) -> Experiment:
     if not options.source:
         return options.experiment()
     given = config_flags.load(options.config, list(options.overrides)).data
+    for change in options.overrides:
+        if change.startswith("--config.data.data_dir="):
+            raise UserError(f"{change} and --source both say where the data are: leave one out.")
     reads = getattr(given, "format", "tfrecord" if given.data_dir else None)
     if reads != "tfrecord":
         raise UserError(
@@ -97,6 +104,7 @@ def _training(options: Options) -> vertex.Order:
     """Returns the custom job that trains; a dry run has a placeholder for the project."""
     experiment = _experiment(options)
     keras_objects.check_names(experiment)
+    conditions.check("--gate", options.gate, experiment)
     wanted = parse_slice(options.slice)
     vertex.check_slice(wanted)
     trained_by = engine.for_slice(experiment, wanted)
