@@ -72,8 +72,13 @@ def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
         (classes,) = session.run(["class"], {"images": np.asarray(examples["image"])})
         accuracy = float(rows[name][5])
         assert np.mean(classes == examples["label"]) == pytest.approx(accuracy, abs=1e-4)
-    assert main(["evaluate", f"--workdir={run}"]) == 0  # the run is as it was
+    # The run is as it was.
+    assert main(["evaluate", f"--workdir={run}", "--gate=accuracy>=0,loss<=inf"]) == 0
     assert capsys.readouterr().out.split()[-1] == rows["float32"][5]
+    assert main(["evaluate", f"--workdir={run}", "--gate=accuracy>=1.5"]) == 2
+    assert "The gate accuracy>=1.5 is not met: accuracy is" in capsys.readouterr().err
+    assert main(["evaluate", f"--workdir={run}", "--gate=acuracy>=0.5"]) == 2
+    assert "Did you mean 'accuracy'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
