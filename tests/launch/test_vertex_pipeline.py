@@ -4,8 +4,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
-import sys
 
 import grpc
 import pytest
@@ -18,17 +16,12 @@ from google.protobuf import json_format
 
 from tests.support.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
 from tests.support.rented_machine import RentedMachine
+from tests.support.vertex_pipelines import FLAGS, SOURCE
 from tftpu.launch import main
 from tftpu.launch.cloud import vertex_client, vertex_pipeline_client
 
 PARENT = "projects/p/locations/europe-west4"
 pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds protobuf too low")
-FLAGS = (
-    *("--config=digits_resnet", "--gate=accuracy>=0.9", "--slice=v5e-4", "--project=p"),
-    *("--workdir=gs://b/digits", "--region=europe-west4", "--image=eu.gcr.io/p/i:1"),
-)
-IMAGENET = "--config=resnet50_imagenet", "--config.data.global_batch_size=128"
-SOURCE = *IMAGENET, "--config.data.format=tfrecord", "--source=images:gs://b/photos"
 OWN = '''"""Digits, with a model of the user's."""
 import dataclasses
 import os
@@ -349,53 +342,6 @@ def test_a_refusal_is_one_clear_line(service, capsys):
     assert launch() == 2
     error = capsys.readouterr().err
     assert denied in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--gate=accuracy"], "--gate=accuracy: 'accuracy' is not METRIC>=NUMBER"),
-        (["--gate=accuracy>=high"], "in quotes"),
-        (["--gate=acuracy>=0.9"], "has loss, accuracy. Did you mean 'accuracy'?"),
-        (["--predict=images:new"], "--predict=images:new is in no bucket"),
-        (["--predict=imges:gs://b/x"], "Did you mean 'images'?"),
-        (["--predict=nonsense"], "has to be one of evaluation, training, images:…"),
-        (["--convert_flags=--seed=1"], "give that, too"),
-        ([*SOURCE, "--convert_flags=--sed=1"], "Did you mean 'seed'?"),
-        ([*SOURCE, "--convert_flags=--output=x"], "has --output, which the pipeline sets"),
-        ([*SOURCE, "--source=photos"], "--source=photos has to be one of images:…"),
-        ([*SOURCE, "--config.data.data_dir=gs://b/x"], "both say where the data are"),
-        (["--workdir=gs://b/it's"], "has a quote or a backslash"),
-        ([*SOURCE, "--source=images:photos"], "give images:gs://BUCKET/FOLDER"),
-        (["--cron=daily"], "--cron='daily' has not the five fields"),
-        (["--workdir=runs/a"], "write gs://BUCKET/FOLDER"),
-        (["--slice=v4-8"], "v4-8 is not a slice for custom jobs"),
-        (["--slice=v6e-8"], "add --config.cluster.engine=jax"),
-        (["--source=images:gs://b/photos"], "Images of digits_resnet reads none: give a config"),
-        ([*IMAGENET, "--source=images:gs://b/photos"], "add --config.data.format=tfrecord"),
-        (["--timeout=soon"], "--timeout=soon is not a time"),
-    ],
-)
-def test_a_mistake_is_explained_before_anything_is_sent(service, capsys, flags, says):
-    assert launch(*flags) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-    assert not service.created and not service.objects
-
-
-def test_the_gate_is_required(capsys):
-    assert main.main(["launch", "vertex-pipeline", "--config=a", "--workdir=gs://b/c"]) == 2
-    assert "needs --gate=CONDITION. --gate='loss<=inf'" in capsys.readouterr().err
-
-
-def test_without_the_extra_it_names_the_command_that_installs_it():
-    code = (
-        "import sys; sys.modules['kfp'] = None; from tftpu.launch import main;"
-        f"sys.exit(main.main(['launch', 'vertex-pipeline', *{FLAGS!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "run `pip install 'kfp" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_no_secret_leaves_this_machine(service, capsys, monkeypatch):
