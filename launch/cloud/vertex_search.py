@@ -35,13 +35,11 @@ PRUNERS = {
 }
 _OWN = {
     "cluster": "tftpu checks the slice of all trials, and installs the engine for it",
-    "train.best_metric": "--metric sets it",
     "train.writers": "the trials report by it",
 }
 _CLOSEST = 1e-10  # numbers to choose from differ by more
 _MOST = 1000  # of them
 _MOST_TRIALS = 2**31 - 1  # that the service's message can hold
-_LARGEST = 2**53  # the service keeps whole numbers as float64
 # Lines of bash for the flags of a trial. Its folder is named by its number, so that a trial which
 # is preempted resumes; Vertex AI's TensorBoard reads `logs` in there.
 _TRIAL = """\
@@ -162,11 +160,6 @@ class Search:
             raise UserError(
                 f"--algorithm=grid tries every value, and {field} may be any number from "
                 f"{dimension.low:g} to {dimension.high:g}: write {field}=choice:A,B."
-            )
-        if dimension.whole and max(abs(dimension.low), abs(dimension.high)) > _LARGEST:
-            raise UserError(
-                f"--space: {field} has bounds beyond 2^53, up to which Vertex AI knows whole "
-                "numbers: give smaller ones."
             )
 
 

@@ -11,21 +11,18 @@ With --slice, preflight prices each trial before it runs, and one that does not 
 """
 
 import dataclasses
-import os
 import signal
 import sys
-import tempfile
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
 from tftpu.installation import command
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, keras_objects
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.runtime.preemption import PREEMPTED
-from tftpu.storage import files
 
 if TYPE_CHECKING:
+    from tftpu.config import Experiment
     from tftpu.launch.search.plan import Plan
     from tftpu.launch.search.space import Dimension
     from tftpu.launch.search.trials import Trials
@@ -42,14 +39,15 @@ class Options(ConfigOptions):
         metavar="FIELD=VALUES",
         shown="get_space() of the config",
     )
-    trials: int = flag(20, "number of trials", minimum=1)
-    parallel: int = flag(1, "trials at a time on this machine", minimum=1)
+    # Without defaults: what was given is compared with the plan of a search.
+    trials: int | None = flag(None, "number of trials", minimum=1, shown="20")
+    parallel: int | None = flag(None, "trials at a time on this machine", minimum=1, shown="1")
     metric: str | None = flag(
         None, "metric of the evaluation", metavar="NAME", shown="train.best_metric of the config"
     )
-    sampler: str = flag("tpe", "tpe, random or qmc", metavar="NAME")
-    pruner: str = flag("median", "median, hyperband or none", metavar="NAME")
-    seed: int = flag(0, "seed of the sampler", minimum=0)
+    sampler: str | None = flag(None, "tpe, random or qmc", metavar="NAME", shown="tpe")
+    pruner: str | None = flag(None, "median, hyperband or none", metavar="NAME", shown="median")
+    seed: int | None = flag(None, "seed of the sampler", minimum=0, shown="0")
     slice: str = flag("", "TPU slice that each trial is priced for, such as v5e-8", metavar="NAME")
     budget_usd: float | None = flag(
         None, "end before the trials cost more on the slice", minimum=0, metavar="USD", shown="none"
@@ -74,32 +72,42 @@ def run(options: Options) -> None:
         import optuna  # noqa: F401
     except ImportError as error:
         raise UserError(f"Searching needs Optuna: run `{command('search')}`.") from error
-    from tftpu.launch.search import pictures, report, space
     from tftpu.launch.search import plan as plans
+    from tftpu.launch.search import report, space
     from tftpu.launch.search.trials import Trials
 
     workdir = _workdir(options)
-    given = options.join or options.report
-    plan = _recorded(options, workdir) if given else _plan(options)
-    experiment = config_flags.load(plan.config, list(plan.overrides))
-    dimensions = space.parse(plan.space, experiment)
-    stopped = ""
     if options.report:
-        study = plan.study(workdir)
-    else:
-        _check_fields(plan, dimensions)
-        _check_devices(experiment.cluster, options.parallel)
-        plans.record(plan, workdir)
-        study = plan.study(workdir)
-        trials = Trials(plan, workdir, study, dimensions)
-        stopped = _carry_out(options.parallel, plan, workdir, study, trials)
+        _check_alone(options)
+    given = options.join or options.report
+    plan, experiment = _recorded(options, workdir) if given else _planned(options)
+    dimensions = space.parse(plan.space, experiment)
+    if options.report:
+        _show(plan, plan.study(workdir), dimensions, workdir)
+        return
+    _check(options, plan, experiment, dimensions)
+    replaced = plans.record(plan, workdir)
+    if replaced:
+        print(f"Removed from {workdir}: {replaced}.", flush=True)
+    study = plan.study(workdir)
+    trials, stopped = Trials(plan, workdir, study, dimensions), ""
+    try:
+        stopped = _carry_out(options.parallel or 1, plan, workdir, study, trials)
+    finally:  # a search that failed has found something, too
         report.write_result(plan, study, workdir)
-    print(report.text(plan, study, workdir, pictures.write(plan, study, dimensions, workdir)))
+        _show(plan, study, dimensions, workdir)
     if stopped:
         print(f"tftpu: Stopped by {stopped}: the same command continues.", file=sys.stderr)
         sys.exit(PREEMPTED)
-    if not options.report and not report.best_first(plan, study.get_trials(deepcopy=False)):
+    if not report.best_first(plan, study.get_trials(deepcopy=False)):
         raise UserError("No trial is complete, so nothing was found: its reason is above.")
+
+
+def _show(plan: "Plan", study: Any, dimensions: "list[Dimension]", workdir: str) -> None:
+    from tftpu.launch.search import pictures, report
+
+    drawn = pictures.write(plan, study, dimensions, workdir)
+    print(report.text(plan, study, workdir, drawn), flush=True)
 
 
 def _workdir(options: Options) -> str:
@@ -114,15 +122,19 @@ def _workdir(options: Options) -> str:
     return f"{options.default_workdir}-search"
 
 
-def _recorded(options: Options, workdir: str) -> "Plan":
-    """Returns the plan of the workdir, whose flags are not given again."""
+def _check_alone(options: Options) -> None:
+    """Raises `UserError` for flags of a search that runs trials."""
+    if options.join or options.parallel is not None:
+        raise UserError("--report runs no trials: leave out --join and --parallel.")
+
+
+def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
+    """Returns the plan of the workdir, whose flags are not given again, and its config."""
     from tftpu.launch.search import plan as plans
 
-    if options.report and (options.join or options.parallel > 1):
-        raise UserError("--report runs no trials: leave out --join and --parallel.")
-    for field in dataclasses.fields(plans.Plan):
-        if field.name != "config" and getattr(options, field.name) != _default(field.name):
-            given = options.overrides[0] if field.name == "overrides" else f"--{field.name}"
+    for name in ("overrides", *plans.GIVEN):
+        if getattr(options, name) not in (None, "", ()):
+            given = options.overrides[0] if name == "overrides" else f"--{name}"
             raise UserError(
                 f"The search in {workdir!r} has its own plan, so {given} cannot change it: "
                 "leave it out."
@@ -131,16 +143,23 @@ def _recorded(options: Options, workdir: str) -> "Plan":
     if plan is None:
         raise UserError(f"There is no search in {workdir!r}: its {plans.FILE} is missing.")
     # A config of one's own lies elsewhere on another machine.
-    return dataclasses.replace(plan, config=options.config or plan.config)
+    plan = dataclasses.replace(plan, config=options.config or plan.config)
+    experiment = config_flags.load(plan.config, list(plan.overrides))
+    changed = plans.differences(plan.fields, plans.fields_of(experiment))
+    if changed and options.join:
+        raise UserError(
+            f"--join: {plan.config} is not the config of the search in {workdir!r}: {changed}. "
+            "Give the same one with --config=FILE."
+        )
+    if changed:
+        print(f"tftpu: The config is not that of the search any more: {changed}.", file=sys.stderr)
+    return plan, experiment
 
 
-def _default(name: str) -> Any:
-    return next(f.default for f in dataclasses.fields(Options) if f.name == name)
-
-
-def _plan(options: Options) -> "Plan":
-    """Returns the plan that the flags describe, after checks that need no data."""
-    from tftpu.launch.search.plan import Plan
+def _planned(options: Options) -> "tuple[Plan, Experiment]":
+    """Returns the plan that the flags describe, after checks that need no data; and its config."""
+    from tftpu.launch.search import checks
+    from tftpu.launch.search import plan as plans
     from tftpu.tpu.slices import parse_slice
 
     if not options.config:
@@ -150,32 +169,37 @@ def _plan(options: Options) -> "Plan":
         parse_slice(options.slice)
     elif options.budget_usd is not None:
         raise UserError("--budget_usd needs the --slice=NAME that the trials are priced for.")
-    metric = options.metric or experiment.train.best_metric or "loss"
-    # What a trial keeps as its best checkpoint; part of the command that trains the best config.
-    own = metric == (experiment.train.best_metric or "loss")
-    best = () if own else (f"--config.train.best_metric={metric}",)
-    return Plan(
+    given = {name: getattr(options, name) for name in plans.GIVEN}
+    given["space"] = options.space or config_flags.space(options.config)
+    given["metric"] = checks.metric_of(options.metric, options.overrides, experiment)
+    plan = plans.Plan(
         config=experiment.config_file or options.config,
-        overrides=(*options.overrides, *best),
-        space=options.space or config_flags.space(options.config),
-        trials=options.trials,
-        metric=metric,
-        sampler=options.sampler,
-        pruner=options.pruner,
-        seed=options.seed,
-        slice=options.slice,
-        budget_usd=options.budget_usd,
+        overrides=options.overrides,
+        fields=plans.fields_of(experiment),
+        **{name: value for name, value in given.items() if value is not None},
     )
+    return plan, experiment
+
+
+def _check(
+    options: Options, plan: "Plan", experiment: "Experiment", dimensions: "list[Dimension]"
+) -> None:
+    """Raises `UserError` for what would fail in every trial, or in some."""
+    from tftpu.launch.search import checks, pricing
+
+    _check_devices(experiment.cluster, options.parallel or 1)
+    checks.check_space(dimensions, plan.overrides, experiment)
+    keras_objects.check_names(experiment)  # by the backend that was chosen
+    if plan.slice:
+        pricing.check()
 
 
 def _carry_out(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "Trials") -> str:
     """Runs trials until all have ended; returns the name of the signal that stopped them, or ""."""
     from tftpu.launch.search import child
+    from tftpu.launch.search.logs import Logs
     from tftpu.launch.search.worker import Workers
 
-    logs = tempfile.mkdtemp() if files.is_remote(workdir) else os.path.join(workdir, "logs")
-    os.makedirs(logs, exist_ok=True)
-    workers = Workers(plan, study, trials, logs, lambda text: print(text, flush=True))
     stopped: list[str] = []
 
     def stop(number: int, _: Any) -> None:
@@ -187,24 +211,16 @@ def _carry_out(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "T
             print(f"{stopped[-1]}: {says} at once.", flush=True)
         workers.stop()
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        child.start_server()
-        workers.run(parallel)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with Logs(workdir) as logs:
+        workers = Workers(plan, study, trials, logs, lambda text: print(text, flush=True))
+        before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            child.start_server()
+            workers.run(parallel)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return stopped[0] if stopped else ""
-
-
-def _check_fields(plan: "Plan", dimensions: Sequence["Dimension"]) -> None:
-    """Raises `UserError` for a field of the space that has its value elsewhere."""
-    for dimension in dimensions:
-        if dimension.field == "train.best_metric":
-            raise UserError("--space: train.best_metric is that of the search, in all trials.")
-        given = [o for o in plan.overrides if o.startswith(f"--config.{dimension.field}=")]
-        if given:
-            raise UserError(f"{given[0]} sets a field of the space: leave out one of them.")
 
 
 def _check_devices(cluster: Any, parallel: int) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 PRELOADED = ("tensorflow", "keras", "tftpu.launch.training", "tftpu.launch.search.child")
 PRUNE = "prune"
 DIVERGED = "diverged"
+HELD = "held"
+_NOTED = 0.5  # seconds in which a signal that is on its way is noted
 _PATIENCE = 120.0  # seconds that the process of a killed worker may take to save and to end
 
 
@@ -46,7 +48,9 @@ class Child:
 
     Attributes:
         connection: gets the number and the value of every evaluation, and whether it is the last
-            one of the run, and is answered PRUNE or ""; and DIVERGED, if the run did.
+            one of the run, and is answered PRUNE or "". A run that resumes asks so before its first
+            step, with the number of its last evaluation and None. It also gets DIVERGED, if the run
+            did, and HELD, if another process kept the run.
     """
 
     def __init__(self, words: Sequence[str], run: str, metric: str, log: str):
@@ -64,6 +68,12 @@ class Child:
         if self._process.is_alive():
             self._process.terminate()
 
+    def close(self) -> None:
+        """Asks it to stop, if it still runs, and waits for its end; it is answered no more."""
+        self.ask_to_stop()
+        self.connection.close()
+        self._process.join()
+
     def wait(self) -> int:
         """Waits for the end; returns the exit code, or 128 and the number of the signal."""
         self._process.join()
@@ -77,7 +87,6 @@ def _train(words: list[str], run: str, metric: str, log: str, connection: Connec
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    from tftpu.errors import DivergedError
     from tftpu.launch import main
     from tftpu.launch.commands import train
     from tftpu.launch.options import parse
@@ -85,13 +94,8 @@ def _train(words: list[str], run: str, metric: str, log: str, connection: Connec
     def work() -> None:
         options = parse("train", train.Options, words)
         experiment = options.experiment()
-        with _claimed(run):
-            try:
-                train.carry_out(options, experiment, [_reports(metric, connection)])
-            except DivergedError:
-                with contextlib.suppress(OSError):
-                    connection.send(DIVERGED)
-                raise
+        with _ends_told(connection), _claimed(run):
+            train.carry_out(options, experiment, [_reports(metric, connection)])
 
     sys.exit(main.ended(work))
 
@@ -102,6 +106,20 @@ def _stop_with_the_worker() -> None:
     assert worker is not None
     worker.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _ends_told(connection: Connection) -> Iterator[None]:
+    """Tells the worker of the ends that no exit code tells from other mistakes."""
+    from tftpu.errors import DivergedError
+    from tftpu.storage.owner import HeldError
+
+    try:
+        yield
+    except (DivergedError, HeldError) as error:
+        with contextlib.suppress(OSError):
+            connection.send(HELD if isinstance(error, HeldError) else DIVERGED)
+        raise
 
 
 @contextlib.contextmanager
@@ -130,19 +148,54 @@ def _reports(metric: str, connection: Connection) -> Any:
     class Reports(keras.callbacks.Callback):
         """Reports to the search."""
 
+        def __init__(self) -> None:
+            super().__init__()
+            self._begun = False
+
+        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            if not self._begun and epoch:  # the answer to its last evaluation may have been lost
+                self._ask(epoch, None, False, f"Pruned after evaluation {epoch}.")
+            self._begun = True
+
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             value = (logs or {}).get(f"val_{metric}")
-            if value is None:
-                return
-            try:
+            if value is not None:
                 last = epoch + 1 >= (self.params or {})["epochs"]
-                connection.send((epoch + 1, float(value), last))
-                answer = connection.recv()
-            except (EOFError, OSError):  # the worker was killed: see `_stop_with_the_worker`
-                return
-            if answer == PRUNE:
-                print(f"Pruned after evaluation {epoch + 1}: {metric} {value:.4g}.", flush=True)
+                text = f"Pruned after evaluation {epoch + 1}: {metric} {value:.4g}."
+                self._ask(epoch + 1, float(value), last, text)
+
+        def _ask(self, number: int, value: float | None, last: bool, pruned: str) -> None:
+            if _answer(connection, (number, value, last)) == PRUNE:
+                print(pruned, flush=True)
                 model: Any = self.model
                 model.stop_training = True
 
     return Reports()
+
+
+def _answer(connection: Connection, message: tuple[int, float | None, bool]) -> str:
+    """Returns the worker's answer to a message; "" if this process is asked to stop before it.
+
+    A worker may be gone, or wait for a disk or a bucket for longer than there is time to save.
+    """
+    asked: list[int] = []
+    before: Any = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        connection.send(message)
+        while not connection.poll(0.2) and not asked:
+            pass
+        if connection.poll():
+            return connection.recv()
+    except (EOFError, OSError):  # the worker was killed: see `_stop_with_the_worker`
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    time.sleep(_NOTED)  # what would be trained before this process stops, nobody has asked for
+    return ""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import warnings
 from typing import Any, Literal
 
@@ -9,17 +10,26 @@ import numpy as np
 import optuna
 from optuna import pruners, samplers
 from optuna.storages import JournalStorage
+from optuna.trial import TrialState
 
-from tftpu.errors import UserError, did_you_mean
+from tftpu.config import Experiment, check_types, to_plain
+from tftpu.config.validation import at_least
+from tftpu.errors import UserError, counted, did_you_mean
+from tftpu.launch import keras_objects
 from tftpu.launch.search.journal import Journal
-from tftpu.storage import files
+from tftpu.storage import claims, files
 from tftpu.training.better import smaller_is_better
 
 FILE = "search.json"
 # By the names that Optuna's documentation gives them.
 SAMPLERS = ("tpe", "random", "qmc")
 PRUNERS = ("median", "hyperband", "none")
+# Fields of a plan that flags give.
+GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
 _LATER = ("trials", "budget_usd")  # what a search that is continued may change
+# Fields of a config that are a machine's own.
+_ELSEWHERE = ("config_file", "data.cache_dir", "data.cache_gb", "data.download", "data.service")
+_SHOWN = 5  # fields that differ
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,8 +40,9 @@ class Plan:
         config: name of a config, or path of a user's own.
         overrides: changes of the config in all trials, "--config.train.steps=500".
         space: texts of `launch.search.space`.
-        trials: number of them.
         metric: of the evaluation, which decides.
+        fields: those of the config with these changes, as plain data: its file may change.
+        trials: number of them.
         sampler, pruner: names.
         seed: of the sampler.
         slice: TPU slice that preflight prices each trial for; "": none.
@@ -41,8 +52,9 @@ class Plan:
     config: str
     overrides: tuple[str, ...]
     space: tuple[str, ...]
-    trials: int
     metric: str
+    fields: dict[str, Any]
+    trials: int = 20
     sampler: str = "tpe"
     pruner: str = "median"
     seed: int = 0
@@ -62,6 +74,12 @@ class Plan:
         """Optuna's "minimize" or "maximize"."""
         return "minimize" if smaller_is_better(self.metric) else "maximize"
 
+    @property
+    def changes(self) -> list[str]:
+        """Overrides of the config in all trials, whose best checkpoint is that of the metric."""
+        best = f"--config.train.best_metric={self.metric}"
+        return [*self.overrides, *([] if best in self.overrides else [best])]
+
     def words(self, drawn: list[str], run: str) -> list[str]:
         """Returns the command line of a trial, after the name of the command.
 
@@ -69,7 +87,7 @@ class Plan:
             drawn: overrides that the trial draws.
             run: its workdir.
         """
-        return [f"--config={self.config}", *self.overrides, *drawn, f"--workdir={run}"]
+        return [f"--config={self.config}", *self.changes, *drawn, f"--workdir={run}"]
 
     def sampler_for(self, number: int) -> samplers.BaseSampler:
         """Returns the sampler that draws a trial.
@@ -112,6 +130,22 @@ class Plan:
         return pruners.HyperbandPruner() if self.pruner == "hyperband" else pruners.NopPruner()
 
 
+def fields_of(experiment: Experiment) -> dict[str, Any]:
+    """Returns the fields of a config as plain data, by their names."""
+    flat = _flat(to_plain(keras_objects.recorded(experiment)))
+    return {name: value for name, value in flat.items() if name not in _ELSEWHERE}
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Returns the fields of two configs that differ, in words; "" if none does."""
+    found = [
+        f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in before | now
+        if before.get(name) != now.get(name)
+    ]
+    return ", ".join(found[:_SHOWN]) + (", …" if found[_SHOWN:] else "")
+
+
 def recorded(workdir: str) -> Plan | None:
     """Returns the plan of a workdir; None if there is none.
 
@@ -122,36 +156,90 @@ def recorded(workdir: str) -> Plan | None:
     if not files.exists(path):
         return None
     try:
-        fields: dict[str, Any] = json.loads(files.read(path))
-        lists = {name: tuple(fields[name]) for name in ("overrides", "space")}
-        return Plan(**{**fields, **lists})
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is not a search's plan: {error}.") from error
+        found: dict[str, Any] = json.loads(files.read(path))
+        for name in ("overrides", "space"):
+            if not isinstance(found[name], list):
+                raise TypeError(f"{name} is {found[name]!r}, no list")
+            found[name] = tuple(found[name])
+        plan = Plan(**found)
+        check_types("search", plan)
+        at_least("search.trials", plan.trials, 1)
+        return plan
+    except (ValueError, TypeError, KeyError, UserError) as error:
+        reason = str(error).rstrip(".")
+        raise UserError(f"{path} is not a search's plan: {reason}.") from error
 
 
-def record(plan: Plan, workdir: str) -> None:
+def record(plan: Plan, workdir: str) -> str:
     """Writes the plan of a workdir; only the number of trials and the budget may change later.
+
+    A search whose trials all failed, by a mistake in its flags, gives way to another one.
+
+    Returns:
+        What gave way, in words; "" if nothing did.
 
     Raises:
         UserError: the workdir has another search, or cannot be written.
     """
-    before = recorded(workdir)
-    if before is not None:
-        later = {name: getattr(plan, name) for name in _LATER}
-        same = dataclasses.replace(before, **later)
-        for field in dataclasses.fields(Plan):
-            was, now = getattr(same, field.name), getattr(plan, field.name)
-            if was != now:
+    before, replaced = recorded(workdir), ""
+    changed = _change(before, plan) if before is not None else ""
+    try:
+        if before is not None and changed:
+            with claims.claim(files.join(workdir, "asking")):
+                replaced = _given_way(before, workdir)
+            if not replaced:
                 raise UserError(
-                    f"The workdir {workdir!r} holds a search with another {field.name}: {was!r}, "
-                    f"not {now!r}. Give this one its own workdir with --workdir=DIR."
+                    f"The workdir {workdir!r} holds a search with another {changed}. Give this one "
+                    "its own workdir with --workdir=DIR."
                 )
-    if plan != before:
-        text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
-        try:
+        if plan != before:
+            text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
             files.write_whole(files.join(workdir, FILE), text.encode())
-        except OSError as error:
-            raise UserError(
-                f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose "
-                "another."
-            ) from error
+    except OSError as error:
+        raise UserError(
+            f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
+        ) from error
+    return replaced
+
+
+def _change(before: Plan, plan: Plan) -> str:
+    """Returns what differs between two plans that a search cannot change; "" if nothing does."""
+    names = [field.name for field in dataclasses.fields(Plan) if field.name not in _LATER]
+    # From what people name to what follows from it.
+    for name in sorted(names, key=lambda name: (name != "metric", name == "fields")):
+        was, now = getattr(before, name), getattr(plan, name)
+        if name == "fields":
+            differing = differences(was, now)
+            if differing:
+                return f"config: {differing}"
+        elif name == "config" and os.path.basename(was) == os.path.basename(now):
+            continue  # wherever the file is: its fields are compared
+        elif was != now:
+            return f"{name}: {was!r}, not {now!r}"
+    return ""
+
+
+def _given_way(before: Plan, workdir: str) -> str:
+    """Removes a search whose trials all failed; returns what it was, or "" if it is another."""
+    trials = before.study(workdir).get_trials(deepcopy=False)
+    if any(trial.state != TrialState.FAIL for trial in trials):
+        return ""
+    for folder in ("study", "trials", "logs"):
+        files.remove_tree(files.join(workdir, folder))
+    return f"{counted(len(trials), 'trial')} of an earlier search, none of which succeeded"
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Returns the parts of plain data by their paths, such as "model.width"."""
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        parts = enumerate(value)
+    else:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for name, part in parts:
+        inside = f"{path}.{name}" if path else str(name)
+        if not inside.endswith("description.config.name"):  # Keras numbers its objects
+            found |= _flat(part, inside)
+    return found

@@ -12,6 +12,18 @@ import threading
 from tftpu.errors import UserError
 
 _POLL_S = 0.2
+_USER_ERROR = 2  # the exit code of a config that preflight refuses
+# In a process of its own: JAX would be told to use the CPU, and so would the trials.
+_CHECK = """
+import sys
+from tftpu.launch.main import ended
+from tftpu.preflight.compiling.compiler import check_machine
+sys.exit(ended(check_machine))
+"""
+
+
+class CannotRunError(UserError):
+    """Preflight ended without a verdict, which says nothing about the trial."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +39,19 @@ class Price:
     refusal: str = ""
 
 
+def check() -> None:
+    """Raises `UserError` if preflight cannot compile on this machine."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _CHECK],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(f"--slice needs preflight: {lines[-1].removeprefix('tftpu: ')}")
+
+
 def price(words: list[str], slice_name: str, log: str, stopped: threading.Event) -> Price | None:
     """Returns the price of a trial; its `preflight.json` is written to its workdir.
 
@@ -37,7 +62,8 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
         stopped: ends preflight, for which None is returned.
 
     Raises:
-        UserError: preflight failed, so that nothing is known.
+        CannotRunError: preflight ended without a verdict.
+        UserError: preflight refuses the config, or does not know whether it fits.
     """
     with tempfile.TemporaryDirectory() as folder, open(log, "ab") as output:
         report = os.path.join(folder, "report.json")
@@ -56,7 +82,9 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
                 process.wait()
                 return None
         if not os.path.exists(report):
-            raise UserError(f"preflight ended with exit code {process.returncode}")
+            refused = process.returncode == _USER_ERROR
+            kind = UserError if refused else CannotRunError
+            raise kind(f"preflight ended with exit code {process.returncode}")
         with open(report) as file:
             found = json.load(file)
     (item,) = found["slices"]

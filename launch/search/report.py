@@ -90,7 +90,7 @@ def best_first(plan: Plan, trials: list[FrozenTrial]) -> list[FrozenTrial]:
 
 def command(plan: Plan, trial: FrozenTrial) -> str:
     """Returns the command that trains the config of a trial."""
-    words = [f"--config={plan.config}", *plan.overrides, *trial.user_attrs[OVERRIDES]]
+    words = [f"--config={plan.config}", *plan.changes, *trial.user_attrs[OVERRIDES]]
     return " ".join(["tftpu train", *map(shlex.quote, words)])
 
 

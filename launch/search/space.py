@@ -11,6 +11,7 @@ Bounds and values have the types of the fields that they are for.
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import typing
@@ -23,6 +24,7 @@ from tftpu.launch import config_flags, config_values
 
 _KINDS = ("uniform", "log", "choice")
 _FORM = "FIELD=uniform:LOW..HIGH, FIELD=log:LOW..HIGH or FIELD=choice:A,B"
+_LARGEST = 2**53  # whole numbers are kept as float64 on their way
 
 
 class Suggests(Protocol):
@@ -142,12 +144,13 @@ def _choices(text: str, field: str, values: str, experiment: Experiment) -> tupl
         found = tuple(config_values.split(f"({values})"))
     except ValueError as error:
         raise UserError(f"--space={text}: {error}.") from error
-    for value in found:
-        config_flags.value_of(experiment, f"--config.{field}={value}")
+    meant = [config_flags.value_of(experiment, f"--config.{field}={value}") for value in found]
     if len(found) < 2:
         raise UserError(f"--space={text}: give two values or more.")
-    if len(set(found)) < len(found):
-        raise UserError(f"--space={text}: a value is named twice.")
+    for one, other in itertools.combinations(range(len(found)), 2):
+        if meant[one] == meant[other]:
+            same = f"{found[one]} and {found[other]} are the same"
+            raise UserError(f"--space={text}: a value is named twice, {same}: leave one out.")
     return found
 
 
@@ -166,6 +169,10 @@ def _bounds(
     if not all(type(value) in (int, float) for value in found):
         raise UserError(f"--space={text}: {field} is no number: write choice:A,B.")
     low, high = found
+    if any(isinstance(value, int) and abs(value) > _LARGEST for value in found):
+        raise UserError(f"--space={text}: a whole number is beyond 2^53: give smaller bounds.")
+    if not math.isfinite(high - low):
+        raise UserError(f"--space={text}: no number is as large as the width of this range.")
     if float in _types(experiment, field):
         return float(low), float(high), False
     return low, high, True

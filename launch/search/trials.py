@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import optuna
@@ -10,8 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.launch.search import space
 from tftpu.launch.search.plan import Plan
+from tftpu.launch.search.watch import Watch
 from tftpu.storage import claims, files
-from tftpu.storage.owner import HeldError
+from tftpu.storage.owner import HeldError, LostError, refusal
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # Attributes of a trial, and of a study.
@@ -56,11 +57,14 @@ class Trials:
     ):
         self._plan, self._workdir, self._study = plan, workdir, study
         self._dimensions = dimensions
+        self._watch = Watch()
 
     @property
     def over(self) -> bool:
-        """True once all trials have ended, or the next one would exceed the budget."""
-        return self.count(FINISHED) >= self._plan.trials or self._over_budget()
+        """True once all trials have ended, or those that the budget pays for."""
+        if self.count(FINISHED) >= self._plan.trials:
+            return True
+        return self._over_budget() and not any(map(self._may_run, self._running()))
 
     def count(self, states: Sequence[TrialState]) -> int:
         """Returns the number of trials in some states."""
@@ -77,16 +81,31 @@ class Trials:
     def take(self, own: set[int]) -> Taken | None:
         """Claims a trial: one whose worker is gone, or a new one; None if there is none now.
 
+        It waits for no other machine: all threads of this process wait for it.
+
         Args:
             own: numbers of the trials that this process runs, whose claims do not exclude it.
         """
+        taken = self._left_behind(own)
+        if taken is not None or self._over_budget() or not self._wanted():
+            return taken
         try:
-            with claims.claim(files.join(self._workdir, "asking")):
-                if self._over_budget():
-                    return None
-                return self._left_behind(own) or self._new()
+            with self._asking():
+                return self._new() if self._wanted() else None
         except HeldError:  # another machine asks at this moment
             return None
+
+    def lost(self, number: int) -> bool:
+        """Returns whether another worker may have taken a trial that this process claimed."""
+        try:
+            claims.check(self._worker(number))
+        except (LostError, OSError):  # it was suspended, or the bucket was out of reach
+            return True
+        return False
+
+    def finished(self, number: int) -> bool:
+        """Returns whether a trial has ended."""
+        return self._frozen(number).state in FINISHED
 
     def twin(self, taken: Taken) -> FrozenTrial | None:
         """Returns a trial with the same overrides that is complete or pruned; None without one."""
@@ -102,7 +121,7 @@ class Trials:
         Raises:
             HeldError: another machine asks at this moment.
         """
-        with claims.claim(files.join(self._workdir, "asking")):
+        with self._asking():
             others = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
             spent = sum(t.user_attrs.get(USD, 0.0) for t in others)
             budget = self._plan.budget_usd
@@ -112,32 +131,66 @@ class Trials:
             trial.set_user_attr(USD, usd)
             return True
 
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Excludes other machines while a trial is created or booked; raises HeldError at once."""
+        place = files.join(self._workdir, "asking")
+        if not self._watch.free(place):
+            raise refusal(place, None)
+        with claims.claim(place):
+            yield
+
+    def _wanted(self) -> bool:
+        return self.count(tuple(TrialState)) < self._plan.trials
+
     def _over_budget(self) -> bool:
         stopped, budget = self._study.user_attrs.get(STOPPED_AT), self._plan.budget_usd
         return stopped is not None and budget is not None and budget <= stopped
 
+    def _running(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _may_run(self, frozen: FrozenTrial) -> bool:
+        """Returns whether the budget allows a trial that has begun: it is booked, or none is."""
+        return USD in frozen.user_attrs or not self._over_budget()
+
     def _left_behind(self, own: set[int]) -> Taken | None:
-        for frozen in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            claim = None if frozen.number in own else self._claimed(frozen.number)
-            if claim is not None:
-                self._study.sampler = self._plan.sampler_for(frozen.number)
+        for frozen in self._running():
+            number = frozen.number
+            if number in own or not self._may_run(frozen):
+                continue
+            claim = self._claimed(number) if self._watch.free(self._worker(number)) else None
+            if claim is None:
+                continue
+            with contextlib.ExitStack() as refused:
+                refused.push(claim)
+                frozen = self._frozen(number)
+                if frozen.state != TrialState.RUNNING:  # its worker has just told its end
+                    continue
+                self._study.sampler = self._plan.sampler_for(number)
                 trial = _again(self._study, frozen)
                 words = frozen.user_attrs.get(OVERRIDES)
                 if words is None:  # its worker was killed while it drew
                     words = self._drawn(trial)
-                return Taken(trial, frozen, words, True, claim)
+                return Taken(trial, frozen, words, True, refused.pop_all())
         return None
 
     def _new(self) -> Taken | None:
         number = self.count(tuple(TrialState))
-        if number >= self._plan.trials:
+        claim = self._claimed(number)  # before anybody can find it left behind
+        if claim is None:
             return None
-        self._study.sampler = self._plan.sampler_for(number)
-        trial = self._study.ask()
-        claim = self._claimed(trial.number)
-        assert claim is not None  # nobody else knows its number yet
-        words = self._drawn(trial)
-        return Taken(trial, self._study.trials[trial.number], words, False, claim)
+        with contextlib.ExitStack() as refused:
+            refused.push(claim)
+            self._study.sampler = self._plan.sampler_for(number)
+            trial = self._study.ask()
+            if trial.number != number:  # this process was suspended, and another one has asked
+                return None
+            words = self._drawn(trial)
+            return Taken(trial, self._frozen(number), words, False, refused.pop_all())
 
     def _drawn(self, trial: optuna.Trial) -> list[str]:
         words = space.suggest(self._dimensions, trial)
@@ -148,10 +201,14 @@ class Trials:
         """Claims a trial until the stack is closed; returns None if another worker has it."""
         stack = contextlib.ExitStack()
         try:
-            stack.enter_context(claims.claim(files.join(self.folder(number), "worker")))
+            stack.enter_context(claims.claim(self._worker(number)))
         except HeldError:
             return None
         return stack
+
+    def _worker(self, number: int) -> str:
+        """Returns the folder that the worker of a trial claims."""
+        return files.join(self.folder(number), "worker")
 
 
 def _again(study: optuna.Study, frozen: FrozenTrial) -> optuna.Trial:

@@ -2,27 +2,29 @@
 
 import contextlib
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.errors import UserError
 from tftpu.launch import result
 from tftpu.launch.amounts import dollars
 from tftpu.launch.search import pricing
-from tftpu.launch.search.child import DIVERGED, PRUNE, Child
+from tftpu.launch.search.child import DIVERGED, HELD, PRUNE, Child
+from tftpu.launch.search.logs import Logs
 from tftpu.launch.search.plan import Plan
-from tftpu.launch.search.trials import BEHIND, WHY, Taken, Trials
+from tftpu.launch.search.trials import BEHIND, USD, WHY, Taken, Trials
 from tftpu.runtime.preemption import PREEMPTED
 from tftpu.storage import files, lines
 from tftpu.storage.owner import HeldError
 
 _POLL_S = 1.0
-_FAILURES = 3  # that end a search in which nothing has succeeded
+_FAILURES = 3  # that end a search in which no trial is complete
+_ELSEWHERE = "another worker has taken it over"
 
 
 class Workers:
@@ -32,12 +34,12 @@ class Workers:
         plan: of the search.
         study: of Optuna.
         trials: of the study.
-        logs: local folder for what trials print.
+        logs: for what trials print.
         say: prints a line.
     """
 
     def __init__(
-        self, plan: Plan, study: Any, trials: Trials, logs: str, say: Callable[[str], None]
+        self, plan: Plan, study: Any, trials: Trials, logs: Logs, say: Callable[[str], None]
     ):
         self._plan, self._study, self._trials = plan, study, trials
         self._logs, self._say = logs, say
@@ -45,8 +47,7 @@ class Workers:
         self._running: dict[int, Child | None] = {}  # by number; None: not started yet
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []
-        self._failures: list[str] = []
-        self._succeeded = False
+        self._failures = 0
 
     def stop(self) -> None:
         """Asks the running trials to save and to end; whoever continues the search resumes them."""
@@ -62,7 +63,7 @@ class Workers:
             parallel: trials at a time.
 
         Raises:
-            UserError: the first trials all failed.
+            UserError: trials failed before any was complete, or cannot be priced.
         """
         threads = [threading.Thread(target=self._guarded) for _ in range(parallel)]
         for thread in threads:
@@ -100,38 +101,61 @@ class Workers:
 
     def _carry_out(self, taken: Taken) -> None:
         number = taken.trial.number
-        log = os.path.join(self._logs, f"{number:04d}.log")
-        run = self._trials.run(number)
-        words = self._plan.words(taken.words, run)
         again = "again" if taken.resumed else "begins"
-        self._say(f"trial {number:<4}{again}  {shown(taken.words)}")
+        self._say_of(number, f"{again}  {shown(taken.words)}")
         twin = self._trials.twin(taken)
         if twin is not None:  # a run of the same config would end with the same number
             self._repeat(taken, twin)
             return
-        if not self._affordable(taken, words, log):
-            return
+        log = self._logs.begin(number)
+        words = self._plan.words(taken.words, self._trials.run(number))
+        try:
+            if self._affordable(taken, words, log):
+                self._train(taken, words, log)
+        finally:
+            failure = self._logs.keep(number)
+            if failure:
+                self._say_of(number, failure)
+
+    def _train(self, taken: Taken, words: list[str], log: str) -> None:
+        """Runs a trial and tells how it ended, unless it is to be resumed."""
+        number = taken.trial.number
+        run = self._trials.run(number)
         try:
             child = Child(words, run, self._plan.metric, log)
         except (EOFError, OSError):
             if self._stopped.wait(_POLL_S):  # a signal to all processes has ended the server, too
                 return
             raise
-        self._running[number] = child
-        if self._stopped.is_set():
-            child.ask_to_stop()
-        outcome = self._follow(taken, run, child)
-        code = child.wait()
+        try:
+            self._running[number] = child
+            if self._stopped.is_set():
+                child.ask_to_stop()
+            outcome, evaluated = self._follow(taken, run, child)
+            code = child.wait()
+        except UpdateFinishedTrialError:  # while this process was suspended
+            self._say_of(number, _ELSEWHERE)
+            return
+        finally:  # of an error, too: a process that nobody answers would wait for ever
+            child.close()
         if code == PREEMPTED or (code and self._stopped.is_set()):
             return  # it is resumed by whoever continues the search
-        if outcome == DIVERGED:
+        if self._trials.lost(number):
+            self._say_of(number, _ELSEWHERE)
+        elif outcome == HELD:
+            self._say_of(number, "another process still saves its run: tried again")
+        elif outcome == DIVERGED:
             self._tell(taken, TrialState.PRUNED, "diverged")
-            return
-        if code:
-            self._fail(taken, f"{_ended(code)}: {_last_line(log)}", log)
-            return
+        elif code:
+            self._fail(taken, f"{_ended(code)}: {_last_line(log)}")
+        elif not evaluated:
+            self._fail(taken, f"no evaluation had {self._plan.metric}")
+        else:
+            self._tell_result(taken, run, outcome == PRUNE)
+
+    def _tell_result(self, taken: Taken, run: str, pruned: bool) -> None:
         found = result.read(run) or {}
-        if outcome == PRUNE:
+        if pruned:
             self._tell(taken, TrialState.PRUNED, f"pruned after {found.get('steps')} steps")
         elif not found.get("best"):
             self._tell(taken, TrialState.PRUNED, f"{self._plan.metric} was never finite")
@@ -140,13 +164,18 @@ class Workers:
 
     def _affordable(self, taken: Taken, words: list[str], log: str) -> bool:
         """Returns whether a trial is to run: it fits the slice, and the budget."""
-        plan = self._plan
-        if not plan.slice:
+        plan, number = self._plan, taken.trial.number
+        if not plan.slice or USD in taken.frozen.user_attrs:
             return True
         try:
             price = pricing.price(words, plan.slice, log, self._stopped)
+        except pricing.CannotRunError as error:
+            raise UserError(
+                f"Trial {number} has no price: {error}: {_last_line(log)}. See "
+                f"{self._logs.name(number)}. The same command tries it again."
+            ) from error
         except UserError as error:
-            self._fail(taken, f"{error}: {_last_line(log)}", log)
+            self._fail(taken, f"{error}: {_last_line(log)}")
             return False
         if price is None:
             return False
@@ -156,14 +185,20 @@ class Workers:
         while not self._stopped.is_set():
             with contextlib.suppress(HeldError), self._lock:
                 affords = self._trials.affords(taken.trial, price.usd)
-                cost = f"trial {taken.trial.number:<4}{dollars(price.usd)} on {plan.slice}"
-                self._say(cost if affords else f"{cost}: above the budget, the search ends")
+                cost = f"{dollars(price.usd)} on {plan.slice}"
+                self._say_of(
+                    number, cost if affords else f"{cost}: above the budget, the search ends"
+                )
                 return affords
             self._stopped.wait(_POLL_S)
         return False
 
-    def _follow(self, taken: Taken, run: str, child: Child) -> str:
-        """Reports the evaluations of a trial until it ends; returns PRUNE, DIVERGED or ""."""
+    def _follow(self, taken: Taken, run: str, child: Child) -> tuple[str, bool]:
+        """Reports the evaluations of a trial until it ends.
+
+        Returns:
+            PRUNE, DIVERGED, HELD or "", and whether it was evaluated.
+        """
         trial, pruned = taken.trial, taken.frozen.user_attrs.get(BEHIND, False)
         known = set(taken.frozen.intermediate_values)
 
@@ -174,18 +209,24 @@ class Workers:
                 known.add(number)
 
         # Evaluations that a worker did not report before it was killed.
-        for number, value in enumerate(_evaluations(run, self._plan.metric), 1):
+        evaluations = _evaluations(run, self._plan.metric)
+        for number, value in enumerate(evaluations, 1):
             report(number, value)
+        evaluated = bool(evaluations)
         while True:
             try:
                 message = child.connection.recv()
             except (EOFError, OSError):
-                return PRUNE if pruned else ""
-            if message == DIVERGED:
-                return DIVERGED
+                return PRUNE if pruned else "", evaluated
+            if message in (DIVERGED, HELD):
+                return message, evaluated
             number, value, last = message
-            report(number, value)
-            if not pruned and not last and trial.should_prune():  # the last one ends it anyway
+            if value is not None:
+                report(number, value)
+                evaluated = True
+            # Before the first step of a run that resumes, it is about what was reported already.
+            open_ = not pruned and not last and (value is not None or number in known)
+            if open_ and trial.should_prune():  # the last evaluation ends it anyway
                 pruned = True
                 trial.set_user_attr(BEHIND, True)
             with contextlib.suppress(OSError):  # it was killed meanwhile
@@ -194,28 +235,43 @@ class Workers:
     def _repeat(self, taken: Taken, twin: FrozenTrial) -> None:
         why = f"the same as trial {twin.number}"
         if twin.state == TrialState.COMPLETE:
-            taken.trial.set_user_attr(WHY, why)
-            self._succeed(taken, twin.values[0], f", {why}")
+            self._succeed(taken, twin.values[0], why)
         else:
             self._tell(taken, twin.state, why)
 
     def _succeed(self, taken: Taken, value: float, why: str = "") -> None:
-        self._succeeded = True
-        self._study.tell(taken.trial, value)
-        self._say(f"trial {taken.trial.number:<4}{self._plan.metric} {value:.4g}{why}")
+        if self._told(taken, why, values=value):
+            text = f"{self._plan.metric} {value:.4g}"
+            self._say_of(taken.trial.number, f"{text}, {why}" if why else text)
 
-    def _fail(self, taken: Taken, why: str, log: str) -> None:
+    def _fail(self, taken: Taken, why: str) -> None:
+        why = f"{why.rstrip('.')}. See {self._logs.name(taken.trial.number)}."
         self._tell(taken, TrialState.FAIL, f"failed: {why}")
-        self._failures.append(f"{why.rstrip('.')}. See {log}.")
-        if not self._succeeded and len(self._failures) >= _FAILURES:
+        self._failures += 1
+        if self._failures >= _FAILURES and not self._trials.count((TrialState.COMPLETE,)):
             raise UserError(
-                f"The first {_FAILURES} trials all failed, the last one with {self._failures[-1]}"
+                f"{self._failures} trials failed and none is complete, the last one with {why}"
             )
 
     def _tell(self, taken: Taken, state: TrialState, why: str) -> None:
-        taken.trial.set_user_attr(WHY, why)
-        self._study.tell(taken.trial, state=state)
-        self._say(f"trial {taken.trial.number:<4}{why}")
+        if self._told(taken, why, state=state):
+            self._say_of(taken.trial.number, why)
+
+    def _told(self, taken: Taken, why: str, **end: Any) -> bool:
+        """Tells the end of a trial; returns False, and says so, if another worker has done it."""
+        try:
+            if why:
+                taken.trial.set_user_attr(WHY, why)
+            self._study.tell(taken.trial, **end)
+            return True
+        except (UpdateFinishedTrialError, ValueError):
+            if not self._trials.finished(taken.trial.number):
+                raise
+            self._say_of(taken.trial.number, _ELSEWHERE)
+            return False
+
+    def _say_of(self, number: int, text: str) -> None:
+        self._say(f"trial {number:<4}{text}")
 
 
 def shown(words: list[str]) -> str:

@@ -17,6 +17,7 @@ def test_qmc_draws_another_value_in_each_trial_for_a_field_with_a_condition(tmp_
         space=TEXTS,
         trials=16,
         metric="accuracy",
+        fields={},
         sampler="qmc",
         seed=4,
     )

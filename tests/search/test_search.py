@@ -16,6 +16,19 @@ def search(*words):
     return command_line.main(list(words))
 
 
+def failing(folder):
+    """Returns the words of a search whose metric the trials do not have, which they find out."""
+    (folder / "own.py").write_text(
+        "from tftpu.launch.configs.digits_resnet import get_config as digits\n\n\n"
+        "def get_config():\n"
+        "    experiment = digits()\n"
+        "    experiment.loss, experiment.train.label_smoothing = LOSS, 0.0\n"
+        "    return experiment\n\n\n"
+        "LOSS = 'sparse_categorical_crossentropy'\n"
+    )
+    return ("search", f"--config={folder}/own.py", *TINY[2:], "--metric=acuracy")
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """Returns the workdir of a search of five trials, continued to seven, and what it printed."""
@@ -115,6 +128,14 @@ def test_another_search_or_a_changed_one_does_not_enter_its_workdir(done, capsys
         ((*TINY, "--workdir={}", "--pruner=none", "--budget_usd=1"), "needs the --slice"),
         ((*TINY, "--workdir={}", "--slice=v5x-8"), "v5x"),
         ((*TINY, "--workdir={}", "--trials=0"), "--trials"),
+        ((*TINY, "--workdir={}", "--config.optimizer.learning_rate=1"), "a field of the space"),
+        ((*TINY, "--workdir={}", "--metric=acuracy"), "Did you mean 'accuracy'"),
+        (
+            (*TINY, "--workdir={}", "--metric=accuracy", "--config.train.best_metric=loss"),
+            "--config.train.best_metric=loss and --metric=accuracy differ",
+        ),
+        ((*TINY, "--workdir={}", "--space=optimizer.name=choice:sgd,adamww"), "'adamw'"),
+        (("search", "--report", "--workdir={}", "--parallel=1"), "leave out --join and --parallel"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_written(words, said, tmp_path, capsys):
@@ -138,13 +159,17 @@ def test_a_space_may_be_in_the_config_file(tmp_path, capsys):
     assert "it must return a list of texts" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_ends_and_says_why(tmp_path):
-    process = started(*TINY, "--metric=acuracy", f"--workdir={tmp_path}", "--trials=9")
+    words, workdir = failing(tmp_path), tmp_path / "search"
+    process = started(*words, f"--workdir={workdir}", "--trials=9")
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 2
-    assert "The first 3 trials all failed" in output
+    assert "3 trials failed and none is complete" in output
+    assert f"See {workdir}/logs/0002.log." in output
     assert "The evaluation has no 'acuracy'" in output and "Traceback" not in output
-    assert len(table(str(tmp_path))) == 3
+    assert "3 trials of 9" in output  # what there is, is reported nevertheless
+    assert len(table(str(workdir))) == 3
 
 
 @pytest.mark.slow
@@ -158,19 +183,6 @@ def test_trials_that_diverge_are_pruned_and_a_search_without_others_found_nothin
     assert process.returncode == 2 and "No trial is complete" in output
     assert [(t["state"], t["told"]) for t in table(str(tmp_path))] == [(2, 1)] * 2
     assert "trial 1   diverged" in output and "failed" not in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--config.optimizer.learning_rate=0.1",), "sets a field of the space"),
-        (("--space=train.best_metric=choice:loss,accuracy",), "is that of the search"),
-    ],
-)
-def test_a_field_has_its_value_in_one_place(words, said, tmp_path, capsys):
-    assert search(*TINY, *words, f"--workdir={tmp_path / 'new'}") == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
@@ -224,7 +236,7 @@ def test_a_trial_that_trained_to_its_end_is_complete(tmp_path):
 
 @pytest.mark.slow
 def test_a_search_without_a_trial_that_succeeded_is_no_success(tmp_path):
-    process = started(*TINY, "--metric=acuracy", f"--workdir={tmp_path}", "--trials=1")
+    process = started(*failing(tmp_path), f"--workdir={tmp_path / 'search'}", "--trials=1")
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 2
     assert "No trial is complete" in output and "Traceback" not in output

@@ -15,7 +15,7 @@ SPACE = ("optimizer.learning_rate=log:1e-4..1", "model.width=uniform:8..1000")
 
 def plan(**fields):
     known = {"config": "digits_resnet", "overrides": (), "space": SPACE, "trials": 12}
-    return Plan(**{**known, "metric": "accuracy", **fields})
+    return Plan(**{**known, "metric": "accuracy", "fields": {}, **fields})
 
 
 def trials_of(one, workdir):
@@ -78,10 +78,15 @@ def test_the_budget_ends_a_search_until_it_is_raised(tmp_path):
     assert trials.affords(first.trial, 0.6) and not trials.over
     assert trials.affords(first.trial, 0.6)  # asked again, it is booked once
     assert not trials.affords(second.trial, 0.6)
-    assert trials.over and trials.take({0, 1}) is None
-    for taken in (first, second):
-        taken.claim.close()
+    assert trials.take({0, 1}) is None and not trials.over  # the first one is paid for
+    second.claim.close()
+    assert trials.take({0}) is None  # that it was begun makes the second one no cheaper
+    first.claim.close()  # its worker is gone
+    first = trials.take(set())
+    assert first.trial.number == 0 and first.frozen.user_attrs["usd"] == 0.6
     study.tell(first.trial, 0.5)
+    first.claim.close()
+    assert trials.over and trials.take(set()) is None
     _, richer = trials_of(plan(slice="v5e-8", budget_usd=2.0), tmp_path)
     again = richer.take(set())
     assert not richer.over and again.trial.number == 1

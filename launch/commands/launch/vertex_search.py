@@ -8,12 +8,12 @@ preempted. The service chooses the values; what it cannot express is refused.
 
 import dataclasses
 
-from tftpu.launch import conditions, config_flags, keras_objects
+from tftpu.launch import config_flags, keras_objects
 from tftpu.launch.cloud import engine, vertex, vertex_search
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.cloud.vertex_search import Search
 from tftpu.launch.options import flag
-from tftpu.launch.search import space
+from tftpu.launch.search import checks, space
 from tftpu.tpu.slices import parse_slice
 
 
@@ -50,9 +50,9 @@ def run(options: Options) -> None:
     """
     experiment = options.experiment()
     keras_objects.check_names(experiment)
-    metric = options.metric or experiment.train.best_metric or "loss"
-    conditions.check_metric("--metric", metric, experiment)
+    metric = checks.metric_of(options.metric, options.overrides, experiment)
     dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
+    checks.check_space(dimensions, options.overrides, experiment)
     wanted = parse_slice(options.slice)
     vertex.check_slice(wanted)
     trained_by = engine.for_slice(experiment, wanted)

@@ -1,0 +1,67 @@
+"""The logs of a search, a file for each trial: in `logs/` of a workdir on a disk.
+
+A process cannot print into a bucket. There, each file is in a folder of this machine until its
+trial ends, and is uploaded to the trial's own folder, `trials/0007/log`.
+"""
+
+import os
+import tempfile
+from types import TracebackType
+
+from tftpu.errors import UserError
+from tftpu.storage import files
+
+
+class Logs:
+    """The logs of a search, a context manager: its end removes the folder of this machine.
+
+    Args:
+        workdir: of the search, local or `gs://`.
+    """
+
+    def __init__(self, workdir: str):
+        self._workdir = workdir
+        self._temporary = tempfile.TemporaryDirectory() if files.is_remote(workdir) else None
+        self._folder = self._temporary.name if self._temporary else os.path.join(workdir, "logs")
+        os.makedirs(self._folder, exist_ok=True)
+
+    def __enter__(self) -> "Logs":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def begin(self, number: int) -> str:
+        """Returns the local path of a trial's log, with what earlier workers printed."""
+        path = self._path(number)
+        if self._temporary is not None and files.exists(self.name(number)):
+            with open(path, "wb") as file:
+                file.write(files.read(self.name(number)))
+        return path
+
+    def keep(self, number: int) -> str:
+        """Uploads the log of a trial, if it is for a bucket; returns why that failed, or ""."""
+        path = self._path(number)
+        if self._temporary is None or not os.path.exists(path):
+            return ""
+        try:
+            with open(path, "rb") as file:
+                files.write_whole(self.name(number), file.read())
+        except (OSError, UserError) as error:
+            return f"its log could not be kept: {error}"
+        return ""
+
+    def name(self, number: int) -> str:
+        """Returns where the log of a trial stays."""
+        if self._temporary is None:
+            return self._path(number)
+        return files.join(self._workdir, "trials", f"{number:04d}", "log")
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._folder, f"{number:04d}.log")

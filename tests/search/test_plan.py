@@ -1,0 +1,146 @@
+"""The plan of a search, and a config that changed since: it is not mixed with the earlier one."""
+
+import json
+
+import pytest
+from optuna.trial import TrialState
+
+from tftpu.launch import config_flags, main
+from tftpu.launch.search import plan as plans
+
+OWN = """
+from tftpu.launch.configs.digits_resnet import get_config as digits
+
+
+def get_config():
+    experiment = digits()
+    experiment.model.width = {}
+    return experiment
+"""
+
+
+def complete(plan, workdir):
+    """Records a plan, and a trial that is complete."""
+    plans.record(plan, workdir)
+    study = plan.study(workdir)
+    trial = study.ask()
+    trial.set_user_attr("overrides", ["--config.optimizer.momentum=0.5"])
+    study.tell(trial, 0.5)
+
+
+def planned(config, **fields):
+    known = {"overrides": (), "space": ("optimizer.momentum=uniform:0..1",), "metric": "accuracy"}
+    config = str(config)
+    found = plans.fields_of(config_flags.load(config, list(fields.get("overrides", ()))))
+    return plans.Plan(**{**known, "config": config, "fields": found, **fields})
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Returns a config file and the workdir of its search, in which a trial is complete."""
+    config, workdir = tmp_path / "own.py", str(tmp_path / "search")
+    config.write_text(OWN.format(32))
+    complete(planned(config), workdir)
+    return config, workdir
+
+
+def test_a_plan_is_read_as_it_was_written(own):
+    config, workdir = own
+    assert plans.recorded(workdir) == planned(config)
+
+
+def test_a_search_whose_config_changed_is_not_continued(own, capsys):
+    config, workdir = own
+    config.write_text(OWN.format(16))
+    words = ("search", f"--config={config}", f"--workdir={workdir}")
+    assert main.main([*words, "--space=optimizer.momentum=uniform:0..1"]) == 2
+    assert "another config: model.width was 32 and is 16" in capsys.readouterr().err
+    assert main.main(["search", "--join", f"--workdir={workdir}"]) == 2
+    said = capsys.readouterr().err
+    assert "is not the config of the search" in said and "model.width was 32 and is 16" in said
+    assert main.main(["search", "--report", f"--workdir={workdir}"]) == 0
+    assert "not that of the search any more: model.width was 32" in capsys.readouterr().err
+
+
+def test_a_search_is_joined_with_its_own_config_only_wherever_that_is(own, tmp_path, capsys):
+    _, workdir = own
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "own.py"
+    other.write_text(OWN.format(8))
+    assert main.main(["search", "--join", f"--config={other}", f"--workdir={workdir}"]) == 2
+    assert "model.width was 32 and is 8" in capsys.readouterr().err
+    other.write_text(OWN.format(32))
+    plan, before = planned(other), plans.recorded(workdir)
+    assert plan.config != before.config and not plans.differences(before.fields, plan.fields)
+    assert plans.record(plan, workdir) == ""
+
+
+def test_what_a_machine_has_of_its_own_is_no_difference():
+    kinds = ("--config.data.cache_dir=/x", "--config.data.global_batch_size=512")
+    one, *others = (
+        plans.fields_of(config_flags.load("resnet50_imagenet", list(changes)))
+        for changes in ((), kinds[:1], kinds)
+    )
+    assert plans.differences(one, others[0]) == ""
+    assert "data.global_batch_size" in plans.differences(one, others[1])
+
+
+def test_the_metric_is_compared_before_what_follows_from_it(tmp_path):
+    complete(planned("digits_resnet"), str(tmp_path))
+    other = planned("digits_resnet", metric="loss", overrides=("--config.train.seed=3",))
+    with pytest.raises(plans.UserError, match="another metric: 'accuracy', not 'loss'"):
+        plans.record(other, str(tmp_path))
+    assert "--config.train.best_metric=loss" in other.words([], "run")
+
+
+@pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.PRUNED, None])
+def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, state):
+    workdir, plan, other = (
+        str(tmp_path),
+        planned("digits_resnet"),
+        planned("digits_resnet", metric="loss"),
+    )
+    plans.record(plan, workdir)
+    study = plan.study(workdir)
+    for end in (TrialState.FAIL, state):
+        trial = study.ask()
+        if end is not None:
+            study.tell(trial, state=end)
+    (tmp_path / "trials" / "0000" / "run").mkdir(parents=True)
+    if state == TrialState.FAIL:
+        assert plans.record(other, workdir).startswith("2 trials of an earlier search")
+        assert other.study(workdir).get_trials() == [] and not (tmp_path / "trials").exists()
+        assert plans.recorded(workdir) == other
+    else:
+        with pytest.raises(plans.UserError, match="another metric"):
+            plans.record(other, workdir)
+        assert len(plan.study(workdir).get_trials()) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trials": "five"}, "trials is 'five'"),
+        ({"trials": 0}, "trials is 0"),
+        ({"overrides": "none"}, "overrides is 'none', no list"),
+        ({"space": [1]}, "space is (1,)"),
+        ({"fields": []}, "fields is []"),
+        ({"sampler": "tp"}, "choose tpe"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_damaged_plan_is_named(tmp_path, capsys, change, said):
+    plans.record(planned("digits_resnet"), str(tmp_path))
+    file = tmp_path / plans.FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert main.main(["search", "--report", f"--workdir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert "search.json is not a search's plan" in error and said in error
+
+
+@pytest.mark.parametrize("flag", ["--trials=20", "--sampler=tpe", "--seed=0", "--pruner=median"])
+def test_a_flag_that_repeats_a_default_is_refused_like_any_other(own, capsys, flag):
+    _, workdir = own
+    for what in ("--report", "--join"):
+        assert main.main(["search", what, flag, f"--workdir={workdir}"]) == 2
+        assert f"{flag.split('=')[0]} cannot change it" in capsys.readouterr().err
