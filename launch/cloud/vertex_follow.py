@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, JobServiceClient
 
 
-def follow(client: "JobServiceClient", name: str, config: str) -> None:
+def follow(client: "JobServiceClient", name: str) -> None:
     """Prints the trials of a job as they end, and at the end the best ones.
 
     Args:
         client: the SDK's client.
         name: resource name of the job.
-        config: of the trials, as `--config` takes it.
 
     Raises:
         UserError: the job failed, was cancelled, or cannot be reached.
@@ -39,7 +38,7 @@ def follow(client: "JobServiceClient", name: str, config: str) -> None:
         print(how_to_follow(name))
     finally:  # also of a job that failed after some trials
         for job in seen:
-            print(vertex_trials.report(job, config), flush=True)
+            print(vertex_trials.report(job), flush=True)
 
 
 def page(name: str) -> str:

@@ -17,6 +17,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_flags
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.vertex import Order
+from tftpu.launch.cloud.vertex_trials import CONFIG
 from tftpu.launch.options import OVERRIDE
 from tftpu.launch.search.space import Dimension
 from tftpu.training.better import smaller_is_better
@@ -121,7 +122,11 @@ class Search:
             f"--config.train.writers=({','.join(writers)})",
             "--tpu=local",
         ]
-        return {"command": [*command, "tftpu"], "args": arguments}  # bash takes the word for $0
+        return {
+            "command": [*command, "tftpu"],  # bash takes the word for $0
+            "args": arguments,
+            "env": [{"name": CONFIG, "value": order.config}],
+        }
 
     def _check(self) -> None:
         for name, known in (("algorithm", ALGORITHMS), ("pruner", PRUNERS)):

@@ -4,12 +4,13 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tftpu.errors import counted
+from tftpu.errors import UserError, counted
 from tftpu.launch.options import OVERRIDE
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, Trial
 
+CONFIG = "TFTPU_CONFIG"  # in a trial's environment, for those who look at the job later
 _ROWS = 5  # best trials that are shown
 _ENDED = ("SUCCEEDED", "INFEASIBLE")
 _WRITERS = f"--{OVERRIDE}train.writers="  # of no use outside of the job
@@ -20,12 +21,14 @@ def ended(job: "HyperparameterTuningJob") -> dict[str, str]:
     return {trial.id: _row(trial) for trial in job.trials if trial.state.name in _ENDED}
 
 
-def report(job: "HyperparameterTuningJob", config: str) -> str:
+def report(job: "HyperparameterTuningJob") -> str:
     """Returns the best trials, and the best one as a command.
 
     Args:
         job: as the service describes it.
-        config: of the trials, as `--config` takes it.
+
+    Raises:
+        UserError: it is no job of `tftpu launch vertex-search`.
     """
     done = [trial for trial in job.trials if trial.final_measurement.metrics]
     if not done:
@@ -34,10 +37,13 @@ def report(job: "HyperparameterTuningJob", config: str) -> str:
     lowest = job.study_spec.metrics[0].goal.name == "MINIMIZE"
     done.sort(key=lambda trial: trial.final_measurement.metrics[0].value, reverse=not lowest)
     lines += [_row(trial) for trial in done[:_ROWS]]
-    given = job.trial_job_spec.worker_pool_specs[0].container_spec.args
-    words = [*_overrides(given), *overrides(done[0])]
+    container = job.trial_job_spec.worker_pool_specs[0].container_spec
+    configs = [one.value for one in container.env if one.name == CONFIG]
+    if not configs:
+        raise UserError(f"{job.name} is no search that `tftpu launch vertex-search` started.")
+    words = [f"--config={configs[0]}", *_overrides(container.args), *overrides(done[0])]
     lines.append("\nThe best one again:")
-    lines.append(f"  {shlex.join(['tftpu', 'train', f'--config={config}', *words])}")
+    lines.append(f"  {shlex.join(['tftpu', 'train', *words])}")
     return "\n".join(lines)
 
 

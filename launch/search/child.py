@@ -197,5 +197,7 @@ def _answer(connection: Connection, message: tuple[int, float | None, bool]) -> 
         pass
     finally:
         signal.signal(signal.SIGTERM, before)
-    time.sleep(_NOTED)  # what would be trained before this process stops, nobody has asked for
+    _, _, last = message
+    if not last:  # what would be trained before this process stops, nobody has asked for
+        time.sleep(_NOTED)
     return ""

@@ -39,24 +39,32 @@ def write(
         The picture's path, and the importance of the fields, which sums to 1, if any differs;
         None while too few trials are complete.
     """
-    trials = study.get_trials(deepcopy=False)
-    ranked = best_first(plan, trials)
+    ranked = best_first(plan, study.get_trials(deepcopy=False))
     if len(ranked) < FEWEST:
         return None
+    importance = _importance(study, ranked)
+    data = io.BytesIO()
+    drawn(plan, study, space, importance).savefig(data, format="png", dpi=110)
+    path = files.join(workdir, FILE)
+    files.write_whole(path, data.getvalue())
+    return path, importance
+
+
+def drawn(
+    plan: Plan, study: optuna.Study, space: Sequence[Dimension], importance: dict[str, float]
+) -> Figure:
+    """Returns the picture of a search with complete trials: its curves, bars and lines."""
+    trials = study.get_trials(deepcopy=False)
+    ranked = best_first(plan, trials)
     colours = {t.number: _MAP(1 - i / (len(ranked) - 1)) for i, t in enumerate(ranked)}
     pruned = [t for t in trials if t.state == TrialState.PRUNED]
-    importance = _importance(study, ranked)
     figure = Figure(figsize=(12, 8.5), layout="constrained")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.1))
     curves, bars = figure.add_subplot(grid[0, :2]), figure.add_subplot(grid[0, 2])
     _draw_curves(curves, plan, ranked, pruned, colours)
     _draw_importance(bars, importance)
     _draw_parallel(figure.add_subplot(grid[1, :]), plan, space, ranked, pruned, colours)
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=110)
-    path = files.join(workdir, FILE)
-    files.write_whole(path, data.getvalue())
-    return path, importance
+    return figure
 
 
 def _importance(study: optuna.Study, complete: Sequence[FrozenTrial]) -> dict[str, float]:

@@ -172,7 +172,7 @@ def test_a_job_that_was_left_alone_is_followed_again(service, capsys):
     assert len(service.states) == 4  # nobody has waited
     assert main.main(follow.partition("tftpu ")[2].split()) == 0
     said = capsys.readouterr().out
-    assert best_command(said)[:3] == ["tftpu", "train", "--config=CONFIG"]
+    assert best_command(said)[:3] == ["tftpu", "train", "--config=digits_resnet"]
     assert "--config.optimizer.learning_rate=0.125" in best_command(said)
 
 

@@ -87,4 +87,4 @@ def _launch(search: Search, created: vertex_search.Spec, detach: bool) -> None:
     if detach:
         print(vertex_follow.how_to_follow(name))
         return
-    vertex_follow.follow(client, name, order.config)
+    vertex_follow.follow(client, name)

@@ -26,4 +26,4 @@ def run(options: Options) -> None:
     from tftpu.launch.cloud import vertex_client, vertex_follow
 
     client = vertex_client.job_client(vertex_follow.region_of(options.job))
-    vertex_follow.follow(client, options.job, "CONFIG")
+    vertex_follow.follow(client, options.job)
