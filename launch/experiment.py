@@ -210,6 +210,21 @@ def initialise(experiment: Experiment, trainer: Trainer) -> str:
     return "" if resumes else f"Weights from {path}: {report}."
 
 
+def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
+    """Returns a function that gives a model the weights below its adapters, if it has any.
+
+    A checkpoint lacks them. The function returns its model, and raises `UserError` for weights that
+    do not fit.
+    """
+
+    def load(model: keras.Model) -> keras.Model:
+        if experiment.model.lora and experiment.model.init_from:
+            models.load_weights(model, experiment.model.init_from, replace_head=True)
+        return model
+
+    return load
+
+
 def training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
     """Returns the training pipeline of an experiment."""
     with failures_of_class(experiment.data, "training"):

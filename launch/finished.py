@@ -69,11 +69,14 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
     overrides = list(options.overrides) if options else []
     path = files.join(workdir, "config.json")
     if files.exists(path):
-        if overrides:
-            raise UserError(
-                f"The run in {workdir!r} has a config.json, so {overrides[0]} cannot change it."
-            )
         experiment = _recorded(files.read(path), workdir, config)
+        for change in overrides:
+            # The digest tells whether other weights below adapters are the same.
+            if not (experiment.model.lora and change.startswith("--config.model.init_from=")):
+                raise UserError(
+                    f"The run in {workdir!r} has a config.json, so {change} cannot change it."
+                )
+            config_flags.override(experiment, change)
     elif not manifest.steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
     elif config is None:
@@ -184,9 +187,8 @@ def _restored(
     change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
 ) -> Restored:
     with engine.scope():
-        trainer = build.build_trainer(experiment, workdir, change)
-        if experiment.model.lora:  # the checkpoint lacks the weights below the adapters
-            build.initialise(experiment, trainer)
+        begin = build.load_base(experiment)
+        trainer = build.build_trainer(experiment, workdir, lambda model: change(begin(model)))
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")

@@ -1,6 +1,7 @@
 """Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -11,6 +12,7 @@ from tftpu.engines import selection
 from tftpu.launch import closing, keras_objects, result
 from tftpu.launch import experiment as build
 from tftpu.runtime import goodput
+from tftpu.storage import files
 from tftpu.storage.own_files import OwnFile
 from tftpu.tpu.compiler_options import as_text
 from tftpu.training.trainer import Trainer
@@ -32,6 +34,10 @@ def train(
     """
     engine = build.connect(experiment)
     experiment.validate(engine.data_shares)
+    base = experiment.model.init_from
+    if experiment.model.lora and base and not files.is_remote(base):
+        # Whoever opens the run, from wherever, loads these weights again.
+        experiment.model.init_from = os.path.abspath(base)
     keras_objects.check_names(experiment)  # before the data are opened
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief

@@ -1,8 +1,11 @@
 """TFDS data sets by name: the embedded ones of tftpu, and any that TFDS knows."""
 
 import contextlib
+import fcntl
 import io
 import logging
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from tftpu.input_pipelines.datasets.embedded import EMBEDDED
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.input_pipelines.reading.shards import SHUFFLE, Piece, Shards, checked
 from tftpu.input_pipelines.tensors import Batch
+from tftpu.storage import files
 
 Builder = Any  # a `tfds.core.DatasetBuilder`, whose published types leave out most of its methods
 
@@ -139,10 +143,28 @@ def _prepare(builder: Builder, **options: Any) -> None:
     """Prepares a data set, with one line instead of the messages and progress bars of TFDS."""
     if builder.is_prepared():
         return
-    print(f"Preparing the data set {builder.name!r} in {builder.data_dir}", flush=True)
-    tfds.disable_progress_bar()
-    with contextlib.redirect_stdout(io.StringIO()):
-        builder.download_and_prepare(**options)
+    with _alone(builder):
+        if builder.is_prepared():  # by another process, meanwhile
+            builder.info.read_from_directory(builder.data_dir)
+            return
+        print(f"Preparing the data set {builder.name!r} in {builder.data_dir}", flush=True)
+        tfds.disable_progress_bar()
+        with contextlib.redirect_stdout(io.StringIO()):
+            builder.download_and_prepare(**options)
+
+
+@contextlib.contextmanager
+def _alone(builder: Builder) -> Iterator[None]:
+    """Lets one process at a time prepare a data set on a disk, as TFDS does not."""
+    folder = str(builder.data_dir_root)
+    if files.is_remote(folder):
+        yield
+        return
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, f".{builder.name}.lock"), "w") as file:
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _embedded(name: str, data_dir: str) -> Builder:

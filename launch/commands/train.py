@@ -133,7 +133,10 @@ def _check_same_run(
         recorded = _fields(before.get(group))
         if dataclasses.is_dataclass(now):
             recorded = _defaults(now) | recorded  # of fields newer than the run
-        differing = _differences(group, recorded, _fields(to_plain(now)))
+        fields = _fields(to_plain(now))
+        if group == "model" and experiment.model.lora:  # the digest of these weights is compared
+            recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
+        differing = _differences(group, recorded, fields)
         if differing:
             shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
             raise UserError(

@@ -148,6 +148,38 @@ def test_a_run_that_was_stopped_resumes_above_the_same_base_alone(
     assert_same(run, adapted, 1e-7)
 
 
+def test_a_base_that_was_moved_is_named_anew(adapted, base, tmp_path, monkeypatch, capsys):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(adapted, run)
+    recorded = json.loads((run / "config.json").read_text())
+    recorded["model"]["init_from"] = str(tmp_path / "nowhere")
+    (run / "config.json").write_text(json.dumps(recorded))
+    shutil.copytree(base, moved)
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", f"--workdir={run}"]) == 2
+    assert main(["evaluate", f"--workdir={run}", "--config.model.init_from=moved"]) == 0
+    found = capsys.readouterr().out.splitlines()[-1]
+    assert main(["evaluate", f"--workdir={adapted}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == found
+    assert main(["evaluate", f"--workdir={run}", "--config.model.lora=2"]) == 2
+    assert "cannot change it" in capsys.readouterr().err
+
+
+def test_embeddings_are_those_above_the_base(adapted, tmp_path):
+    words = ["--input=evaluation", "--outputs=logits,embedding", f"--output={tmp_path / 'p'}"]
+    assert main(["predict", f"--workdir={adapted}", *words]) == 0
+    rows = [json.loads(t) for t in next((tmp_path / "p").glob("*.jsonl")).read_text().splitlines()]
+    assert main(["export", f"--workdir={adapted}", f"--to={tmp_path / 'saved'}"]) == 0
+    weights = tmp_path / "merged.safetensors"
+    assert main(["export-weights", f"--workdir={adapted}", f"--to={weights}", "--merge"]) == 0
+    found = load_file(weights)
+    kernel = next(v for k, v in found.items() if v.shape in ((10, 64), (64, 10)))
+    bias = next(v for k, v in found.items() if v.shape == (10,))
+    kernel = kernel if kernel.shape[1] == 10 else kernel.T
+    logits = np.array([row["embedding"] for row in rows]) @ kernel + bias
+    assert relative(logits, np.array([row["logits"] for row in rows])) < 1e-5
+
+
 def test_merged_weights_are_the_adapted_model(config, adapted, base, tmp_path, capsys):
     path = str(tmp_path / "merged.safetensors")
     main(["export-weights", f"--workdir={adapted}", f"--to={path}", "--merge"])

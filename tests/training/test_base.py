@@ -1,5 +1,6 @@
 """The digest of frozen weights that checkpoints leave out."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -91,12 +92,27 @@ def test_weights_that_are_saved_do_not_count(values):
     assert digest([leaf("a", values["a"])], paths=()) == ""
 
 
-def test_a_checkpoint_above_all_weights_is_not_one_of_adapters(values):
-    base = Base(("a",), lambda: {"model": [leaf("a", values["a"])]}, Alone())
-    base.check({"base": base.digest}, "runs/x")
-    with pytest.raises(tftpu.UserError, match="hold all weights, and this run would save adapters"):
-        base.check({}, "runs/x")
-    whole = Base((), lambda: {"model": []}, Alone())
-    whole.check({}, "runs/x")
-    with pytest.raises(tftpu.UserError, match="hold adapters alone, and this run would save all"):
-        whole.check({"base": "12"}, "runs/x")
+def test_after_a_refusal_the_right_weights_are_accepted(values):
+    held = dict(values)
+    right = Base(("a",), lambda: {"model": [leaf("a", held["a"])]}, Alone()).digest
+    held["a"] = values["a"] + 1
+    other = Base(("a",), lambda: {"model": [leaf("a", held["a"])]}, Alone())
+    with pytest.raises(tftpu.UserError, match="give the weights that they were trained with"):
+        other.check({"base": right}, "runs/x")
+    held["a"] = values["a"]
+    other.check({"base": right}, "runs/x")
+
+
+def test_what_checkpoints_leave_out_are_frozen_weights():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="h")])
+    frozen = keras.Sequential([model, keras.layers.Dense(1, name="o")])
+    frozen.build((None, 2))
+    model.trainable = False
+    state = {"model": [leaf(v.path, v.numpy()) for v in frozen.weights]}
+    kernel, trained = model.weights[0].path, frozen.trainable_variables[0].path
+    Base((kernel,), lambda: state, Alone()).begin(frozen)
+    for path in (trained, "nothing"):
+        with pytest.raises(tftpu.UserError, match=f"base has '{path}'.* frozen weights"):
+            Base((path,), lambda: state, Alone()).begin(frozen)
+    with pytest.raises(tftpu.UserError, match=r"is a text: give a collection"):
+        Base(kernel, lambda: state, Alone())

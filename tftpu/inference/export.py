@@ -20,8 +20,14 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
         path: local or `gs://`; ends in `.weights.h5` or `.safetensors`.
 
     Raises:
-        UserError: another ending, or a place that cannot be written.
+        UserError: another ending, a place that cannot be written, or a model with adapters.
     """
+    if any(v.path.rpartition("/")[2].startswith("lora_") for v in model.weights):
+        raise UserError(
+            "The model has adapters, which neither Keras nor the zoo would find in such a file: "
+            "tftpu.models.save_weights(model, path) merges them, and so does `tftpu export-weights "
+            "--merge`."
+        )
     try:
         _write(model, averages, path)
     except OSError as error:

@@ -29,14 +29,37 @@ class Base:
         paths: of the variables.
         state: returns all variables of the run, by group.
         hosts: that train together.
+
+    Raises:
+        UserError: `paths` is a text.
     """
 
     def __init__(
         self, paths: Collection[str], state: Callable[[], dict[str, list[Leaf]]], hosts: Hosts
     ):
+        if isinstance(paths, str):
+            raise UserError(f"base={paths!r} is a text: give a collection of paths, [{paths!r}].")
         self._paths = frozenset(paths)
         self._state = state
         self._hosts = hosts
+
+    def begin(self, model: Any) -> None:
+        """Checks the paths, and finds the digest, so that no save has to wait for it.
+
+        Args:
+            model: to train, a `keras.Model` with the weights that the run begins with.
+
+        Raises:
+            UserError: a path is not that of a frozen weight.
+        """
+        frozen = {v.path for v in model.weights} - {v.path for v in model.trainable_variables}
+        unfit = sorted(self._paths - frozen)
+        if unfit:
+            raise UserError(
+                f"base has {', '.join(map(repr, unfit[:3]))}, and checkpoints can leave out frozen "
+                "weights of the model alone: give what tftpu.models.base_of(model) returns."
+            )
+        _ = self.digest
 
     def saved(self) -> dict[str, list[Leaf]]:
         """Returns what a checkpoint holds, by group: everything else."""
@@ -64,20 +87,14 @@ class Base:
             workdir: of the run.
         """
         saved = state.get("base", "")
-        if saved == self.digest:
+        found = self.digest
+        if saved == found:
             return
-        if not saved or not self.digest:
-            held, trained = (
-                ("adapters alone", "all weights") if saved else ("all weights", "adapters")
-            )
-            raise UserError(
-                f"The checkpoints in {workdir!r} hold {held}, and this run would save {trained}: "
-                "use another workdir, or the model as it was."
-            )
+        del self.digest  # the weights may be replaced by the right ones
         raise UserError(
             f"The adapters in {workdir!r} were trained above other weights (digest {saved}) than "
-            f"those that the model has now ({self.digest}): give the weights that they were "
-            "trained with, by model.init_from or in your build()."
+            f"those that the model has now ({found}): give the weights that they were trained "
+            "with, by model.init_from or in your build()."
         )
 
 
@@ -102,12 +119,18 @@ def _bits(values: np.ndarray) -> np.ndarray:
 def _places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
     """Yields the places that a region's elements have in the variable, some at a time."""
     count = regions.size_of(region)
-    starts = np.array([first for first, _ in region], np.int64)
-    for first in range(0, count, _PIECE):
-        inside = np.arange(first, min(first + _PIECE, count))
-        if region == regions.whole(shape):
-            yield first, inside.astype(np.uint64)
-            continue
-        indices = np.stack(np.unravel_index(inside, regions.shape_of(region)))
-        places = np.ravel_multi_index(tuple(indices + starts[:, None]), shape)
-        yield first, places.astype(np.uint64)
+    if region == regions.whole(shape):
+        for first in range(0, count, _PIECE):
+            yield first, np.arange(first, min(first + _PIECE, count), dtype=np.uint64)
+        return
+    # Rows are pieces without gaps: the place of each one's beginning, and then its elements.
+    starts = np.zeros(1, np.uint64)
+    for size, (low, high) in zip(shape[:-1], region[:-1]):
+        inside = np.arange(low, high, dtype=np.uint64)
+        starts = (starts[:, None] * np.uint64(size) + inside).reshape(-1)
+    low, high = region[-1]
+    row = np.arange(low, high, dtype=np.uint64)
+    rows = max(1, _PIECE // max(1, len(row)))
+    for first in range(0, len(starts), rows):
+        places = starts[first : first + rows, None] * np.uint64(shape[-1]) + row
+        yield first * len(row), places.reshape(-1)

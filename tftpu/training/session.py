@@ -74,6 +74,7 @@ class Session:
         refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.saves else None
         hosts = context.engine.hosts
+        context.base.begin(context.model)
         self._saver = Saver(checkpoints, context.base.saved, timetable, self._state, hosts)
         self.progress = self._restored() or context.before.continued(self._executor.step)
         if self.progress.step < timetable.first_step:
