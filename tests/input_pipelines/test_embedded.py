@@ -49,6 +49,20 @@ def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
 
 
 @pytest.mark.slow
+def test_processes_that_start_together_prepare_a_data_set_once(tmp_path):
+    code = (
+        "import sys\nfrom tftpu.input_pipelines.datasets import tfds\n"
+        f"builder = tfds.prepared('digits', {str(tmp_path)!r})\n"
+        "print(builder.info.splits['test'].num_examples)\n"
+    )
+    command = [sys.executable, "-c", code]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(process.communicate()[0].splitlines() for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == ["360"] and said[1][0].startswith("Preparing") and said[1][1:] == ["360"]
+
+
+@pytest.mark.slow
 def test_a_prepared_data_set_is_read_without_importing_tfds():
     tfds.prepared("digits", None)
     code = (
