@@ -1,7 +1,7 @@
 """Generates the pictures of README and of the documentation: `make pictures`.
 
 python docs/pictures.py            all of them, which takes the TPU compiler some minutes
-python docs/pictures.py rooms      one of them: curves, search, preflight or rooms
+python docs/pictures.py rooms      one of them: curves, search, preflight, pipeline or rooms
 """
 
 import os
@@ -205,7 +205,75 @@ def rooms() -> None:
     )
 
 
-PICTURES = {"rooms": rooms, "curves": curves, "search": search, "preflight": preflight}
+# What each step of a training pipeline is, below its name.
+STEPS = {
+    "new-run": "names the folder",
+    "convert": "tftpu data convert",
+    "check": "tftpu data check",
+    "search": "tftpu search",
+    "train": "tftpu train",
+    "evaluate": "tftpu evaluate",
+    "gate": "accuracy>=0.95?",
+    "export": "tftpu export",
+    "predict": "tftpu predict",
+}
+_BOX, _GAP, _ROW = 108, 14, 70
+
+
+def pipeline() -> None:
+    """Draws the steps of a compiled training pipeline, each right of those that it waits for."""
+    from tftpu.launch import kfp
+
+    made = kfp.training_pipeline(source="images:photos", search=[], predict="images:new")
+    tasks = made.pipeline_spec.root.dag.tasks
+    before = {name: list(task.dependent_tasks) for name, task in tasks.items()}
+    depth: dict[str, int] = {}
+    while len(depth) < len(before):
+        ready = {n: b for n, b in before.items() if n not in depth and all(x in depth for x in b)}
+        depth |= {name: max((depth[x] + 1 for x in b), default=0) for name, b in ready.items()}
+    columns = [
+        [n for n in STEPS if depth[n] == column] for column in range(max(depth.values()) + 1)
+    ]
+    rows, step = max(map(len, columns)), _BOX + _GAP
+    width, height = 20 + step * len(columns), 20 + _ROW * rows
+    parts = []
+    for column, names in enumerate(columns):
+        for row, name in enumerate(names):
+            left, top = 16 + step * column, 16 + (rows - len(names)) * _ROW / 2 + row * _ROW
+            parts.append(
+                f'<rect x="{left}" y="{top:.0f}" width="{_BOX}" height="52" rx="6" fill="#eef1fb" '
+                'stroke="#4051b5"/>'
+                f'<text x="{left + _BOX / 2:.0f}" y="{top + 22:.0f}" class="step">{name}</text>'
+                f'<text x="{left + _BOX / 2:.0f}" y="{top + 40:.0f}" class="what">'
+                f"{STEPS[name].replace('>', '&gt;')}</text>"
+            )
+            if column:
+                middle = 16 + rows * _ROW / 2 - 9
+                parts.append(
+                    f'<path d="M{left - _GAP + 1} {middle:.0f} L{left - 4} {top + 26:.0f}" '
+                    'stroke="#4051b5" stroke-width="2" marker-end="url(#to)"/>'
+                )
+    (IMAGES / "pipeline.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">\n'
+        "<title>The steps of a training pipeline</title>\n"
+        "<style>text{font-family:sans-serif;fill:#222;text-anchor:middle}"
+        ".step{font-size:14px;font-weight:bold}.what{font-size:10.5px}</style>\n"
+        '<defs><marker id="to" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="4" '
+        'markerHeight="4" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#4051b5"/></marker>'
+        "</defs>\n"
+        f'<rect width="{width}" height="{height}" rx="10" fill="#fff"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+PICTURES = {
+    "rooms": rooms,
+    "pipeline": pipeline,
+    "curves": curves,
+    "search": search,
+    "preflight": preflight,
+}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
