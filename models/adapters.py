@@ -6,6 +6,8 @@ trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel below them has
 
 import contextlib
 import fnmatch
+import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ from keras import quantizers
 
 from tftpu.errors import UserError
 from tftpu.models.layers import internals
-from tftpu.models.layers.dense import Dense, dequantized_kernel
+from tftpu.models.layers.dense import Dense, dequantized_embeddings, dequantized_kernel
 from tftpu.models.layers.heads import UntiedHead
 from tftpu.models.weights.assignment import assign
 
@@ -44,12 +46,15 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
         The paths of the adapted layers.
 
     Raises:
-        UserError: an argument is not allowed, or no layer can be adapted.
+        UserError: an argument is not allowed, no layer can be adapted, or the model has adapters.
     """
-    _check(rank, base)
+    _check(model, rank, base)
     layers = internals.flat_layers(model)
-    heads = [] if targets.strip() else _heads(model, layers)
-    adapted = _targets(model, layers, targets, heads)
+    globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
+    heads = [] if globs else _heads(model, layers)
+    adapted = _targets(model, layers, globs, heads)
+    for layer in adapted:
+        _check_rank(layer, rank)
     for layer in adapted:
         _adapt(layer, rank, base)
     kept = {id(layer) for layer in (*adapted, *heads)}
@@ -72,28 +77,50 @@ def adapted_layers(model: keras.Model) -> list[Any]:
 def merged_weights(
     model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns a model's weights by path, adapters added to their kernels, all in floats.
+    """Returns a model's weights by path, adapters added to what they adapt, all in floats.
 
     Args:
         model: with or without adapters, quantized or not.
         replaced: values by path that take the place of weights, such as their averages.
+
+    Raises:
+        UserError: a layer is quantized in a way that this cannot undo.
     """
     found = {v.path: _value(v) for v in model.weights} | dict(replaced or {})
     for layer in internals.flat_layers(model):
-        mode = layer.quantization_mode if isinstance(layer, keras.layers.Dense) else None
-        if mode is None and not getattr(layer, "lora_enabled", False):
-            continue
-        first, second = (found.pop(f"{layer.path}/{name}", None) for name in ADAPTERS)
-        kernel = found[f"{layer.path}/kernel"]
-        if mode is not None:
-            kernel = np.asarray(keras.ops.convert_to_numpy(dequantized_kernel(layer)), "float32")
-            for name in _SCALES:
-                found.pop(f"{layer.path}/{name}", None)
-        if first is not None and second is not None:
-            more = layer.lora_alpha / layer.lora_rank * np.matmul(first, second)
-            kernel = (np.asarray(kernel, "float32") + more).astype(kernel.dtype)
-        found[f"{layer.path}/kernel"] = kernel
+        if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
+            _merge(layer, found)
     return found
+
+
+def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
+    """Puts one matrix of floats in the place of a layer's integers, scales and adapters."""
+    name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
+    first, second = (found.pop(f"{layer.path}/lora_{name}_{part}", None) for part in "ab")
+    matrix = found[f"{layer.path}/{name}"]
+    if layer.quantization_mode is not None:
+        matrix = np.asarray(keras.ops.convert_to_numpy(_dequantized(layer)), "float32")
+        for other in (f"{name}_scale", f"{name}_zero", "g_idx"):
+            found.pop(f"{layer.path}/{other}", None)
+    if first is not None and second is not None:
+        more = layer.lora_alpha / layer.lora_rank * np.matmul(first, second)
+        matrix = (np.asarray(matrix, "float32") + more).astype(matrix.dtype)
+    found[f"{layer.path}/{name}"] = matrix
+
+
+def _dequantized(layer: Any) -> Any:
+    """Returns the matrix of a quantized layer in floats, without adapters."""
+    if layer.quantization_mode in ("int8", "int4"):
+        if isinstance(layer, keras.layers.Dense):
+            return dequantized_kernel(layer)
+        reversible = isinstance(layer, keras.layers.ReversibleEmbedding)
+        if isinstance(layer, keras.layers.Embedding) and not reversible:
+            return dequantized_embeddings(layer)
+    raise UserError(
+        f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
+        f"{layer.quantization_mode}, whose weights cannot be made floats again: only int8 and int4 "
+        "of Dense and Embedding can. Save the model as it was before it was quantized."
+    )
 
 
 def assign_merged(
@@ -158,11 +185,29 @@ def added_weights(model: keras.Model) -> set[str]:
     return found
 
 
-def _check(rank: int, base: str) -> None:
-    if rank < 1:
-        raise UserError(f"model.lora={rank}: give the rank of the adapters, 1 or more.")
+def _check(model: keras.Model, rank: int, base: str) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
+        raise UserError(f"model.lora={rank}: give the rank of the adapters, an integer from 1.")
     if base not in BASES:
         raise UserError(f"model.lora_base={base!r}: give int8 or int4, or leave it out.")
+    before = [v.path for v in adapted_layers(model)]
+    if before:
+        raise UserError(
+            f"The model {model.name!r} has adapters already, in {before[0]!r}: adapt it once, and "
+            "build it anew for adapters of another rank or in other layers."
+        )
+
+
+def _check_rank(layer: Any, rank: int) -> None:
+    """Raises `UserError` for adapters that are larger than what they adapt."""
+    shape = tuple(layer.kernel.shape)  # Keras's adapters are (*shape[:-1], rank), (rank, shape[-1])
+    most = min(math.prod(shape[:-1]), shape[-1])
+    if rank > most:
+        raise UserError(
+            f"model.lora={rank}: the kernel of {layer.path!r} has the shape {shape}, whose "
+            f"adapters have a rank of {most} at most. Give a lower rank, or other layers by "
+            "model.lora_targets."
+        )
 
 
 def _heads(model: keras.Model, layers: list[Any]) -> list[Any]:
@@ -173,12 +218,13 @@ def _heads(model: keras.Model, layers: list[Any]) -> list[Any]:
     return [v for v in own if any(v.output is output for output in outputs)]
 
 
-def _targets(model: keras.Model, layers: list[Any], targets: str, heads: list[Any]) -> list[Any]:
-    """Returns the layers to adapt."""
+def _targets(
+    model: keras.Model, layers: list[Any], globs: list[str], heads: list[Any]
+) -> list[Any]:
+    """Returns the layers to adapt: those that a glob matches; without globs, as by default."""
     kinds = keras.layers.Dense | keras.layers.EinsumDense
     able = [v for v in layers if hasattr(v, "enable_lora") and v.built]
     able = [v for v in able if not isinstance(v, keras.layers.Embedding)]
-    globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
     for glob in globs:
         if not any(fnmatch.fnmatchcase(layer.path, glob) for layer in able):
             raise UserError(
@@ -210,11 +256,6 @@ def _adapt(layer: Any, rank: int, base: str) -> None:
     with contextlib.ExitStack() as scopes:
         for part in layer.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))
-        if rank > min(layer.kernel.shape[-2:]):
-            raise UserError(
-                f"model.lora={rank}: the kernel of {layer.path!r} has the shape "
-                f"{tuple(layer.kernel.shape)}, and adapters are of a lower rank than that."
-            )
         if base:
             _quantize(layer, base)
         layer.enable_lora(rank)

@@ -66,12 +66,17 @@ def dequantized_kernel(layer: keras.layers.Dense) -> Tensor:
     return _dequantized(layer, "kernel", layer.units)
 
 
+def dequantized_embeddings(layer: keras.layers.Embedding) -> Tensor:
+    """Returns the matrix of a quantized embedding without adapters, in its compute dtype."""
+    return _dequantized(layer, "embeddings", layer.output_dim)
+
+
 def embeddings(layer: keras.layers.Embedding) -> Tensor:
     """Returns the matrix of an embedding, (tokens, width), dequantized and with its adapters."""
     private: Any = layer
     if layer.quantization_mode is None:
         return ops.convert_to_tensor(layer.embeddings)
-    matrix = _dequantized(layer, "embeddings", layer.output_dim)
+    matrix = dequantized_embeddings(layer)
     if not layer.lora_enabled:
         return matrix
     scale = private.lora_alpha / private.lora_rank

@@ -205,3 +205,64 @@ def test_models_that_keras_quantizes_keep_their_outputs(family, mode):
                 value = next(v for v in model.weights if v.path == path)
                 twin_of[path].assign(np.asarray(value))
     assert relative(output(twin, family), output(model, family)) < 2e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_saved_weights_of_a_quantized_model_give_its_logits(family, tmp_path):
+    model = built(family)
+    model.quantize(config=keras.quantizers.Int8QuantizationConfig(activation_quantizer=None))
+    path = str(tmp_path / "model.safetensors")
+    models.save_weights(model, path)
+    loaded = zoo.build(family)
+    assert not models.load_weights(loaded, path).missing
+    assert relative(output(loaded, family), output(model, family)) < 2e-6
+
+
+@pytest.mark.parametrize("mode", [None, "int8", "int4"])
+def test_adapters_of_an_embedding_are_merged_as_it_looks_up(mode):
+    embed = keras.layers.Embedding(20, 16)
+    model = keras.Sequential([keras.Input((20,)), embed])
+    if mode is not None:
+        embed.quantize(mode)
+    embed.enable_lora(2)
+    table = np.random.default_rng(0).normal(size=(2, 16))
+    embed.lora_embeddings_b.assign(table)
+    every = np.arange(20)[None]
+    found = adapters.merged_weights(model)
+    assert set(found) == {f"{embed.path}/embeddings"}
+    assert relative(found[f"{embed.path}/embeddings"], np.asarray(model(every))[0]) < 1e-6
+
+
+def test_a_layer_whose_integers_cannot_be_undone_is_named():
+    layer = keras.layers.EinsumDense("ab,bc->ac", 4, name="product")
+    model = keras.Sequential([keras.Input((8,)), layer])
+    layer.quantize("int8")
+    with pytest.raises(tftpu.UserError, match="product' is a EinsumDense quantized to int8"):
+        adapters.merged_weights(model)
+
+
+def test_a_rank_is_allowed_up_to_that_of_the_product_of_keras_adapters():
+    x = keras.Input((6, 64))
+    model = keras.Model(x, keras.layers.Dense(2)(keras.layers.MultiHeadAttention(4, 16)(x, x)))
+    value = np.random.default_rng(0).normal(size=(2, 6, 64)).astype("float32")
+    before = np.asarray(model(value))
+    assert len(models.enable_lora(model, 16)) == 4
+    assert relative(np.asarray(model(value)), before) < 1e-6
+    convolution = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(16, 3)])
+    assert models.enable_lora(convolution, 8, "*conv2d*")
+    convolution = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(16, 3)])
+    with pytest.raises(tftpu.UserError, match=r"\(3, 3, 1, 16\), whose adapters have a rank of 9"):
+        models.enable_lora(convolution, 10, "*conv2d*")
+    assert not adapters.adapted_layers(convolution)
+
+
+def test_blank_targets_are_the_default_and_a_model_is_adapted_once():
+    model, plain = zoo.build("vit"), zoo.build("vit")
+    assert models.enable_lora(model, 2, " , ") == models.enable_lora(plain, 2)
+    trained = [[v.path for v in m.trainable_variables] for m in (model, plain)]
+    assert trained[0] == trained[1] and "head/kernel" in trained[0]
+    with pytest.raises(tftpu.UserError, match="has adapters already, in "):
+        models.enable_lora(model, 2)
+    with pytest.raises(tftpu.UserError, match=r"model.lora=2.5: give the rank of the adapters"):
+        models.enable_lora(zoo.build("vit"), 2.5)  # pyright: ignore[reportArgumentType]
