@@ -14,6 +14,9 @@ import dataclasses
 import keras
 import numpy as np
 
+from tftpu.engines import keras_internals
+from tftpu.errors import UserError
+
 BITS = {"int8": 8, "int4": 4}
 SMALLEST = 256  # values of a weight: less is kept in float32
 _GROUP = range(64, 31, -1)  # values that share a scale of 4 bits: the first that divides a channel
@@ -75,6 +78,22 @@ def quantized_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
             axis = channels_of(variable.name, shape)
             found[variable.path] = quantized(value, axis, bits if axis else 8)
     return found
+
+
+def refuse_quantized(model: keras.Model) -> None:
+    """Raises `UserError` for a model to train with a layer that Keras quantized, without adapters.
+
+    Its integers have no gradient, and only what is beside them would be trained.
+    """
+    for layer in keras_internals.flat_layers(model):
+        mode = getattr(layer, "quantization_mode", None)
+        if mode is not None and not getattr(layer, "lora_enabled", False):
+            raise UserError(
+                f"The layer {layer.path!r} is quantized to {mode}, and its integers cannot be "
+                "trained: train the model in floats and quantize it then, or train adapters above "
+                'integers by tftpu.models.enable_lora(model, 8, base="int8"). A quantized model '
+                "can be evaluated and predicts."
+            )
 
 
 def channels_of(name: str, shape: tuple[int, ...]) -> int:

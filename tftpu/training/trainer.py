@@ -12,7 +12,7 @@ from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
 from tftpu.engines.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
-from tftpu.inference import export
+from tftpu.inference import export, quantizing
 from tftpu.observe import background
 from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
@@ -328,8 +328,8 @@ class Trainer:
         self, dataset: Dataset, length: Length, class_weight: dict[int, float] | None,
         validation_data: Dataset, callbacks: list[keras.callbacks.Callback], verbose: int,
     ) -> keras.callbacks.History:  # fmt: skip
-        writes_to = self._writes_to
-        with claims.claim(writes_to) if writes_to else contextlib.nullcontext():
+        quantizing.refuse_quantized(self.model)
+        with claims.claim(self._writes_to) if self._writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)
