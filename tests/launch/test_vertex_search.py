@@ -131,6 +131,12 @@ def test_a_condition_puts_a_parameter_inside_of_another():
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--config.optimizer.learning_rate=0.5"], "sets a field of the space"),
+        (["--config.train.best_metric=loss"], "and --metric=accuracy differ: leave out one"),
+        (
+            ["--space=optimizer.name=choice:sgd,adamww"],
+            "optimizer.name=adamww is no value to train",
+        ),
         (["--space=cluster.engine=choice:jax,tensorflow"], "cluster.engine is the same in all"),
         (["--space=train.best_metric=choice:loss,accuracy"], "--metric sets it"),
         (["--algorithm=grid"], "write optimizer.learning_rate=choice:A,B"),

@@ -51,6 +51,7 @@ class Vertex:
         self.refuses = None  # the creation
         self.loses_answer = False  # to the creation, which succeeds nevertheless
         self.ended = 0  # trials
+        self.foreign = False  # whether something else than tftpu made the job
 
     def create(self, request):
         if self.refuses:
@@ -78,6 +79,8 @@ class Vertex:
         job = v1.HyperparameterTuningJob(self.created[-1].hyperparameter_tuning_job)
         job.name, job.state = NAME, state
         job.trials = [trial(n, int(n) <= self.ended) for n in VALUES if int(n) <= self.ended + 1]
+        if self.foreign:
+            del job.trial_job_spec.worker_pool_specs[0].container_spec.env[:]
         job.error = {"message": "Too many trials failed"} if state == State.JOB_STATE_FAILED else {}
         return job
 
@@ -174,6 +177,13 @@ def test_a_job_that_was_left_alone_is_followed_again(service, capsys):
     said = capsys.readouterr().out
     assert best_command(said)[:3] == ["tftpu", "train", "--config=digits_resnet"]
     assert "--config.optimizer.learning_rate=0.125" in best_command(said)
+
+
+def test_a_search_of_something_else_has_no_command_that_trains(service, capsys):
+    assert launch("--detach") == 0
+    service.foreign = True
+    assert main.main(["launch", "vertex-search-attach", NAME]) == 2
+    assert "is no search that `tftpu launch vertex-search` started" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_says_why_and_shows_the_trials_that_ended(service, capsys):
