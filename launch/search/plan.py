@@ -141,7 +141,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     found = [
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in before | now
-        if before.get(name) != now.get(name)
+        if repr(before.get(name)) != repr(now.get(name))  # nan is the same as nan
     ]
     return ", ".join(found[:_SHOWN]) + (", …" if found[_SHOWN:] else "")
 
