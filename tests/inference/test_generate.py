@@ -80,6 +80,7 @@ def test_rows_written_together_keep_their_own_rules_lengths_and_seeds():
         next(writer.write([*rows, Row([1], 5, LIKELIEST)]))
 
 
+@pytest.mark.slow
 def test_several_devices_write_what_one_does():
     expected = generate(model_of("gpt"), PROMPTS, length=LENGTH, sampling=SAMPLING)
     with tftpu.connect(virtual_devices=2).scope():
@@ -87,6 +88,7 @@ def test_several_devices_write_what_one_does():
     assert generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING) == expected
 
 
+@pytest.mark.slow
 def test_a_row_ends_at_its_stop_and_all_of_them_end_the_work():
     model = model_of("llama")
     whole = generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST)

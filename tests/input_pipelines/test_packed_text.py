@@ -59,6 +59,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_batches_match_the_spec_and_resume_exactly(folder):
     data = Tokens(data_dir=str(folder), context=CONTEXT, global_batch_size=6, shuffle=8)
     data.validate()

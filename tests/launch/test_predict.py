@@ -38,6 +38,7 @@ def predicted(run: str, output: Path, *words: str) -> list[dict]:
     return [json.loads(line) for path in found for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_files_are_predicted_as_the_split_that_they_come_from(run, folder, tmp_path, capsys):
     split = predicted(run, tmp_path / "split", "--input=evaluation", "--keep=label")
     assert main(["evaluate", f"--workdir={run}"]) == 0

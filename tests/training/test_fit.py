@@ -190,6 +190,7 @@ def test_a_shuffled_run_resumes_to_the_bit(tmp_path, given):
     assert history.history == expected.history and history.epoch == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_shuffled_run_is_the_same_on_four_devices(tmp_path):
     one, expected = shuffled_run(None, 2)
     four, history = shuffled_run(None, 2, count=4)
