@@ -103,7 +103,8 @@ def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
         for other in (f"{name}_scale", f"{name}_zero", "g_idx"):
             found.pop(f"{layer.path}/{other}", None)
     if first is not None and second is not None:
-        more = layer.lora_alpha / layer.lora_rank * np.matmul(first, second)
+        private: Any = layer  # pyright takes it for an Embedding, whose rank may be None
+        more = private.lora_alpha / private.lora_rank * np.matmul(first, second)
         matrix = (np.asarray(matrix, "float32") + more).astype(matrix.dtype)
     found[f"{layer.path}/{name}"] = matrix
 
