@@ -191,3 +191,27 @@ def _tensors(given):
 
 def _named(outputs):
     return {name: value.numpy() for name, value in outputs.items()}
+
+
+@pytest.mark.parametrize(
+    "layer, shape, channels",
+    [
+        (keras.layers.Dense(1), (512,), (1,)),
+        (keras.layers.DepthwiseConv2D(3, depth_multiplier=2), (8, 8, 64), (2, 3)),
+        (keras.layers.DepthwiseConv2D(3), (8, 8, 64), (2, 3)),
+        (keras.layers.Conv2DTranspose(24, 3), (8, 8, 16), (2,)),
+    ],
+)
+def test_channels_of_very_different_sizes_have_scales_of_their_own(layer, shape, channels):
+    model = keras.Sequential([keras.Input(shape), layer])
+    kernel = next(v for v in layer.weights if "kernel" in v.name)
+    others = tuple(n for n in range(len(kernel.shape)) if n not in channels)
+    sizes = np.resize(
+        [1.0, 1000.0, 0.03], [1 if n in others else s for n, s in enumerate(kernel.shape)]
+    )
+    value = weight(*kernel.shape) * sizes
+    kernel.assign(value)
+    for bits, most in (8, 0.01), (4, 0.16):
+        found = quantizing.quantized_weights(model, bits)[kernel.path]
+        off = np.sqrt(np.square(found.values - value).sum(others) / np.square(value).sum(others))
+        assert off.max() < most and (found.bytes < value.size * 2)

@@ -10,6 +10,7 @@ https://arxiv.org/abs/1810.05723).
 """
 
 import dataclasses
+import math
 
 import keras
 import numpy as np
@@ -69,14 +70,15 @@ def quantized_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
         model: built; it keeps its weights.
         bits: 8 or 4.
     """
-    found = {}
+    found, known = {}, _axes_of_kernels(model)
     for variable in model.weights:
         shape = tuple(variable.shape)
         is_float = keras.backend.is_float_dtype(variable.dtype)
         if is_float and len(shape) > 1 and np.prod(shape) >= SMALLEST:
             value = np.asarray(keras.ops.convert_to_numpy(variable), "float32")
-            axis = channels_of(variable.name, shape)
-            found[variable.path] = quantized(value, axis, bits if axis else 8)
+            table = "kernel" not in variable.name
+            axes = known.get(variable.path, (0 if table else len(shape) - 1,))
+            found[variable.path] = quantized(value, axes, 8 if table else bits)
     return found
 
 
@@ -96,28 +98,33 @@ def refuse_quantized(model: keras.Model) -> None:
             )
 
 
-def channels_of(name: str, shape: tuple[int, ...]) -> int:
-    """Returns the dimension of a weight's channels.
+def _axes_of_kernels(model: keras.Model) -> dict[str, tuple[int, ...]]:
+    """Returns the dimensions of the channels of kernels whose last is not that, by path."""
+    layers, found = keras.layers, {}
+    depthwise = layers.DepthwiseConv1D | layers.DepthwiseConv2D
+    separable = layers.SeparableConv1D | layers.SeparableConv2D
+    transposed = layers.Conv1DTranspose | layers.Conv2DTranspose | layers.Conv3DTranspose
+    for layer in keras_internals.flat_layers(model):
+        for variable in layer.weights:
+            last = len(variable.shape) - 1
+            if variable.name == "depthwise_kernel" or isinstance(layer, depthwise):
+                if isinstance(layer, depthwise | separable) and last > 1:
+                    found[variable.path] = (last - 1, last)
+            elif isinstance(layer, transposed) and last > 1:
+                found[variable.path] = (last - 1,)
+    return found
 
-    Args:
-        name: of the variable: one with "kernel" in it is multiplied, others are tables.
-        shape: of the variable, two dimensions or more.
-    """
-    if "kernel" not in name:
-        return 0
-    return len(shape) - (2 if shape[-1] == 1 else 1)  # a depthwise kernel ends in (channels, 1)
 
-
-def quantized(value: np.ndarray, axis: int, bits: int) -> Quantized:
+def quantized(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -> Quantized:
     """Returns a weight as integers.
 
     Args:
         value: float32.
-        axis: the dimension of its channels.
+        axes: the dimensions of its channels, of which a depthwise kernel has two.
         bits: 8 or 4.
     """
     largest = 2 ** (bits - 1) - 1
-    grouped, together = _grouped(value, axis, bits)
+    grouped, together = _grouped(value, (axes,) if isinstance(axes, int) else axes, bits)
     reach = np.abs(grouped).max(together, keepdims=True)
     best = np.full(reach.shape, np.inf, "float32")
     scale = np.ones(reach.shape, "float32")
@@ -130,13 +137,15 @@ def quantized(value: np.ndarray, axis: int, bits: int) -> Quantized:
     return Quantized(value.shape, codes, scale, bits)
 
 
-def _grouped(value: np.ndarray, axis: int, bits: int) -> tuple[np.ndarray, tuple[int, ...]]:
+def _grouped(
+    value: np.ndarray, axes: tuple[int, ...], bits: int
+) -> tuple[np.ndarray, tuple[int, ...]]:
     """Returns a weight in a shape of groups, and the dimensions of the values of a group."""
-    channels = value.shape[axis]
+    channels = math.prod(value.shape[axis] for axis in axes)
     count = value.size // channels
     size = next((n for n in _GROUP if bits == 4 and count % n == 0), None)
-    if size is None or axis not in (0, value.ndim - 1):
-        return value, tuple(n for n in range(value.ndim) if n != axis)
-    if axis == 0:
+    if size is None or axes not in ((0,), (value.ndim - 1,)):
+        return value, tuple(n for n in range(value.ndim) if n not in axes)
+    if axes == (0,):
         return value.reshape(channels, count // size, size), (2,)
     return value.reshape(count // size, size, channels), (1,)
