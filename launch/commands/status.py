@@ -70,8 +70,8 @@ def status(workdir: str) -> dict[str, Any]:
         return {"workdir": workdir, "state": "starting"}
     if account is None and files.exists(files.join(workdir, "search.json")):
         raise UserError(
-            f"{workdir!r} holds a search, whose runs are in trials/NNNN/run: `tftpu search --report "
-            f"--workdir={workdir}` shows it."
+            f"{workdir!r} holds a search, whose runs are in trials/NNNN/run: "
+            f"`tftpu search --report --workdir={workdir}` shows it."
         )
     if account is None:
         raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
