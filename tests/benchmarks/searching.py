@@ -1,4 +1,4 @@
-"""What a search finds on digits_resnet, and what its trials take to start.
+"""Runs a search on digits_resnet, and times the start of its trials.
 
     python -m tests.benchmarks.searching
 

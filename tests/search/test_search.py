@@ -70,7 +70,7 @@ def test_the_value_of_a_trial_is_the_best_evaluation_of_its_run(done):
 
 @pytest.mark.slow
 def test_the_run_of_a_trial_is_that_of_its_config_and_best_metric(done):
-    """What the search adds to it is in no table of hyper-parameters."""
+    """The table of hyper-parameters lacks what the search adds to it."""
     workdir, _ = done
     config = json.loads((workdir / "trials" / "0000" / "run" / "config.json").read_text())
     assert config["callbacks"] == [] and config["train"]["best_metric"] == "accuracy"
@@ -214,7 +214,7 @@ def test_a_search_that_is_asked_to_stop_saves_its_trials_and_resumes_them(number
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_its_processes_stops_a_search_that_has_just_begun(number, tmp_path):
-    """As Ctrl-C in a terminal does, while the server of the trials imports TensorFlow."""
+    """Sends SIGINT to all processes, like Ctrl-C in a terminal, while the server of the trials imports TensorFlow."""
     process = started(*TINY, "--trials=1", f"--workdir={tmp_path}")
     assert "begins" in process.stdout.readline()
     os.killpg(process.pid, number)

@@ -96,7 +96,7 @@ def test_the_budget_ends_a_search_until_it_is_raised(tmp_path):
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_trials_are_priced_and_those_that_do_not_fit_do_not_run(tmp_path):
-    """Of a batch of 24, each device of a v5e-8 has three examples: fewer than a norm's group."""
+    """Each device of a v5e-8 has three examples of a batch of 24: fewer than a norm's group."""
     sizes = "--space=data.global_batch_size=choice:128,24"
     words = [word for word in TINY if "global_batch_size" not in word and "--space" not in word]
     process = started(*words, sizes, "--slice=v5e-8", "--trials=6", f"--workdir={tmp_path}")

@@ -1,1 +1,1 @@
-"""What a user of TFX writes."""
+"""Modules that a user of TFX writes."""
