@@ -39,7 +39,7 @@ def _state(pruned):
 
 
 def lines_of(axes, count):
-    """Returns the points of the lines with that number of points."""
+    """Returns the points of the first lines, in order, up to a number of lines."""
     found = [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
     return sorted([tuple(map(float, p)) for p in points] for points in found if points)[:count]
 

@@ -214,7 +214,7 @@ def test_a_search_that_is_asked_to_stop_saves_its_trials_and_resumes_them(number
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_its_processes_stops_a_search_that_has_just_begun(number, tmp_path):
-    """Sends SIGINT to all processes, like Ctrl-C in a terminal, while the server of the trials imports TensorFlow."""
+    """The terminal's Ctrl-C arrives while the server of the trials imports TensorFlow."""
     process = started(*TINY, "--trials=1", f"--workdir={tmp_path}")
     assert "begins" in process.stdout.readline()
     os.killpg(process.pid, number)
