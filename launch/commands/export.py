@@ -8,6 +8,7 @@ is run by the format's own runtime in a process of its own, and discarded if its
 
 import dataclasses
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Experiment
@@ -80,6 +81,13 @@ def _format(options: Options) -> str:
     form = options.format or by_ending
     if form not in _ENDINGS:
         raise UserError(f"There is no format {form!r}.{did_you_mean(form, _ENDINGS)}")
+    ending = os.path.splitext(to)[1]
+    if options.format is None and form == "saved_model" and ending[1:].isalpha() and len(ending) <= 6:
+        known = ", ".join(text for text in _ENDINGS.values() if text)
+        raise UserError(
+            f"--to={options.to} has the ending {ending}, and a SavedModel is a folder: the endings "
+            f"of the other formats are {known}.{did_you_mean(ending, _ENDINGS.values())}"
+        )
     if form != by_ending:
         ending = (
             f"ends in {_ENDINGS[form]}" if _ENDINGS[form] else "is a folder with no such ending"

@@ -35,8 +35,14 @@ def run(options: Options) -> None:
     if options.adapters:
         from tftpu.models.weights import peft
 
-        averages, base = trainer.executor.averaged_weights(), experiment.model.init_from
-        count = peft.save_adapters(trainer.model, options.to, base, averages)
+        averages = trainer.executor.averaged_weights()
+        try:
+            count = peft.save_adapters(trainer.model, options.to, replaced=averages)
+        except OSError as error:
+            raise UserError(
+                f"--to={options.to} cannot be written ({error.strerror or error}): --adapters "
+                "writes a folder of two files, so name a new folder."
+            ) from error
         print(f"step {step}: {count:,} weights of adapters in {options.to}")
         return
     from tftpu.inference import export

@@ -214,7 +214,22 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
     assert export.onnx(made, str(tmp_path / "m.onnx"), {}).difference < 1e-6
     assert export.litert(made, str(tmp_path / "m.tflite"), {}).difference < 1e-6
+    assert export.keras_file(made, str(tmp_path / "m.keras")).difference < 1e-6
     assert set(made.output_specs()) == {"sum", "twice", "above"}
+
+
+def test_a_keras_file_of_inputs_and_outputs_without_names(tmp_path):
+    a, b = keras.Input((3,)), keras.Input((2,))
+    model = keras.Model([a, b], [keras.layers.Dense(2)(a), b * 2.0])
+    made = Serving(model, *inputs_of(model, DATA, None))
+    assert export.keras_file(made, str(tmp_path / "m.keras")).difference < 1e-6
+
+
+def test_one_class_is_a_class(tmp_path):
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, keras.layers.Dense(1)(x))
+    made = Serving(model, *inputs_of(model, DATA, None), ["one"])
+    assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
 
 
 def test_an_operation_that_onnx_lacks_is_named(tmp_path):

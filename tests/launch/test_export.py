@@ -86,6 +86,7 @@ def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
     [
         (["--format=onix", "--to=m"], "Did you mean 'onnx'?"),
         (["--format=litert", "--to=m"], "ends in .tflite"),
+        (["--to=digits.onx"], "Did you mean '.onnx'?"),
         (["--format=litert", "--to=m.tflite", "--quantize=int4"], "or --quantize=int8"),
         (["--format=onnx", "--to=m"], "ends in .onnx"),
         (["--format=keras", "--to=m.onnx"], "ends in .keras"),

@@ -230,6 +230,14 @@ def test_adapters_need_weights_to_adapt(config, tmp_path, capsys):
     assert "model.lora_base is for low-rank adapters" in said
 
 
+def test_adapters_are_not_written_over_a_file(adapted, tmp_path, capsys):
+    (tmp_path / "taken").write_text("mine")
+    words = [f"--to={tmp_path / 'taken'}", "--adapters"]
+    assert main(["export-weights", f"--workdir={adapted}", *words]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_a_file_for_peft_holds_the_adapters_by_transformers_names(adapted, tmp_path):
     main(["export-weights", f"--workdir={adapted}", f"--to={tmp_path}/peft", "--adapters"])
     arrays = load_file(tmp_path / "peft" / "adapter_model.safetensors")
