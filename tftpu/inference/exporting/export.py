@@ -1,4 +1,4 @@
-"""Exports: written beside their place, run by the real runtime in a process of its own, compared.
+"""Exports: written to a scratch folder, run by the real runtime in a process of its own, compared.
 
 What differs from the trained model is not exported.
 """
@@ -185,8 +185,22 @@ def _put(path: Path, to: str) -> int:
                 name = part.relative_to(path).as_posix() if path.is_dir() else ""
                 files.write_whole(files.join(to, name) if name else to, part.read_bytes())
         else:
-            files.make_folder(Path(to).absolute().parent)
-            shutil.move(path, to)
+            _move(path, Path(to).absolute())
     except OSError as error:
         raise UserError(f"{to} cannot be written ({error.strerror or error}).") from error
     return size
+
+
+def _move(path: Path, place: Path) -> None:
+    """Moves a file or a folder, whole: to another file system it is copied beside its place."""
+    files.make_folder(place.parent)
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        shutil.move(path, beside)
+        beside.rename(place)
+    except OSError:
+        if beside.is_dir():
+            shutil.rmtree(beside, ignore_errors=True)
+        else:
+            beside.unlink(missing_ok=True)
+        raise
