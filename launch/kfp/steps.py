@@ -40,9 +40,19 @@ def _tftpu(words: list[str], flags: str, setup: str) -> None:
         script = f"{setup}\narguments=({shlex.join(words)})\nreceive\ninstall\ntrain"
         command = ["bash", "-c", script]
     print("tftpu", shlex.join(words), flush=True)
+    notices: list[int] = []
+    running: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _: object) -> None:
+        notices.append(number)
+        for process in running:
+            process.send_signal(number)
+
+    earlier = signal.signal(signal.SIGTERM, forward)  # a training saves before it ends
     process = subprocess.Popen(command)
-    # A training saves before it ends.
-    earlier = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    running.append(process)
+    if notices:  # before there was a process
+        process.send_signal(notices[0])
     code = process.wait()
     signal.signal(signal.SIGTERM, earlier)
     if code < 0:
