@@ -82,7 +82,8 @@ def _format(options: Options) -> str:
     if form not in _ENDINGS:
         raise UserError(f"There is no format {form!r}.{did_you_mean(form, _ENDINGS)}")
     ending = os.path.splitext(to)[1]
-    if options.format is None and form == "saved_model" and ending[1:].isalpha() and len(ending) <= 6:
+    looks_like_a_file = ending[1:].isalpha() and len(ending) <= 6
+    if options.format is None and form == "saved_model" and looks_like_a_file:
         known = ", ".join(text for text in _ENDINGS.values() if text)
         raise UserError(
             f"--to={options.to} has the ending {ending}, and a SavedModel is a folder: the endings "
