@@ -17,6 +17,7 @@ from keras import quantizers
 
 from tftpu.errors import UserError
 from tftpu.models.layers import internals
+from tftpu.models.layers.convolution import QuantizedConvolution
 from tftpu.models.layers.dense import Dense, dequantized_embeddings, dequantized_kernel
 from tftpu.models.layers.heads import UntiedHead
 from tftpu.models.weights.assignment import assign
@@ -38,9 +39,9 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
         rank: of the adapters, 1 or more. What they add is scaled by 1.
         targets: comma-separated globs over the paths of the layers to adapt, dense layers and
             convolutions: "*_attention/qkv,*_attention/out"; "" is as said above.
-        base: "int8" or "int4" quantizes the kernels of adapted dense layers by Keras: int8 by
-            column, int4 by groups of 128 rows; weights that are loaded later are rounded then.
-            "" keeps their dtype.
+        base: "int8" or "int4" quantizes the kernels of the adapted layers: those of dense layers
+            by Keras, int8 by column, int4 by groups of 128 rows; those of convolutions by output
+            channel. Weights that are loaded later are rounded then. "" keeps their dtype.
 
     Returns:
         The paths of the adapted layers.
@@ -112,7 +113,7 @@ def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
 def _dequantized(layer: Any) -> Any:
     """Returns the matrix of a quantized layer in floats, without adapters."""
     if layer.quantization_mode in ("int8", "int4"):
-        if isinstance(layer, keras.layers.Dense):
+        if isinstance(layer, keras.layers.Dense | QuantizedConvolution):
             return dequantized_kernel(layer)
         reversible = isinstance(layer, keras.layers.ReversibleEmbedding)
         if isinstance(layer, keras.layers.Embedding) and not reversible:
@@ -120,7 +121,8 @@ def _dequantized(layer: Any) -> Any:
     raise UserError(
         f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
         f"{layer.quantization_mode}, whose weights cannot be made floats again: only int8 and int4 "
-        "of Dense and Embedding can. Save the model as it was before it was quantized."
+        "of Dense, Embedding and the zoo's convolutions can. Save the model as it was before it "
+        "was quantized."
     )
 
 
@@ -142,23 +144,30 @@ def assign_merged(
 
 
 def quantized_layers(model: keras.Model) -> dict[str, Any]:
-    """Returns the dense layers that Keras quantized, by the path of their kernel."""
-    found = [v for v in internals.flat_layers(model) if isinstance(v, keras.layers.Dense)]
+    """Returns the dense layers and convolutions that are quantized, by the path of their kernel."""
+    kinds = keras.layers.Dense | QuantizedConvolution
+    found = [v for v in internals.flat_layers(model) if isinstance(v, kinds)]
     return {f"{v.path}/kernel": v for v in found if v.quantization_mode in ("int8", "int4")}
 
 
-def shape(layer: Any) -> tuple[int, int]:
-    """Returns the shape of the kernel that a quantized dense layer stands for."""
+def shape(layer: Any) -> tuple[int, ...]:
+    """Returns the shape of the kernel that a quantized layer stands for."""
+    if isinstance(layer, QuantizedConvolution):
+        return layer.kernel_shape
     return layer.input_spec.axes[-1], layer.units
 
 
 def assign_quantized(layer: Any, value: np.ndarray) -> None:
-    """Rounds a kernel to the integers and scales of a quantized dense layer, as Keras does.
+    """Rounds a kernel to the integers and scales of a quantized layer, as Keras does.
 
     Args:
         layer: of `quantized_layers`.
         value: of `shape(layer)`, floats.
     """
+    if isinstance(layer, QuantizedConvolution):
+        for variable, rounded in layer.rounded(value):
+            assign(variable, rounded)
+        return
     value = np.asarray(value, "float32")
     rows = internals.rows_of_a_scale(layer)
     if layer.quantization_mode == "int4" and rows:
@@ -265,11 +274,13 @@ def _adapt(layer: Any, rank: int, base: str) -> None:
 
 
 def _quantize(layer: Any, base: str) -> None:
-    """Quantizes the kernel of a dense layer."""
-    if type(layer) not in (Dense, keras.layers.Dense):
+    """Quantizes the kernel of a dense layer or a convolution."""
+    known = type(layer) in (Dense, keras.layers.Dense) or isinstance(layer, QuantizedConvolution)
+    if not known:
         raise UserError(
-            f"model.lora_base={base!r} is for dense layers, and {layer.path!r} is a "
-            f"{type(layer).__name__}: leave it out of model.lora_targets, or lora_base out."
+            f"model.lora_base={base!r} is for dense layers and the zoo's convolutions, and "
+            f"{layer.path!r} is a {type(layer).__name__}: leave it out of model.lora_targets, or "
+            "lora_base out."
         )
     quantizers: Any = keras.quantizers  # whose annotations lack that None leaves activations alone
     if base == "int8":

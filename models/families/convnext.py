@@ -6,6 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.convolution import Conv2D, DepthwiseConv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.layer_norm import LayerNormalization
@@ -46,9 +47,9 @@ def build(config: "ConvNeXt") -> keras.Model:
 
 
 def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) -> Tensor:
-    y = layers.DepthwiseConv2D(
-        7, padding="same", depthwise_initializer=_init(), name=f"{name}_depthwise"
-    )(x)
+    y = DepthwiseConv2D(7, padding="same", depthwise_initializer=_init(), name=f"{name}_depthwise")(
+        x
+    )
     y = _norm(y, name=f"{name}_norm")
     y = Dense(4 * width, kernel_initializer=_init(), name=f"{name}_expand")(y)
     y = layers.Activation(gelu, name=f"{name}_gelu")(y)
@@ -93,7 +94,7 @@ class LayerScale(layers.Layer):
 
 def _conv(x: Tensor, filters: int, patch: int, name: str) -> Tensor:
     """Applies a convolution to patches that do not overlap."""
-    return layers.Conv2D(filters, patch, strides=patch, kernel_initializer=_init(), name=name)(x)
+    return Conv2D(filters, patch, strides=patch, kernel_initializer=_init(), name=name)(x)
 
 
 def _norm(x: Tensor, name: str) -> Tensor:

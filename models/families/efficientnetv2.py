@@ -7,6 +7,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.convolution import Conv2D, DepthwiseConv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
@@ -95,7 +96,7 @@ def _inverted(
     squeezed = max(1, int(x.shape[-1] * config.squeeze))
     if expand > 1:
         x = _conv_norm(x, expand * x.shape[-1], 1, 1, config, name=f"{name}_expand")
-    x = layers.DepthwiseConv2D(
+    x = DepthwiseConv2D(
         3,
         strides=stride,
         padding="same",
@@ -114,10 +115,10 @@ def _squeeze_excite(x: Tensor, squeezed: int, name: str) -> Tensor:
     Follows https://arxiv.org/abs/1709.01507.
     """
     y = ops.mean(x, axis=(1, 2), keepdims=True)  # (batch, 1, 1, channels)
-    y = layers.Conv2D(
-        squeezed, 1, activation="silu", kernel_initializer=_init(), name=f"{name}_squeeze"
-    )(y)
-    y = layers.Conv2D(
+    y = Conv2D(squeezed, 1, activation="silu", kernel_initializer=_init(), name=f"{name}_squeeze")(
+        y
+    )
+    y = Conv2D(
         x.shape[-1], 1, activation="sigmoid", kernel_initializer=_init(), name=f"{name}_excite"
     )(y)
     return layers.Multiply(name=f"{name}_scale")([x, y])
@@ -132,7 +133,7 @@ def _conv_norm(
     name: str,
     activation: str | None = "silu",
 ) -> Tensor:
-    x = layers.Conv2D(
+    x = Conv2D(
         filters,
         kernel,
         strides=stride,

@@ -6,6 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.convolution import Conv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
@@ -58,7 +59,7 @@ def _stem(x: Tensor, config: "ResNet") -> Tensor:
     else:
         end = 2 * (inside + outside[1]) + 3 - config.image_size
         x = layers.ZeroPadding2D(((5, end), (5, end)), name="stem_pad")(x)
-        x = layers.Conv2D(
+        x = Conv2D(
             *(config.width, 7, 2),
             use_bias=False,
             kernel_initializer=_he_normal(),
@@ -108,7 +109,7 @@ def _conv_norm(
         padding = "valid"
     ends = last or not relu  # a `Sum` comes next
     pointwise = ends and _is_pointwise(x, filters, kernel, config)
-    x = (PointwiseConv if pointwise else layers.Conv2D)(
+    x = (PointwiseConv if pointwise else Conv2D)(
         filters,
         kernel,
         strides=stride,

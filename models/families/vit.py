@@ -12,6 +12,7 @@ import numpy as np
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.layers.convolution import Conv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.layer_norm import LayerNormalization
@@ -31,7 +32,7 @@ def build(config: "ViT") -> keras.Model:
     num_classes) float32.
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
-    x = layers.Conv2D(
+    x = Conv2D(
         config.width,
         config.patch,
         strides=config.patch,

@@ -61,9 +61,16 @@ class Dense(keras.layers.Dense):
         super().quantize(mode, type_check=type_check and type(self) is not Dense, config=config)
 
 
-def dequantized_kernel(layer: keras.layers.Dense) -> Tensor:
-    """Returns the kernel of a quantized layer without adapters, in its compute dtype."""
-    return _dequantized(layer, "kernel", layer.units)
+def dequantized_kernel(layer: Any) -> Tensor:
+    """Returns the kernel of a quantized layer without adapters, in its compute dtype.
+
+    Args:
+        layer: a dense layer; or a convolution of `tftpu.models.layers.convolution`.
+    """
+    if isinstance(layer, keras.layers.Dense):
+        return _dequantized(layer, "kernel", layer.units)
+    axis = layer.channel_axes[0]
+    return _dequantized(layer, "kernel", layer.kernel_shape[axis], axis)
 
 
 def dequantized_embeddings(layer: keras.layers.Embedding) -> Tensor:
@@ -83,17 +90,18 @@ def embeddings(layer: keras.layers.Embedding) -> Tensor:
     return matrix + scale * ops.matmul(private.lora_embeddings_a, private.lora_embeddings_b)
 
 
-def _dequantized(layer: Any, name: str, columns: int) -> Tensor:
+def _dequantized(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor:
     """Returns a quantized matrix in the layer's compute dtype, computed in float32.
 
     Args:
         layer: quantized by Keras to int8 or int4, in either of its forms of int4.
-        name: of its matrix; an embedding has its scales by row, a kernel by column.
-        columns: of the matrix.
+        name: of its matrix; an embedding has its scales by row, a kernel by its last dimensions.
+        columns: of the matrix, along the dimension in which two integers of 4 bits are a byte.
+        packed: that dimension.
     """
     values = ops.convert_to_tensor(internals.stored_matrix(layer))
     if layer.quantization_mode == "int4":
-        values = quantizers.unpack_int4(values, columns, axis=-1)
+        values = quantizers.unpack_int4(values, columns, axis=packed)
     values = ops.cast(values, "float32")
     scale = ops.cast(getattr(layer, f"{name}_scale"), "float32")
     by_row = name == "embeddings"

@@ -3,6 +3,8 @@
 Tried with Keras 3.15.1, by the tests of scanned blocks and of adapters.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -38,12 +40,24 @@ def flat_layers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def stored_matrix(layer: keras.Layer) -> keras.Variable:
-    """Returns the variable of a dense layer or an embedding, without what LoRA adds to it.
+    """Returns the variable of a kernel or of embeddings, without what LoRA adds to it.
 
     Integers where the layer is quantized, two to a byte where they have 4 bits.
     """
     private: Any = layer
     return private._embeddings if isinstance(layer, keras.layers.Embedding) else private._kernel
+
+
+@contextlib.contextmanager
+def becoming_quantized(layer: keras.Layer) -> Iterator[None]:
+    """A context in which a built layer may take variables for integers in the place of floats."""
+    private: Any = layer
+    private._tracker.unlock()
+    try:
+        yield
+    finally:
+        private._tracker.lock()
+    private._is_quantized = True  # Keras would ask the layer to quantize itself otherwise
 
 
 def rows_of_a_scale(layer: keras.Layer) -> int:

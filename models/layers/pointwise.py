@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+from tftpu.models.layers.convolution import Conv2D
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.tensors import Tensor, ops
 
@@ -27,7 +28,7 @@ Term = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # product, x, kernel, scal
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class PointwiseConv(keras.layers.Conv2D):
+class PointwiseConv(Conv2D):
     """A 1x1 convolution without bias that returns its output and its factors.
 
     A `PointwiseNormalization` after it takes statistics, gradients and its own output from the
@@ -43,9 +44,9 @@ class PointwiseConv(keras.layers.Conv2D):
         if self.strides != (1, 1):
             # A slice would be taken of the tensor before the preceding ReLU, and both be written.
             inputs = ops.average_pool(inputs, 1, self.strides, data_format="channels_last")
-        product = ops.conv(inputs, self.kernel, data_format="channels_last")
-        kernel = ops.cast(self.kernel, self.compute_dtype)[0, 0]
-        return product, inputs, kernel
+        kernel = self.kernel
+        product = ops.conv(inputs, kernel, data_format="channels_last")
+        return product, inputs, ops.cast(kernel, self.compute_dtype)[0, 0]
 
     def compute_output_spec(self, inputs: Any) -> Product:
         shape = super().compute_output_shape(inputs.shape)

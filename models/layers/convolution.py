@@ -1,0 +1,139 @@
+"""The zoo's convolutions, whose kernels may be integers of 8 or 4 bits."""
+
+from typing import Any, cast
+
+import keras
+import numpy as np
+from keras import quantizers
+
+from tftpu.models.layers import internals
+from tftpu.models.layers.dense import dequantized_kernel
+from tftpu.tensors import ops
+
+_RANGES = {"int8": (-127, 127), "int4": (-8, 7)}
+
+
+class QuantizedConvolution(keras.layers.Layer):
+    """What Keras's convolutions lack for `quantize`: a kernel of integers, and one way to read it.
+
+    Each channel has a scale, that of its largest value. Activations are never rounded, whatever
+    the config of `quantize` says of them.
+
+    Attributes:
+        kernel: as the layer uses it: a variable; or a tensor where it is dequantized or adapted.
+        kernel_scale: of a quantized layer, float32 of the shape of its channels: integers divided
+            by it are the kernel.
+        kernel_shape: of a quantized layer, the shape of the kernel, whose integers may be packed.
+        channel_axes: the dimensions of a kernel that its channels have, from the end.
+    """
+
+    channel_axes = (-1,)
+
+    @property
+    def kernel(self) -> Any:
+        if getattr(self, "_kernel", None) is None:
+            raise AttributeError(f"The layer {self.name!r} has no kernel before it is built.")
+        quantized = self.quantization_mode is not None
+        kernel = dequantized_kernel(self) if quantized else self._kernel
+        if not getattr(self, "lora_enabled", False):
+            return kernel
+        private: Any = self  # a depthwise convolution of Keras has no adapters
+        more = ops.matmul(private.lora_kernel_a, private.lora_kernel_b)
+        scale = private.lora_alpha / private.lora_rank
+        return ops.cast(kernel + scale * more, self.compute_dtype)
+
+    @kernel.setter
+    def kernel(self, value: Any) -> None:
+        self._kernel = value
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        if self.quantization_mode is not None:  # the layer is read from a file
+            self._hold_integers(self.quantization_mode)
+
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+        """Rounds the kernel to "int8" or "int4".
+
+        Args:
+            mode: one of the two; Keras leaves a layer as it is, and warns, for all others.
+            type_check, config: for the layers of Keras.
+        """
+        if mode not in _RANGES:
+            raise NotImplementedError(
+                f"A convolution can be quantized to int8 or int4, and not to {mode}: the layer "
+                f"{self.name!r} is left as it is."
+            )
+        value = np.asarray(keras.ops.convert_to_numpy(self._kernel))
+        self._hold_integers(mode)
+        self.dtype_policy = keras.dtype_policies.get(f"{mode}_from_{self.dtype_policy.name}")
+        for variable, rounded in self.rounded(value):
+            variable.assign(rounded)
+
+    def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def rounded(self, kernel: np.ndarray) -> list[tuple[keras.Variable, np.ndarray]]:
+        """Returns the variables of the layer, which is quantized, and what they hold of a kernel.
+
+        Args:
+            kernel: of floats, in the shape that the kernel had before.
+        """
+        kernel = np.asarray(kernel, "float32")
+        channels = {axis % kernel.ndim for axis in self.channel_axes}
+        together = tuple(axis for axis in range(kernel.ndim) if axis not in channels)
+        mode = cast(str, self.quantization_mode)
+        integers, scale = quantizers.abs_max_quantize(
+            kernel, axis=together, value_range=_RANGES[mode], to_numpy=True
+        )
+        if mode == "int4":
+            integers, _, _ = quantizers.pack_int4(integers, axis=self.channel_axes[0])
+        scale = np.squeeze(np.asarray(scale), together)
+        return [(self._kernel, np.asarray(integers)), (self.kernel_scale, scale)]
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.quantization_mode is None:
+            super().save_own_variables(store)
+        else:  # a convolution of Keras would save its kernel as floats
+            keras.layers.Layer.save_own_variables(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.quantization_mode is None:
+            super().load_own_variables(store)
+        else:
+            keras.layers.Layer.load_own_variables(self, store)
+
+    def _hold_integers(self, mode: str) -> None:
+        """Takes variables for integers in the place of the kernel."""
+        shape = tuple(self._kernel.shape)
+        self.kernel_shape, stored, axis = shape, list(shape), self.channel_axes[0]
+        if mode == "int4":
+            stored[axis] = -(-shape[axis] // 2)
+        with internals.becoming_quantized(self):
+            del self._kernel
+            self._kernel = self._constant("kernel", tuple(stored), "int8", "zeros")
+            scales = tuple(shape[axis] for axis in self.channel_axes)
+            self.kernel_scale = self._constant("kernel_scale", scales, "float32", "ones")
+
+    def _constant(
+        self, name: str, shape: tuple[int, ...], dtype: str, initializer: str
+    ) -> keras.Variable:
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=initializer,
+            dtype=dtype,
+            trainable=False,
+            autocast=False,
+        )
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class Conv2D(QuantizedConvolution, keras.layers.Conv2D):
+    """A `keras.layers.Conv2D` that can be quantized, with adapters or without."""
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class DepthwiseConv2D(QuantizedConvolution, keras.layers.DepthwiseConv2D):
+    """A `keras.layers.DepthwiseConv2D` that can be quantized."""
+
+    channel_axes = (-2, -1)
