@@ -1,15 +1,17 @@
 """A run as the server of models calls it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tftpu.config import Data, Experiment
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Tokens
 from tftpu.launch import finished, texts
 from tftpu.launch.startup import quieten_xla
 
 if TYPE_CHECKING:
+    from tftpu.inference.exporting.inputs import Input
     from tftpu.inference.exporting.serving import Serving
     from tftpu.inference.generate import Writer
     from tftpu.inference.server.served import Served
@@ -78,6 +80,7 @@ def serving_of(
     experiment: Experiment,
     quantize: str | None = None,
     *,
+    inputs: Sequence[str] | None = None,
     labels: bool = True,
 ) -> "Serving":
     """Returns the model with the weights that evaluation uses, and what it takes and returns.
@@ -86,21 +89,44 @@ def serving_of(
         trainer: restored for evaluation.
         experiment: of the run.
         quantize: "int8" or "int4" for the weights; None: float32.
+        inputs: of a language model, such as "tokens" and "segments"; None: see `taken_of`.
         labels: whether it returns the names of classes.
     """
     from tftpu.inference import quantizing
-    from tftpu.inference.exporting.serving import Serving, inputs_of
+    from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.experiment import plain_model
 
     model = plain_model(experiment, trainer)  # without loss and optimizer
     given = experiment.data.export_inputs()
     if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
         given = _as_read(experiment.data)
-    taken = inputs_of(model, experiment.data, given)
+    taken = taken_of(model, experiment.data, given, inputs)
     names = finished.class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantized_weights(model, bits) if bits else {}
     return Serving(model, *taken, names, quantized, labels=labels)
+
+
+def taken_of(
+    model: Any,
+    data: Data,
+    given: ExportInputs | None,
+    inputs: Sequence[str] | None = None,
+) -> tuple["list[Input]", Callable[..., Any]]:
+    """Returns what a run's model takes where it is exported, and what makes its features of that.
+
+    Args:
+        model: built.
+        data: that it was trained on.
+        given: as `data.export_inputs` returns it.
+        inputs: of a language model; None: the features that it was trained on, but those that only
+            rows packed with several documents need.
+    """
+    from tftpu.inference.exporting.serving import TOKENS, inputs_of
+
+    if inputs is None and isinstance(data, Tokens):
+        inputs = (TOKENS,)
+    return inputs_of(model, _features(data), given, inputs)
 
 
 def _as_read(data: Data) -> ExportInputs:

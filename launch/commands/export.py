@@ -15,7 +15,7 @@ from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import finished
 from tftpu.launch.options import flag, required
-from tftpu.launch.serving import serving_of
+from tftpu.launch.serving import serving_of, taken_of
 from tftpu.launch.startup import without_notes
 from tftpu.storage import files
 
@@ -36,6 +36,12 @@ class Options(finished.RunOf):
         None, "saved_model, onnx, litert or keras", metavar="NAME", shown="by the ending of --to"
     )
     quantize: str | None = flag(None, "int8 or int4 for the weights", metavar="NAME")
+    inputs: str | None = flag(
+        None,
+        "of a language model: tokens, and of segments, positions and types what callers give",
+        metavar="NAMES",
+        shown="tokens, and what the data are read with",
+    )
 
 
 def run(options: Options) -> None:
@@ -51,11 +57,12 @@ def run(options: Options) -> None:
     trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
+    named = None if options.inputs is None else _names(options.inputs)
     if form == "keras":
-        serving = _as_keras(trainer, experiment)
+        serving = _as_keras(trainer, experiment, named)
     else:
         labels = form != "litert"
-        serving = serving_of(trainer, experiment, options.quantize, labels=labels)
+        serving = serving_of(trainer, experiment, options.quantize, inputs=named, labels=labels)
     write = {
         "saved_model": export.saved_model,
         "onnx": functools.partial(
@@ -104,8 +111,8 @@ def _check_bits(options: Options, form: str) -> None:
         raise UserError(f"--quantize={options.quantize}: give int8 or int4.")
     if form == "keras":
         raise UserError(
-            "--format=keras holds the weights as Keras has them, which are no integers for "
-            "convolutions: use another format with --quantize."
+            "--format=keras holds the weights of the run as they are: use another format with "
+            "--quantize, or read the file and call Keras's model.quantize()."
         )
     if form == "litert" and options.quantize == "int4":
         raise UserError(
@@ -114,9 +121,13 @@ def _check_bits(options: Options, form: str) -> None:
         )
 
 
-def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
+def _names(listed: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+
+
+def _as_keras(trainer: "Trainer", experiment: Experiment, inputs: list[str] | None) -> "Serving":
     """Returns the model itself: without names of classes, and its images as uint8 pixels."""
-    from tftpu.inference.exporting.serving import Serving, inputs_of
+    from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.experiment import plain_model
 
     # Without loss and optimizer, which others may not know.
@@ -125,7 +136,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
     if given is not None:
         model = _with_pixels(model, experiment)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    return Serving(model, *inputs_of(model, experiment.data, given))
+    return Serving(model, *taken_of(model, experiment.data, given, inputs))
 
 
 def _with_pixels(model: Any, experiment: Experiment) -> Any:

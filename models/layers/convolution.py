@@ -14,7 +14,7 @@ _RANGES = {"int8": (-127, 127), "int4": (-8, 7)}
 
 
 class QuantizedConvolution(keras.layers.Layer):
-    """What Keras's convolutions lack for `quantize`: a kernel of integers, and one way to read it.
+    """A base of convolutions that holds kernels of integers, which Keras's own cannot.
 
     Each channel has a scale, that of its largest value. Activations are never rounded, whatever
     the config of `quantize` says of them.

@@ -50,7 +50,7 @@ def stored_matrix(layer: keras.Layer) -> keras.Variable:
 
 @contextlib.contextmanager
 def becoming_quantized(layer: keras.Layer) -> Iterator[None]:
-    """A context in which a built layer may take variables for integers in the place of floats."""
+    """Lets a built layer take variables for integers in the place of floats, while it lasts."""
     private: Any = layer
     private._tracker.unlock()
     try:

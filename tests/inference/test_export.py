@@ -15,9 +15,8 @@ from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.inference.exporting import export
 from tftpu.inference.exporting.serving import Serving, inputs_of
-from tftpu.input_pipelines.sources import Tokens
 
-DATA = Tokens(context=12)  # the tokens that a language model is given
+ROWS = tf.TensorSpec((8, 12), tf.int32)  # the tokens that a language model is given
 NAMES = [f"class {n}" for n in range(5)]
 
 
@@ -38,7 +37,7 @@ def serving(family: str, names=NAMES, **options) -> Serving:
         value = keras.ops.convert_to_numpy(variable)
         variable.assign(value + rng.normal(0, 0.1, value.shape))
     given = pixels(model) if hasattr(zoo.TINY[family], "image_size") else None
-    return Serving(model, *inputs_of(model, DATA, given), names, **options)
+    return Serving(model, *inputs_of(model, ROWS, given), names, **options)
 
 
 def mostly_slow(*quick: str) -> list:
@@ -61,6 +60,74 @@ def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(fa
     classes = images or family == "bert_classes"
     assert set(made.output_specs()) == ({"logits", "class", "label"} if classes else {"logits"})
     assert [i.name for i in made.inputs] == ["images" if images else "tokens"]
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("bert", "gpt"))]
+)
+def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_path):
+    import onnxruntime
+
+    alone = serving(family)
+    names = ["tokens", "segments", "positions", *(["types"] if family == "bert" else [])]
+    packed = Serving(alone.model, *inputs_of(alone.model, ROWS, None, names))
+    assert [i.name for i in packed.inputs] == names
+    path = str(tmp_path / "m.onnx")
+    assert export.onnx(packed, path, {}).difference < 5e-6
+    assert export.saved_model(packed, str(tmp_path / "saved")).difference < 5e-6
+    assert export.litert(packed, str(tmp_path / "m.tflite"), {}).difference < 5e-6
+    tokens = np.random.default_rng(1).integers(0, 20, (1, 12), "int32")
+    given = {
+        "tokens": tokens,
+        "segments": np.array([[1] * 5 + [2] * 7], "int32"),
+        "positions": np.array([[*range(5), *range(7)]], "int32"),
+        "types": np.zeros((1, 12), "int32"),
+    }
+    session = onnxruntime.InferenceSession(path)
+    (found,) = session.run(["logits"], {name: given[name] for name in names})
+    for document in (slice(0, 5), slice(5, 12)):
+        logits = np.asarray(alone.model(tokens[:, document]))
+        np.testing.assert_allclose(found[:, document], logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family, chosen, said",
+    [
+        ("gpt", ["tokens", "segment"], "no input 'segment'. Did you mean 'segments'"),
+        ("gpt", ["segments"], "The inputs segments lack 'tokens'"),
+        ("resnet", ["tokens"], "has no input 'tokens': leave them out"),
+    ],
+)
+def test_inputs_that_cannot_be_chosen_are_named(family, chosen, said):
+    with pytest.raises(UserError, match=said):
+        inputs_of(zoo.build(family), ROWS, None, chosen)
+
+
+def test_sizes_that_a_model_leaves_open_are_those_of_its_data():
+    a, b = keras.Input((None, 3), name="a"), keras.Input((None,), name="b")
+    model = keras.Model([a, b], keras.layers.Dense(2)(a) + b[..., None])
+    specs = tf.TensorSpec((4, 7, 3)), tf.TensorSpec((4, 7))
+    assert [i.shape for i in inputs_of(model, specs, None)[0]] == [(7, 3), (7,)]
+    with pytest.raises(UserError, match=r"input 'a' has the shape \(None, None, 3\)"):
+        inputs_of(model, tf.TensorSpec((4, 7)), None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["efficientnetv2", "bert_classes", "gpt"])
+def test_a_model_that_keras_quantized_is_the_same_or_refused(family, mode, tmp_path):
+    made = serving(family)
+    made.model.quantize(mode)
+    given = pixels(made.model) if hasattr(zoo.TINY[family], "image_size") else None
+    again = Serving(made.model, *inputs_of(made.model, ROWS, given), NAMES, labels=False)
+    assert export.saved_model(again, str(tmp_path / "saved")).difference < 1e-6
+    assert export.onnx(again, str(tmp_path / "m.onnx"), {}).difference < 1e-6
+    if mode == "int8":  # Keras rounds the inputs of dense layers, too
+        with pytest.raises(UserError, match="cannot be converted to LiteRT"):
+            export.litert(again, str(tmp_path / "m.tflite"), {})
+    else:
+        assert export.litert(again, str(tmp_path / "m.tflite"), {}).difference < 1e-6
 
 
 def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
@@ -113,7 +180,7 @@ def test_the_gelu_of_litert_is_exact(tmp_path):
     for name, function in ("zoo", gelu), ("keras", keras.activations.gelu):
         path = str(tmp_path / f"{name}.tflite")
         model = keras.Model(x, keras.layers.Activation(function)(x))
-        export.litert(Serving(model, *inputs_of(model, DATA, None)), path, {})
+        export.litert(Serving(model, *inputs_of(model, ROWS, None)), path, {})
         values = np.linspace(-6, 6, 5000, dtype="float32").reshape(5, 1000)
         exact = [0.5 * v * math.erfc(-v * math.sqrt(0.5)) for v in values.reshape(-1).tolist()]
         for kernels in OpResolverType.AUTO, OpResolverType.BUILTIN_REF:
@@ -152,7 +219,7 @@ def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
 
     model = standardised(zoo.build("resnet"))
     given = ExportInputs({"images": (8, 8, 3)}, {"images": "uint8"}, lambda images: images)
-    made = Serving(model, *inputs_of(model, DATA, given), None)
+    made = Serving(model, *inputs_of(model, ROWS, given), None)
     export.keras_file(made, str(tmp_path / "m.keras"))
     again = models.load_model(str(tmp_path / "m.keras"))
     x = made.drawn(3)["images"]
@@ -205,11 +272,11 @@ def test_what_is_there_is_not_replaced(tmp_path):
 
 
 def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
-    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    a, b = keras.Input((3,), name="z"), keras.Input((2,), name="b")
     total = keras.layers.Add()([keras.layers.Dense(2)(a), b])
     outputs = {"sum": total, "twice": a * 2.0, "above": keras.ops.cast(total > 0, "int32")}
-    model = keras.Model({"a": a, "b": b}, outputs)
-    made = Serving(model, *inputs_of(model, DATA, None), NAMES)
+    model = keras.Model({"z": a, "b": b}, outputs)
+    made = Serving(model, *inputs_of(model, ROWS, None), NAMES)
     assert made.class_names is None
     assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
     assert export.onnx(made, str(tmp_path / "m.onnx"), {}).difference < 1e-6
@@ -221,21 +288,21 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
 def test_a_keras_file_of_inputs_and_outputs_without_names(tmp_path):
     a, b = keras.Input((3,)), keras.Input((2,))
     model = keras.Model([a, b], [keras.layers.Dense(2)(a), b * 2.0])
-    made = Serving(model, *inputs_of(model, DATA, None))
+    made = Serving(model, *inputs_of(model, ROWS, None))
     assert export.keras_file(made, str(tmp_path / "m.keras")).difference < 1e-6
 
 
 def test_one_class_is_a_class(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.layers.Dense(1)(x))
-    made = Serving(model, *inputs_of(model, DATA, None), ["one"])
+    made = Serving(model, *inputs_of(model, ROWS, None), ["one"])
     assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
 
 
 def test_an_operation_that_onnx_lacks_is_named(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.ops.argmax(x, -1))  # Keras takes the bits of floats for it
-    made = Serving(model, *inputs_of(model, DATA, None))
+    made = Serving(model, *inputs_of(model, ROWS, None))
     with pytest.raises(UserError, match=r"cannot be converted to ONNX.*Bitcast"):
         export.onnx(made, str(tmp_path / "m.onnx"), {})
 
@@ -243,6 +310,6 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
 def test_an_operation_that_litert_lacks_is_named(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.ops.erf(x))
-    made = Serving(model, *inputs_of(model, DATA, None))
+    made = Serving(model, *inputs_of(model, ROWS, None))
     with pytest.raises(UserError, match=r"cannot be converted to LiteRT \(LiteRT has no Erf\)"):
         export.litert(made, str(tmp_path / "m.tflite"), {})

@@ -81,6 +81,50 @@ def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
     assert "Did you mean 'accuracy'?" in capsys.readouterr().err
 
 
+SENTENCES = """
+from tftpu.config import Experiment, Train
+from tftpu.input_pipelines.sources import Synthetic
+from tftpu.models.sizes import BERT
+
+
+def get_config():
+    tokens = "int64[9] num_classes"
+    return Experiment(
+        model=BERT("tiny", vocabulary=20, context=12, layers=1, width=16, heads=2, head="classes",
+                   num_classes=3),
+        data=Synthetic(
+            name="sentences", global_batch_size=8, examples=16, features=("tokens", "segments"),
+            spec=(f"tokens: {tokens}=20", f"segments: {tokens}=2", "y: int32 num_classes=3"),
+        ),
+        train=Train(steps=2, steps_per_loop=1, log_every=1),
+    )
+"""
+
+
+@pytest.mark.slow
+def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
+    config, workdir = tmp_path / "sentences.py", str(tmp_path / "run")
+    config.write_text(SENTENCES)
+    words = [f"--config={config}", f"--workdir={workdir}", "--config.optimizer.warmup_steps=0"]
+    assert main(["train", *words]) == 0
+    found = {}
+    for flags in [], ["--inputs=tokens"], ["--inputs=tokens, positions,types"]:
+        to = str(tmp_path / f"m{len(found)}.onnx")
+        capsys.readouterr()
+        assert main(["export", f"--workdir={workdir}", f"--to={to}", *flags]) == 0
+        inputs = onnxruntime.InferenceSession(to).get_inputs()
+        found[" ".join(flags)] = [(i.name, i.type, i.shape) for i in inputs]
+        assert "inputs   tokens int32 [9]" in capsys.readouterr().out
+    taken = [[name for name, *_ in inputs] for inputs in found.values()]
+    assert taken == [["tokens", "segments"], ["tokens"], ["tokens", "positions", "types"]]
+    forms = [(kind, shape) for inputs in found.values() for _, kind, shape in inputs]
+    assert all(form == ("tensor(int32)", ["batch", 9]) for form in forms)
+    for flag, said in ("tokens,segment", "Did you mean 'segments'?"), ("types", "lack 'tokens'"):
+        words = [f"--workdir={workdir}", f"--inputs={flag}", f"--to={tmp_path}/n.onnx"]
+        assert main(["export", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -92,6 +136,7 @@ def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
         (["--format=keras", "--to=m.onnx"], "ends in .keras"),
         (["--format=onnx", "--to=m.onnx", "--quantize=int2"], "give int8 or int4"),
         (["--to=m.keras", "--quantize=int8"], "use another format"),
+        (["--to=m.onnx", "--inputs=tokens"], "chosen for language models only"),
         (["--format=saved_model", "--to=m.onnx"], "is a folder"),
     ],
 )

@@ -8,13 +8,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import Data
 from tftpu.config.data import ExportInputs
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.quantizing import Quantized
+from tftpu.tensors import Nest
 
-TOKENS = "tokens"  # the only input of an exported language model
+TOKENS = "tokens"  # the input that every language model has
+# What random values of the others are drawn below.
+_BELOW = {"segments": 3, "positions": 2, "types": 2}
 BATCH = "batch"  # the name of the only dimension that is not fixed
 
 
@@ -153,40 +155,85 @@ def _named(outputs: Any) -> dict[str, Any]:
 
 
 def inputs_of(
-    model: keras.Model, data: Data, given: ExportInputs | None
+    model: keras.Model,
+    features: Nest,
+    given: ExportInputs | None,
+    chosen: Sequence[str] | None = None,
 ) -> tuple[list[Input], Callable[..., Any]]:
     """Returns the inputs of an exported model, and what makes its features of them.
 
     Args:
         model: built.
-        data: that it was trained on.
-        given: as `data.export_inputs` returns it; None takes the model's own inputs, of a language
-            model its tokens alone.
+        features: the specs of a batch of its data, which say the sizes that the model leaves open.
+        given: as `data.export_inputs` returns it; None takes the model's own inputs.
+        chosen: the inputs of a language model, among which are its tokens; None: those of
+            `features`.
+
+    Raises:
+        UserError: an input is not known, or has a size that nothing says.
     """
+    specs: Any = getattr(model, "input", None)
+    language = isinstance(specs, Mapping) and TOKENS in specs
+    if chosen is not None:
+        _check_chosen(model, chosen, language)
     if given is not None:
         found = [Input(n, tuple(s), given.dtypes[n]) for n, s in given.shapes.items()]
         return found, given.prepare
-    specs: Any = model.input
-    if isinstance(specs, Mapping) and TOKENS in specs:
-        specs = {TOKENS: specs[TOKENS]}
-    flat = keras.tree.flatten(specs)
+    if language:
+        known = features if isinstance(features, Mapping) else {TOKENS: features}
+        taken = [name for name in specs if name in known] if chosen is None else chosen
+        specs, features = {name: specs[name] for name in taken}, {TOKENS: known[TOKENS], **known}
+    sized = _sized(specs, features)
     vocabulary = getattr(getattr(model, "hyperparameters", None), "vocabulary", None)
-    length = getattr(data, "context", None)
-    names = list(specs) if isinstance(specs, Mapping) else [tensor.name for tensor in flat]
-    found = []
-    for name, tensor in zip(names, flat):
-        shape = tuple(size or length or 0 for size in tensor.shape[1:])
-        if 0 in shape:
-            raise UserError(
-                f"The model's input {name!r} has the shape {tuple(tensor.shape)}: all dimensions "
-                "but the first must be fixed."
-            )
-        found.append(Input(name, shape, tensor.dtype, vocabulary))
+    found = [
+        Input(name, shape, tensor.dtype, _BELOW.get(name, vocabulary) if language else None)
+        for name, (tensor, shape) in sized.items()
+    ]
 
     def prepare(*values: Any) -> Any:
+        if isinstance(specs, Mapping):  # in their own order, not in that of their names
+            return dict(zip(specs, values, strict=True))
         return keras.tree.pack_sequence_as(specs, list(values))
 
     return found, prepare
+
+
+def _check_chosen(model: keras.Model, chosen: Sequence[str], language: bool) -> None:
+    if not language:
+        raise UserError(
+            f"Inputs are chosen for language models only, and the model {model.name!r} has no "
+            f"input {TOKENS!r}: leave them out."
+        )
+    known: Any = model.input
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"The model has no input {name!r}.{did_you_mean(name, known)}")
+    if TOKENS not in chosen:
+        raise UserError(f"The inputs {', '.join(chosen)} lack {TOKENS!r}: add them.")
+
+
+def _sized(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Returns the tensors of a model's inputs and their shapes without the batch, by name."""
+    named = isinstance(specs, Mapping)
+    flat = list(specs.values()) if named else keras.tree.flatten(specs)
+    names = list(specs) if named else [tensor.name for tensor in flat]
+    theirs = keras.tree.flatten(features)
+    by_name = features if named and isinstance(features, Mapping) else {}
+    same = len(flat) == len(theirs)
+    found = {}
+    for number, (name, tensor) in enumerate(zip(names, flat)):
+        spec = by_name.get(name, by_name.get(TOKENS, theirs[number] if same else None))
+        shape = tuple(tensor.shape[1:])
+        said = tuple(spec.shape[1:]) if spec is not None else ()
+        if len(said) == len(shape):
+            shape = tuple(here or there for here, there in zip(shape, said))
+        if None in shape:
+            raise UserError(
+                f"The model's input {name!r} has the shape {tuple(tensor.shape)}: all dimensions "
+                "but the first must be fixed, by the model or by its data."
+            )
+        found[name] = tensor, shape
+    return found
 
 
 def _classifies(model: keras.Model, class_names: Sequence[str]) -> bool:
