@@ -120,13 +120,28 @@ def test_adapters_are_the_same_on_one_device_and_on_many(config, base, adapted, 
     assert_same(first, adapted)
 
 
-@pytest.mark.parametrize("bits", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
-def test_a_rounded_base_trains_the_same_on_a_mesh(config, base, tmp_path, bits):
-    rounded = f"--config.model.lora_base={bits}"
-    one = train(config, tmp_path / "one", base, rounded)
-    many = train(config, tmp_path / "many", base, rounded, "--config.train.steps=5")
-    mesh = ["--config.cluster.virtual_devices=4", "--config.cluster.mesh=fsdp:4"]
-    train(config, many, base, rounded, *mesh)
+MESH = ["--config.cluster.virtual_devices=4", "--config.cluster.mesh=fsdp:4"]
+
+
+@pytest.mark.parametrize(
+    "bits, flags",
+    [
+        pytest.param("int8", MESH, marks=pytest.mark.exhaustive),
+        ("int4", MESH),
+        ("int8", ["--config.cluster.virtual_devices=8"]),
+    ],
+    ids=["int8_mesh", "int4_mesh", "int8_tensorflow_8"],
+)
+def test_a_rounded_base_trains_the_same_on_many_devices(config, base, tmp_path, bits, flags):
+    # The convolution of the patches is among them.
+    rounded = [
+        f"--config.model.lora_base={bits}",
+        "--config.model.lora_targets=*_attention/*,patch*",
+    ]
+    one = train(config, tmp_path / "one", base, *rounded)
+    assert len([path for path in saved(one) if "patch" in path]) == 2
+    many = train(config, tmp_path / "many", base, *rounded, "--config.train.steps=5")
+    train(config, many, base, *rounded, *flags)
     assert_same(one, many, 1e-4)
 
 

@@ -157,7 +157,7 @@ def test_models_without_dense_layers_ask_for_the_layers_to_adapt():
     with pytest.raises(tftpu.UserError, match=r"name the layers to adapt by model.lora_targets"):
         models.enable_lora(zoo.build("resnet"), 2)
     own = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3, name="own")])
-    with pytest.raises(tftpu.UserError, match="for dense layers and the zoo's .* is a Conv2D"):
+    with pytest.raises(tftpu.UserError, match=r"for dense layers and the zoo's .* is a Conv2D"):
         models.enable_lora(own, 2, "own", "int8")
 
 
