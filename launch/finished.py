@@ -162,10 +162,7 @@ def class_names(experiment: Experiment) -> list[str] | None:
 
 
 def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
-    """Connects; returns the module that builds experiments, once TensorFlow is loaded.
-
-    The experiment has a length, which is not asked of its data: nothing is trained.
-    """
+    """Connects; returns the module that builds experiments, once TensorFlow is loaded."""
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     import tftpu
@@ -173,8 +170,13 @@ def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
 
     engine = build.connect(experiment)
     tftpu.set_precision(experiment.train.precision)
+    return build, engine, without_asking_for_length(experiment)
+
+
+def without_asking_for_length(experiment: Experiment) -> Experiment:
+    """Returns an experiment with a length, which is not asked of its data: nothing is trained."""
     train = dataclasses.replace(experiment.train, steps=_LENGTH, epochs=None)
-    return build, engine, dataclasses.replace(experiment, train=train)
+    return dataclasses.replace(experiment, train=train)
 
 
 def _restored(

@@ -221,11 +221,19 @@ def _check_rank(layer: Any, rank: int) -> None:
 
 
 def _heads(model: keras.Model, layers: list[Any]) -> list[Any]:
-    """Returns the dense layers that are outputs of a model; none of a language model's."""
+    """Returns the dense layers that are outputs of a model; none of a language model's.
+
+    A layer without weights may follow, such as the activation of a classifier.
+    """
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    ends = {id(output) for output in outputs}
+    for layer in reversed(model.layers if outputs else []):
+        one = isinstance(getattr(layer, "input", None), keras.KerasTensor)
+        if one and not layer.weights and id(layer.output) in ends:
+            ends.add(id(layer.input))
     dense = [v for v in layers if isinstance(v, keras.layers.Dense | keras.layers.EinsumDense)]
     own = [v for v in dense if v in model.layers and not isinstance(v, UntiedHead)]
-    return [v for v in own if any(v.output is output for output in outputs)]
+    return [v for v in own if id(v.output) in ends] if outputs else []
 
 
 def _targets(

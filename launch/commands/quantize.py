@@ -70,7 +70,7 @@ def _plain(experiment: Experiment, trained: "Trainer") -> "Trainer":
     train = dataclasses.replace(experiment.train, ema_momentum=None)
     plain = dataclasses.replace(experiment, model=build.without_adapters(experiment), train=train)
     with trained.engine.scope():
-        trainer = build.build_trainer(build.with_length(plain), None)
+        trainer = build.build_trainer(finished.without_asking_for_length(plain), None)
     models.assign_merged(trainer.model, trained.model, trained.executor.averaged_weights())
     return trainer
 

@@ -1,7 +1,24 @@
-"""The compiler's cycles of a step, completed where it makes no estimate."""
+"""What the benchmarks of compiled programs share: one replica, and the compiler's cycles."""
 
 from tftpu.preflight.pricing.cost import Cost
-from tftpu.tpu.slices import Slice
+from tftpu.tpu.slices import Slice, parse_slice
+
+
+class CompileError(Exception):
+    """Raised with the compiler's message."""
+
+
+class OneReplica(Slice):
+    """The smallest slice of a generation, with one core working."""
+
+    @property
+    def replicas(self) -> int:
+        return 1
+
+
+def one_replica_of(generation: str) -> Slice:
+    smallest = parse_slice({"v5e": "v5e-1", "v6e": "v6e-1"}.get(generation, f"{generation}-8"))
+    return OneReplica(smallest.name, smallest.generation, smallest.shape)
 
 
 def cycles_of(cost: Cost, target: Slice) -> float:

@@ -20,7 +20,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import keras
 import tensorflow as tf
 
-from tests.benchmarks.tpu_cost import adamw, cycles_of, one_replica_of
+from tests.benchmarks.cycles import cycles_of, one_replica_of
+from tests.benchmarks.tpu_cost import adamw
 from tftpu import models
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.models.families.gpt import _block

@@ -10,6 +10,9 @@ update; bfloat16) with the same compiler, batch, loss and optimizer, and compare
   as `tftpu.preflight.pricing.cost` does;
 - GB accessed, counted by the same module, and MiB of HBM.
 
+The rows decode_1 and decode_32 compare a token that GPT-2 writes for that many rows with the time
+in which weights and cache are read once (`tests.benchmarks.decode_cost`).
+
 The first compilation takes 1-3 minutes on 2 cores; its result is cached. KerasHub is installed by
 `make test`. Flax is installed into a separate folder, without its dependencies.
 """
@@ -17,6 +20,7 @@ The first compilation takes 1-3 minutes on 2 cores; its result is cached. KerasH
 import argparse
 import dataclasses
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -31,25 +35,19 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import keras
 import tensorflow as tf
 
-from tests.benchmarks.cycles import cycles_of
+from tests.benchmarks import decode_cost
+from tests.benchmarks.cycles import CompileError, cycles_of, one_replica_of
 from tftpu import models
 from tftpu.engines.lowered import LoweredStep
 from tftpu.engines.tensorflow.lower import lower
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import Cost, memory_of, price
-from tftpu.tpu.slices import Slice, parse_slice
 
 GENERATIONS = ("v3", "v5e")
+DECODE = {"decode_1": 1, "decode_32": 32}  # rows of text
+DECODE_BAR = 1.5
 FLAX = ("flax==0.12.8", "msgpack==1.1.2")
-
-
-class OneReplica(Slice):
-    """The smallest slice of a generation, with one core working."""
-
-    @property
-    def replicas(self) -> int:
-        return 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +61,6 @@ class Row:
     peer: Callable[[], LoweredStep]
     cycles: float
     hbm: float | None = None
-
-
-class CompileError(Exception):
-    """Raised with the compiler's message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +87,6 @@ def measure(program: LoweredStep, generation: str) -> Measured:
     return Measured(
         cycles_of(cost, target), cost.bytes_accessed, memory_of(compiled.memory).total, cost
     )
-
-
-def one_replica_of(generation: str) -> Slice:
-    smallest = parse_slice({"v5e": "v5e-1", "v6e": "v6e-1"}.get(generation, f"{generation}-8"))
-    return OneReplica(smallest.name, smallest.generation, smallest.shape)
 
 
 # Equal for a batch without weights: the loss of the zoo's configs, and the usual one of Keras.
@@ -256,7 +245,7 @@ ROWS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [row.name for row in ROWS]
+    names = [*(row.name for row in ROWS), *DECODE]
     parser.add_argument("--rows", default=",".join(names), help="any of " + ",".join(names))
     parser.add_argument("--generations", default=",".join(GENERATIONS))
     parser.add_argument("--explain", action="store_true", help="list our longest instructions")
@@ -296,7 +285,29 @@ def main() -> int:
             if args.explain:
                 explain(a.cost)
         print(f"{'':<45} {time.monotonic() - start:.0f} s", flush=True)
+    chosen = [batch for name, batch in DECODE.items() if name in args.rows.split(",")]
+    for generation, batch in itertools.product(args.generations.split(","), chosen):
+        failed += not decodes(generation, batch)
     return min(failed, 1)
+
+
+def decodes(generation: str, batch: int) -> bool:
+    """Prints what a token costs; returns whether it reaches the bar."""
+    title = f"GPT-2 small writes {batch} x a token"
+    try:
+        token = decode_cost.token(generation, batch)
+    except CompileError as error:
+        print(f"{title:<40} {generation:<4} MISSED, does not compile: {error}")
+        return False
+    ratio = token.seconds / token.floor
+    reached = ratio <= DECODE_BAR
+    print(
+        f"{title:<40} {generation:<4} {1e3 * token.seconds:.2f} ms, floor "
+        f"{1e3 * token.floor:.2f} ms, ratio {ratio:.2f} (bar {DECODE_BAR}: "
+        f"{'reached' if reached else 'MISSED'})",
+        flush=True,
+    )
+    return reached
 
 
 def explain(cost: Cost, count: int = 40) -> None:

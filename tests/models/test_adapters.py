@@ -140,6 +140,15 @@ def test_layers_of_an_own_model_are_adapted_but_its_output():
     assert names == ["classes/bias", "classes/kernel"]
 
 
+def test_a_classifier_before_its_activation_is_trained_as_a_whole():
+    x = keras.Input((8,))
+    y = keras.layers.Dense(3, name="classes")(keras.layers.Dense(8, name="hidden")(x))
+    model = keras.Model(x, keras.layers.Dropout(0.1)(keras.layers.Activation("softmax")(y)))
+    assert models.enable_lora(model, 2) == ["hidden"]
+    trained = {v.path for v in model.trainable_variables if "lora" not in v.path}
+    assert trained == {"classes/bias", "classes/kernel"}
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -158,7 +167,7 @@ def test_models_without_dense_layers_ask_for_the_layers_to_adapt():
         models.enable_lora(zoo.build("resnet"), 2)
     own = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3, name="own")])
     with pytest.raises(tftpu.UserError, match=r"for dense layers and the zoo's .* is a Conv2D"):
-        models.enable_lora(own, 2, "own", "int8")
+        models.enable_lora(own, 2, "*own", "int8")
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tftpu.inference.sampling import Choice, Sampling, rules
 
 Tokens = list[int]
 _FEW = 16  # tokens that are written together even where fewer are wanted
-_PROMPT = 64  # prompts are padded to a multiple of it, so that few lengths are compiled
+_PROMPT = 64  # the length that the shortest prompts are padded to
 
 
 def generate(
@@ -173,7 +173,7 @@ class Writer:
     ) -> Iterator[list[Tokens]]:
         """Yields the next tokens of texts that fit the context together with them."""
         lengths = np.array([len(text) for text in texts], np.int32)
-        time = min(-(-int(lengths.max()) // _PROMPT) * _PROMPT, self._decoding.context)
+        time = min(_padded(int(lengths.max())), self._decoding.context)
         tokens = np.zeros((len(texts), time), np.int32)
         for padded, text in zip(tokens, texts):
             padded[: len(text)] = text
@@ -248,6 +248,13 @@ def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
             f"The model {name!r} does not continue texts: what it predicts after a token depends "
             "on the tokens that come later. Only causal models can write."
         )
+
+
+def _padded(length: int) -> int:
+    """Returns the next of 64, 96, 128, 192, 256, and so on: few lengths are compiled."""
+    whole = _PROMPT << (-(-length // _PROMPT) - 1).bit_length()
+    three_quarters = 3 * whole // 4
+    return three_quarters if whole > _PROMPT and length <= three_quarters else whole
 
 
 def _uniform(rows: Sequence[Row], count: int) -> np.ndarray:
