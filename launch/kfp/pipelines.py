@@ -59,7 +59,7 @@ class Layout:
             flags = {"source": self.source, "flags": self.convert_flags}
             ready = self._command(steps.convert, output=f"{run}/data", **flags)
             config_of["data_dir"] = f"{run}/data"
-        ready = self._command(steps.check, ready, **config_of)
+        ready = self._command(steps.check, ready, condition=gate, **config_of)
         if self.search is not None:
             more = {"space": list(self.search), "flags": self.search_flags}
             where = f"{run}/search"

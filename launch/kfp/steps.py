@@ -123,16 +123,20 @@ def convert(
 
 
 @_step
-def check(config: str, data_dir: str = "", overrides: str = "", setup: str = "") -> None:
+def check(
+    config: str, data_dir: str = "", overrides: str = "", condition: str = "", setup: str = ""
+) -> None:
     """Checks the data of a config before machines are paid for: `tftpu data check`.
 
     Args:
         config: name of a config, or path of one in the image.
         data_dir: folder of the data; "": that of the config.
         overrides: changes of it, as on the command line.
+        condition: of the gate behind the training: its metrics are those of the config.
         setup: what `tftpu launch` sent, for its pipelines.
     """
     words = [f"--config.data.data_dir={data_dir}"] if data_dir else []
+    words += [f"--gate={condition}"] if condition else []
     _tftpu(["data", "check", f"--config={config}", *words], overrides, setup)
 
 

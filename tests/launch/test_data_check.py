@@ -57,6 +57,8 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     without = "--config.data.eval_split=val"
     assert main.main([*command, without]) == 2
     assert "error    evaluation: The data set in" in capsys.readouterr().out
+    assert main.main([*command, "--gate=acuracy>=0.9"]) == 2
+    assert "Did you mean 'accuracy'?" in capsys.readouterr().err
     assert main.main([*command, "--hosts=3"]) == 2
     assert "cannot be shared by 3 hosts" in capsys.readouterr().err
 

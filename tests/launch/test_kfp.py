@@ -126,6 +126,8 @@ def test_the_compiled_pipeline_has_the_steps_in_their_order(tmp_path):
     assert images == ["registry/image:1"] * 8
     assert not any(task["cachingOptions"] for task in tasks.values())
     assert given(tasks["check"])["data_dir"] == given(tasks["train"])["data_dir"]
+    condition = tasks["check"]["inputs"]["parameters"]["condition"]
+    assert condition == {"componentInputParameter": "gate"}
     assert given(tasks["train"])["data_dir"] == given(tasks["convert"])["output"]
     assert given(tasks["export"])["output"] == f"{FOLDER}/export"
     kinds = {
@@ -222,6 +224,9 @@ def test_a_step_that_fails_shows_the_message_of_the_command(folder, capfd):
     said = capfd.readouterr().out
     assert "Did you mean 'digits_resnet'?" in said
     assert "tftpu data check ended with exit code 2" in said
+    with pytest.raises(RuntimeError, match="check"):
+        kfp.check(config="digits_resnet", condition="acuracy>=0.9")
+    assert "--gate=acuracy: the evaluation of Images has loss, accuracy." in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from tftpu.errors import UserError, counted
-from tftpu.launch import predictions
+from tftpu.launch import conditions, predictions
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
@@ -39,6 +39,9 @@ class Options(ConfigOptions):
         None, "examples per second that the TPU consumes", metavar="N", shown="preflight's"
     )
     zone: str | None = flag(None, "zone of the TPU, such as us-west4-a", metavar="ZONE")
+    gate: str | None = flag(
+        None, "condition of `tftpu evaluate --gate`: whether its metrics will exist", metavar="COND"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,8 @@ def run(options: Options) -> None:
         raise UserError(f"--need={need}: it must be above 0.")
     if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
         raise UserError(f"--zone={options.zone}: it must be a zone, such as us-west4-a.")
+    if options.gate:
+        conditions.check("--gate", options.gate, experiment)
     import_tensorflow()
     from tftpu import input_pipelines
 
