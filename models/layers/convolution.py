@@ -108,8 +108,7 @@ class QuantizedConvolution(keras.layers.Layer):
         self.kernel_shape, stored, axis = shape, list(shape), self.channel_axes[0]
         if mode == "int4":
             stored[axis] = -(-shape[axis] // 2)
-        with internals.becoming_quantized(self):
-            del self._kernel
+        with internals.becoming_quantized(self, self._kernel):
             self._kernel = self._constant("kernel", tuple(stored), "int8", "zeros")
             scales = tuple(shape[axis] for axis in self.channel_axes)
             self.kernel_scale = self._constant("kernel_scale", scales, "float32", "ones")

@@ -49,9 +49,14 @@ def stored_matrix(layer: keras.Layer) -> keras.Variable:
 
 
 @contextlib.contextmanager
-def becoming_quantized(layer: keras.Layer) -> Iterator[None]:
-    """Lets a built layer take variables for integers in the place of floats, while it lasts."""
+def becoming_quantized(layer: keras.Layer, floats: keras.Variable) -> Iterator[None]:
+    """Lets a built layer take variables for integers in the place of floats, while it lasts.
+
+    Keras's way is to delete the attribute, for which it collects garbage among all objects of the
+    process: seconds of a model with many layers.
+    """
     private: Any = layer
+    private._untrack_variable(floats)
     private._tracker.unlock()
     try:
         yield

@@ -124,6 +124,7 @@ def test_noise_is_data():
     assert of_graph(made, DATA, TRAINED) == 3 * PRODUCT
 
 
+@pytest.mark.slow
 def test_jax_counts_functions_the_same():
     # 16 outputs of 3 taps with a stride of 2 along an axis, on 8 numbers.
     products = real_products(16, 8, kernel=3, stride=2, dilation=1, same=True) ** 2

@@ -62,9 +62,8 @@ def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(fa
     assert [i.name for i in made.inputs] == ["images" if images else "tokens"]
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("bert", "gpt"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "bert", "gpt"])
 def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_path):
     import onnxruntime
 

@@ -55,6 +55,7 @@ def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, t
         assert np.mean(classes == examples["label"]) == pytest.approx(accuracy, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
     assert main(["quantize", f"--workdir={run}"]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[2:]}

@@ -127,6 +127,7 @@ def test_the_workers_of_several_slices_are_counted_on(machine, name, answers, pl
     assert (reports / f"{place}exit_code").read_text() == "0\n"
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_learn_its_slice_says_so_and_ends(machine):
     (machine.bucket / "b/run/launch/n/worker-11").mkdir(parents=True)
     machine.tool("curl", 'case "$*" in *tpu-env) exit 22 ;; *) echo 3 ;; esac')

@@ -32,6 +32,7 @@ def test_tokens_a_second_and_dollars_follow_from_the_time_of_a_token():
     assert weights + cache < one.hbm_bytes < 3 * (weights + cache)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_more_rows_take_longer_together_and_less_each():
     [few], [many] = check_writing(gpt, ["v6e-1"], 8), check_writing(gpt, ["v6e-1"], 256)
