@@ -189,8 +189,8 @@ def record(plan: Plan, workdir: str) -> str:
                 replaced = _given_way(before, workdir)
             if not replaced:
                 raise UserError(
-                    f"The workdir {workdir!r} holds a search with another {changed}. Give this one "
-                    "its own workdir with --workdir=DIR."
+                    f"The workdir {workdir!r} holds a search that differs in {changed}. Give this "
+                    "one its own workdir with --workdir=DIR."
                 )
         if plan != before:
             text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"

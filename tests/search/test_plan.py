@@ -54,7 +54,7 @@ def test_a_search_whose_config_changed_is_not_continued(own, capsys):
     config.write_text(OWN.format(16))
     words = ("search", f"--config={config}", f"--workdir={workdir}")
     assert main.main([*words, "--space=optimizer.momentum=uniform:0..1"]) == 2
-    assert "another config: model.width was 32 and is 16" in capsys.readouterr().err
+    assert "differs in config: model.width was 32 and is 16" in capsys.readouterr().err
     assert main.main(["search", "--join", f"--workdir={workdir}"]) == 2
     said = capsys.readouterr().err
     assert "is not the config of the search" in said and "model.width was 32 and is 16" in said
@@ -88,7 +88,7 @@ def test_what_a_machine_has_of_its_own_is_no_difference():
 def test_the_metric_is_compared_before_what_follows_from_it(tmp_path):
     complete(planned("digits_resnet"), str(tmp_path))
     other = planned("digits_resnet", metric="loss", overrides=("--config.train.seed=3",))
-    with pytest.raises(plans.UserError, match="another metric: 'accuracy', not 'loss'"):
+    with pytest.raises(plans.UserError, match="differs in metric: 'accuracy', not 'loss'"):
         plans.record(other, str(tmp_path))
     assert "--config.train.best_metric=loss" in other.words([], "run")
 
@@ -112,7 +112,7 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
         assert other.study(workdir).get_trials() == [] and not (tmp_path / "trials").exists()
         assert plans.recorded(workdir) == other
     else:
-        with pytest.raises(plans.UserError, match="another metric"):
+        with pytest.raises(plans.UserError, match="differs in metric"):
             plans.record(other, workdir)
         assert len(plan.study(workdir).get_trials()) == 2
 

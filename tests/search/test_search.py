@@ -108,9 +108,9 @@ def test_another_search_or_a_changed_one_does_not_enter_its_workdir(done, capsys
     workdir, _ = done
     where = f"--workdir={workdir}"
     assert search(*TINY, "--config.train.steps=30", where) == 2
-    assert "another overrides" in capsys.readouterr().err
+    assert "differs in overrides" in capsys.readouterr().err
     assert search(*TINY, "--sampler=random", where) == 2
-    assert "another sampler: 'tpe', not 'random'" in capsys.readouterr().err
+    assert "differs in sampler: 'tpe', not 'random'" in capsys.readouterr().err
     assert search("search", "--report", "--trials=9", where) == 2
     assert "--trials cannot change it" in capsys.readouterr().err
 
