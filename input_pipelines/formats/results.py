@@ -46,15 +46,18 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
     if errors:
         columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count(columns))]}
     entries = {name: _entries(name, columns[name]) for name in sorted(columns)}
-    if not errors:
-        rows = map(b"".join, zip(*entries.values()))
-        return b"".join([records.frame(b"\x0a" + _varint(len(row)) + row) for row in rows])
-    framed = []
-    for number, row in enumerate(zip(*entries.values())):
-        kept = [KEYS[0], KEYS[1], ERROR] if number in errors else [n for n in entries if n != ERROR]
-        parts = [part for name, part in zip(entries, row) if name in kept]
-        framed.append(records.frame(_message(1, b"".join(parts))))
-    return b"".join(framed)
+    rows = zip(*entries.values())
+    if errors:
+        rows = (_without_values(entries, n, row, errors) for n, row in enumerate(rows))
+    return records.framed(lambda size: b"\x0a" + _varint(size), map(b"".join, rows))
+
+
+def _without_values(
+    entries: Mapping[str, Any], number: int, row: tuple[bytes, ...], errors: Errors
+) -> tuple[bytes, ...]:
+    """Returns the entries of a row that it keeps: with an error, where it is and the reason."""
+    kept = [*KEYS, ERROR] if number in errors else [name for name in entries if name != ERROR]
+    return tuple(part for name, part in zip(entries, row) if name in kept)
 
 
 def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
@@ -134,20 +137,22 @@ def _plain(values: Any) -> list[Any]:
 
 def _entries(name: str, values: Any) -> list[bytes]:
     """Returns the entry of a column in the features of each row, as protobuf encodes it."""
-    key, array = _message(1, name.encode()), np.asarray(values)
+    key = _message(1, name.encode())
+    if isinstance(values, list) and all(isinstance(value, str) for value in values):
+        return [_texts(key, (value,)) for value in values]
+    array = np.asarray(values)
     flat = array.reshape(len(array), -1)
     if array.dtype.kind == "f":
         data, size = flat.astype("<f4").tobytes(), 4 * flat.shape[1]
         begin = _begin(size, 2, key)
         return [begin + data[n * size : (n + 1) * size] for n in range(len(array))]
-    found = []
-    for row in flat.tolist():
-        if array.dtype.kind in "iub":
-            items = b"".join([_varint(item & _MASK) for item in row])
-            found.append(_begin(len(items), 3, key) + items)
-        else:
-            found.append(_texts(key, tuple(row)))
-    return found
+    if array.dtype.kind not in "iub":
+        return [_texts(key, tuple(row)) for row in flat.tolist()]
+    if flat.shape[1] == 1:
+        packed = [_varint(item & _MASK) for item in flat[:, 0].tolist()]
+    else:
+        packed = [b"".join([_varint(item & _MASK) for item in row]) for row in flat.tolist()]
+    return [_begin(len(items), 3, key) + items for items in packed]
 
 
 @functools.lru_cache(maxsize=1024)  # many rows are of one file, or of one class

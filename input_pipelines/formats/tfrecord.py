@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -31,6 +31,26 @@ _DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
 def frame(record: bytes) -> bytes:
     """Returns a record as the file holds it: with its length and both checksums."""
     return b"".join((_header(len(record)), record, struct.pack("<I", _masked_crc(record))))
+
+
+def framed(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
+    """Returns many records as a file holds them, each in two parts; see `frame`.
+
+    Args:
+        begin: returns the first bytes of a record by the size of its rest; always the same.
+        rests: what follows them.
+    """
+
+    @functools.lru_cache(maxsize=4096)
+    def head(size: int) -> tuple[bytes, int]:
+        first = begin(size)
+        return _header(len(first) + size) + first, google_crc32c.value(first)
+
+    parts, checksum, pack = [], google_crc32c.extend, struct.Struct("<I").pack
+    for rest in rests:
+        before, crc = head(len(rest))
+        parts += (before, rest, pack(_masked(checksum(crc, rest))))
+    return b"".join(parts)
 
 
 @functools.lru_cache(maxsize=4096)  # records of one data set are of few lengths
@@ -310,5 +330,8 @@ def _is_length(header: bytes) -> bool:
 
 
 def _masked_crc(data: bytes) -> int:
-    crc = google_crc32c.value(data)
+    return _masked(google_crc32c.value(data))
+
+
+def _masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
