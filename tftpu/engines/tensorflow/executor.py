@@ -69,7 +69,8 @@ class TensorFlowExecutor:
         self._eval_whole = WholeBatches(strategy, platform, self._eval_step)
         step = traced_for(platform, self._eval_step.predict)
 
-        def predict(batch, valid):
+        def predict(iterator):
+            batch, valid = next(iterator)
             return self._strategy.run(lambda x: (step(x), valid), args=(data.features_of(batch),))
 
         self._predict = internals.graph_function(predict)
@@ -166,8 +167,10 @@ class TensorFlowExecutor:
 
         def computed() -> Iterator[Any]:
             with data_errors():
-                for batch, valid in feed.distribute(batches, self._strategy):
-                    yield self._predict(batch, valid)
+                iterator = iter(feed.distribute(batches, self._strategy))
+                with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
+                    while True:
+                        yield self._predict(iterator)
 
         for found in one_ahead(computed()):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
