@@ -97,10 +97,7 @@ def serving_of(
     from tftpu.launch.experiment import plain_model
 
     model = plain_model(experiment, trainer)  # without loss and optimizer
-    given = experiment.data.export_inputs()
-    if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
-        given = _as_read(experiment.data)
-    taken = taken_of(model, experiment.data, given, inputs)
+    taken = taken_of(model, experiment.data, experiment.data.export_inputs(), inputs)
     names = finished.class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantized_weights(model, bits) if bits else {}
@@ -124,7 +121,9 @@ def taken_of(
     """
     from tftpu.inference.exporting.serving import TOKENS, inputs_of
 
-    if inputs is None and isinstance(data, Tokens):
+    if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
+        given = _as_read(data)
+    if given is None and inputs is None and isinstance(data, Tokens):
         inputs = (TOKENS,)
     return inputs_of(model, _features(data), given, inputs)
 

@@ -283,6 +283,13 @@ def _adapt(layer: Any, rank: int, base: str) -> None:
 
 def _quantize(layer: Any, base: str) -> None:
     """Quantizes the kernel of a dense layer or a convolution."""
+    if layer.quantization_mode == base:
+        return
+    if layer.quantization_mode is not None:
+        raise UserError(
+            f"model.lora_base={base!r}: the layer {layer.path!r} is quantized to "
+            f"{layer.quantization_mode} already: give that, or leave it out."
+        )
     known = type(layer) in (Dense, keras.layers.Dense) or isinstance(layer, QuantizedConvolution)
     if not known:
         raise UserError(

@@ -48,6 +48,7 @@ def run(options: Options) -> None:
     """Writes the export, once its outputs were compared."""
     form = _format(options)
     _check_bits(options, form)
+    named = None if options.inputs is None else _names(options.inputs, form)
     if files.exists(options.to):
         raise UserError(f"{options.to} exists already: choose another place, or remove it.")
     experiment = finished.experiment_of(options.workdir, options)
@@ -57,9 +58,8 @@ def run(options: Options) -> None:
     trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
-    named = None if options.inputs is None else _names(options.inputs)
     if form == "keras":
-        serving = _as_keras(trainer, experiment, named)
+        serving = _as_keras(trainer, experiment)
     else:
         labels = form != "litert"
         serving = serving_of(trainer, experiment, options.quantize, inputs=named, labels=labels)
@@ -121,11 +121,20 @@ def _check_bits(options: Options, form: str) -> None:
         )
 
 
-def _names(listed: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+def _names(listed: str, form: str) -> list[str]:
+    """Returns the names of `--inputs`."""
+    if form == "keras":
+        raise UserError(
+            "--format=keras holds the model itself, which takes all of its inputs: leave out "
+            "--inputs, or use another format."
+        )
+    found = list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+    if not found:
+        raise UserError(f"--inputs={listed}: give names, such as --inputs=tokens,segments.")
+    return found
 
 
-def _as_keras(trainer: "Trainer", experiment: Experiment, inputs: list[str] | None) -> "Serving":
+def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
     """Returns the model itself: without names of classes, and its images as uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.experiment import plain_model
@@ -136,7 +145,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment, inputs: list[str] | No
     if given is not None:
         model = _with_pixels(model, experiment)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    return Serving(model, *taken_of(model, experiment.data, given, inputs))
+    return Serving(model, *taken_of(model, experiment.data, given))
 
 
 def _with_pixels(model: Any, experiment: Experiment) -> Any:

@@ -10,7 +10,7 @@ from keras import layers
 
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.causal import causal_attention
-from tftpu.models.layers.dense import Dense
+from tftpu.models.layers.dense import Dense, HoldsDense
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.tensor_parallel import Residual, biases_by_heads, projected
@@ -108,13 +108,14 @@ class Positions(layers.Layer):
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class CausalSelfAttention(layers.Layer):
+class CausalSelfAttention(HoldsDense):
     """Multi-head attention of each token to itself and to earlier ones of its segment.
 
     Args:
         heads: a divisor of the width.
         depth: number of blocks in the model, which scales the initial weights.
         implementation: as for `tftpu.models.layers.attention.attention`.
+        kwargs: as for `HoldsDense`.
     """
 
     def __init__(self, heads: int, depth: int, implementation: str = "plain", **kwargs: Any):
@@ -128,17 +129,9 @@ class CausalSelfAttention(layers.Layer):
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
         width = x_shape[-1]
-        self.qkv = Dense(
-            3 * width, kernel_initializer=_normal(), dtype=self.dtype_policy, name="qkv"
-        )
-        self.qkv.build(x_shape)
-        self.out = Dense(
-            width,
-            kernel_initializer=_residual_init(self.depth),
-            dtype=self.dtype_policy,
-            name="out",
-        )
-        self.out.build(x_shape)
+        self.qkv = self.dense("qkv", 3 * width, x_shape, kernel_initializer=_normal())
+        residual = _residual_init(self.depth)
+        self.out = self.dense("out", width, x_shape, kernel_initializer=residual)
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         batch, time, width = ops.shape(x)

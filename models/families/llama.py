@@ -16,7 +16,7 @@ from keras import layers
 from tftpu.models.layers.attention import rotation
 from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.causal import causal_attention
-from tftpu.models.layers.dense import Dense
+from tftpu.models.layers.dense import Dense, HoldsDense
 from tftpu.models.layers.heads import TiedHead, UntiedHead
 from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
@@ -72,7 +72,7 @@ def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class RotaryAttention(layers.Layer):
+class RotaryAttention(HoldsDense):
     """Causal self-attention whose queries and keys are rotated by their positions.
 
     Args:
@@ -81,6 +81,7 @@ class RotaryAttention(layers.Layer):
         base: the longest wavelength is about 2 pi times this.
         scaling: 1.0, or the factor by which Llama 3.1 stretches long wavelengths.
         implementation: as for `tftpu.models.layers.attention.attention`.
+        kwargs: as for `HoldsDense`.
     """
 
     def __init__(
@@ -107,9 +108,7 @@ class RotaryAttention(layers.Layer):
         head_dim = width // self.heads
 
         def dense(heads: int, name: str) -> Dense:
-            layer = _dense(heads * head_dim, dtype=self.dtype_policy, name=name)
-            layer.build(x_shape)
-            return layer
+            return self.dense(name, heads * head_dim, x_shape, **_plain())
 
         self.query = dense(self.heads, "query")
         self.key = dense(self.kv_heads, "key")
@@ -197,7 +196,11 @@ def frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
 
 
 def _dense(units: int, **options: Any) -> Dense:
-    return Dense(units, use_bias=False, kernel_initializer=_normal(), **options)
+    return Dense(units, **_plain(), **options)
+
+
+def _plain() -> dict[str, Any]:
+    return {"use_bias": False, "kernel_initializer": _normal()}
 
 
 def _norm(x: Tensor, config: "Llama", name: str) -> Tensor:

@@ -47,9 +47,15 @@ class QuantizedConvolution(keras.layers.Layer):
         self._kernel = value
 
     def build(self, input_shape: Any) -> None:
+        mode = self.quantization_mode
+        if mode not in (None, *_RANGES):
+            raise NotImplementedError(
+                f"The convolution {self.name!r} cannot have the dtype {self.dtype_policy.name!r}: "
+                "its kernel can be quantized to int8 or int4."
+            )
         super().build(input_shape)
-        if self.quantization_mode is not None:  # the layer is read from a file
-            self._hold_integers(self.quantization_mode)
+        if mode is not None:  # the layer is read from a file
+            self._hold_integers(mode)
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
         """Rounds the kernel to "int8" or "int4".

@@ -61,6 +61,46 @@ class Dense(keras.layers.Dense):
         super().quantize(mode, type_check=type_check and type(self) is not Dense, config=config)
 
 
+class HoldsDense(keras.layers.Layer):
+    """A layer of dense layers, whose config says which of them are quantized.
+
+    Args:
+        forms: what the configs of quantized ones have beyond those that this layer gives them, by
+            name; from the config of such a layer.
+    """
+
+    def __init__(self, forms: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._forms = forms or {}
+
+    def dense(self, name: str, units: int, input_shape: Any, **options: Any) -> Dense:
+        """Returns a built dense layer.
+
+        Args:
+            name: of the layer.
+            units, options: as for `Dense`.
+            input_shape: (..., channels).
+        """
+        layer = Dense(units, dtype=self.dtype_policy, name=name, **options)
+        if name in self._forms:
+            layer = Dense.from_config({**layer.get_config(), **self._forms[name]})
+        layer.build(input_shape)
+        return layer
+
+    def get_config(self) -> dict[str, Any]:
+        inside = internals.flat_layers(self)[1:]
+        found = {v.name: _form(v) for v in inside if isinstance(v, Dense) and v.quantization_mode}
+        forms = found if inside else self._forms
+        return {**super().get_config(), **({"forms": forms} if forms else {})}
+
+
+def _form(layer: Dense) -> dict[str, Any]:
+    """Returns what the config of a quantized layer has beyond that of one that is not."""
+    config = layer.get_config()
+    names = "dtype", "quantization_config", "lora_rank", "lora_alpha"
+    return {name: config[name] for name in names if name in config}
+
+
 def dequantized_kernel(layer: Any) -> Tensor:
     """Returns the kernel of a quantized layer without adapters, in its compute dtype.
 

@@ -3,23 +3,23 @@
 from typing import Any
 
 import keras
-from keras import layers
 
 from tftpu.models.layers.attention import attention_by_heads, whole_sequences
-from tftpu.models.layers.dense import Dense
+from tftpu.models.layers.dense import HoldsDense
 from tftpu.models.layers.tensor_parallel import biases_by_heads, projected
-from tftpu.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
 from tftpu.tpu.target import HEADS
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class SelfAttention(layers.Layer):
+class SelfAttention(HoldsDense):
     """Attention of each token of (batch, time, width) to all, or to all of its segment.
 
     Args:
         heads: a divisor of the width.
         implementation: as for `tftpu.models.layers.attention.attention`.
+        kwargs: as for `HoldsDense`.
     """
 
     def __init__(self, heads: int, implementation: str = "plain", **kwargs: Any):
@@ -32,15 +32,9 @@ class SelfAttention(layers.Layer):
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
         width = x_shape[-1]
-
-        def dense(units: int, name: str, initializer: Initializer) -> Dense:
-            layer = Dense(units, kernel_initializer=initializer, dtype=self.dtype_policy, name=name)
-            layer.build(x_shape)
-            return layer
-
         normal = keras.initializers.TruncatedNormal(stddev=0.02)
-        self.qkv = dense(3 * width, "qkv", normal.clone())
-        self.out = dense(width, "out", normal.clone())
+        self.qkv = self.dense("qkv", 3 * width, x_shape, kernel_initializer=normal.clone())
+        self.out = self.dense("out", width, x_shape, kernel_initializer=normal.clone())
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         whole = whole_sequences(self.implementation, x, self.heads)

@@ -102,6 +102,43 @@ def test_inputs_that_cannot_be_chosen_are_named(family, chosen, said):
         inputs_of(zoo.build(family), ROWS, None, chosen)
 
 
+def test_an_input_that_a_model_needs_is_not_left_out():
+    named = {n: keras.Input((None,), dtype="int32", name=n) for n in ("tokens", "mask")}
+    hidden = keras.layers.Embedding(20, 4)(named["tokens"]) * named["mask"][..., None]
+    model = keras.Model(named, hidden)
+    with pytest.raises(UserError, match="needs the input 'mask': choose tokens, mask"):
+        inputs_of(model, ROWS, None, ["tokens"])
+    given = ExportInputs({"text": (3,)}, {"text": "int32"}, lambda text: text)
+    with pytest.raises(UserError, match="say what its export takes, text"):
+        inputs_of(model, ROWS, given, ["tokens"])
+    taken, _ = inputs_of(model, ROWS, None, ["tokens", "mask"])
+    assert [(i.below, i.tried_below) for i in taken] == [(None, 20), (None, 20)]
+    assert taken[0].drawn(5, 0).max() < 20
+
+
+def test_nested_inputs_are_refused():
+    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    model = keras.Model({"x": [a, b]}, keras.layers.Concatenate()([a, b]))
+    with pytest.raises(UserError, match="inputs are nested"):
+        inputs_of(model, ROWS, None)
+
+
+def test_what_a_server_refuses_is_what_no_model_takes():
+    taken, _ = inputs_of(zoo.build("bert"), ROWS, None, ["tokens", "segments", "positions"])
+    assert [i.below for i in taken] == [20, None, None]
+
+
+def test_sizes_of_a_list_of_inputs_are_found_by_name():
+    b, a = keras.Input((None, 3), name="b"), keras.Input((None, 3), name="a")
+    gap = keras.layers.GlobalAveragePooling1D()
+    model = keras.Model([b, a], keras.layers.Dense(2)(gap(b) - gap(a)))
+    specs = {"a": tf.TensorSpec((4, 7, 3)), "b": tf.TensorSpec((4, 5, 3))}
+    found = inputs_of(model, specs, None)[0]
+    assert [(i.name, i.shape) for i in found] == [("b", (5, 3)), ("a", (7, 3))]
+    with pytest.raises(UserError, match="input 'b' has the shape"):
+        inputs_of(model, {"c": specs["a"], "d": specs["b"]}, None)
+
+
 def test_sizes_that_a_model_leaves_open_are_those_of_its_data():
     a, b = keras.Input((None, 3), name="a"), keras.Input((None,), name="b")
     model = keras.Model([a, b], keras.layers.Dense(2)(a) + b[..., None])

@@ -14,6 +14,7 @@ import tftpu
 from tests.support import generation, jax_process
 from tests.support.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
 from tftpu.errors import UserError
+from tftpu.inference import generate as generate_module
 from tftpu.inference.generate import Row, Writer, generate, rows_of
 from tftpu.inference.sampling import Sampling, rules
 from tftpu.tpu import target
@@ -312,3 +313,9 @@ def test_lengths_below_a_part_compile_nothing_of_their_own():
         [*parts] = writer.write([Row([1, 2, 3], length, LIKELIEST)])
         assert [len(part) for [part] in parts] == [length]
     assert len(shapes) == 2  # of reading and of writing
+
+
+def test_few_lengths_of_prompts_are_compiled():
+    lengths = {generate_module._padded(length) for length in range(1, 1025)}
+    assert sorted(lengths) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    assert all(length <= generate_module._padded(length) for length in range(1, 1025))

@@ -137,7 +137,9 @@ def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
         (["--format=keras", "--to=m.onnx"], "ends in .keras"),
         (["--format=onnx", "--to=m.onnx", "--quantize=int2"], "give int8 or int4"),
         (["--to=m.keras", "--quantize=int8"], "use another format"),
-        (["--to=m.onnx", "--inputs=tokens"], "chosen for language models only"),
+        (["--to=m.onnx", "--inputs=tokens"], "say what its export takes, images"),
+        (["--to=m.onnx", "--inputs=,"], "give names, such as --inputs=tokens"),
+        (["--to=m.keras", "--inputs=tokens"], "leave out --inputs"),
         (["--format=saved_model", "--to=m.onnx"], "is a folder"),
     ],
 )

@@ -10,6 +10,7 @@ from tests.support.strategies import relative
 from tests.support.training import compiled
 from tftpu import models
 from tftpu.models import adapters
+from tftpu.models.layers import internals
 from tftpu.models.layers.convolution import Conv2D, DepthwiseConv2D, QuantizedConvolution
 
 CNNS = ["resnet", "efficientnetv2", "convnext"]
@@ -99,16 +100,54 @@ def test_a_quantized_cnn_computes_what_its_merged_weights_do(family, mode):
     assert relative(output(twin, family), output(model, family)) < 5e-6
 
 
+def test_kernels_of_other_kinds_are_refused():
+    conv = Conv2D(4, 3, dtype="float8_from_float32", name="conv")
+    with pytest.raises(NotImplementedError, match="'conv' cannot have the dtype 'float8"):
+        conv.build((None, 8, 8, 3))
+
+
+FEW = ["efficientnetv2", "vit", "llama"]  # every class of attention is in one of them, or in gpt
+SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY if f not in FEW]
+
+
 @pytest.mark.filterwarnings(SAID)
 @pytest.mark.parametrize("mode", ["int8", "int4"])
-def test_a_quantized_cnn_is_saved_and_read_again(mode, tmp_path):
-    model = built("efficientnetv2")
+@pytest.mark.parametrize("family", [*FEW, *SLOW])
+def test_a_quantized_model_is_saved_and_read_again(family, mode, tmp_path):
+    model = built(family)
     model.quantize(mode)
     path = str(tmp_path / "model.keras")
     model.save(path)
     read = keras.saving.load_model(path)
-    assert {v.quantization_mode for v in convolutions(read)} == {mode}
-    assert np.array_equal(output(read, "efficientnetv2"), output(model, "efficientnetv2"))
+    modes = [v.quantization_mode for v in internals.flat_layers(model)]
+    assert mode in modes
+    assert modes == [v.quantization_mode for v in internals.flat_layers(read)]
+    assert np.any(output(model, family))
+    assert np.array_equal(output(read, family), output(model, family))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["vit", "bert", "gpt", "llama"])
+def test_adapters_above_integers_are_saved_and_read_again(family, tmp_path):
+    model = built(family)
+    models.enable_lora(model, 2, base="int8")
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    read = keras.saving.load_model(path)
+    assert relative(output(read, family), output(model, family)) < 5e-6
+
+
+@pytest.mark.filterwarnings(SAID)
+def test_a_quantized_model_trains_adapters_above_its_integers():
+    model = built("resnet")
+    model.quantize("int8")
+    with pytest.raises(tftpu.UserError, match="is quantized to int8 already"):
+        models.enable_lora(model, 2, "*_conv", "int4")
+    model = built("resnet")
+    model.quantize("int8")
+    assert models.enable_lora(model, 2, "*_conv", "int8")
+    x, y = (np.asarray(part) for part in zoo.batch("resnet"))
+    tftpu.Trainer(compiled(model)).fit(x, y, verbose=0)
 
 
 @pytest.mark.parametrize("base", ["", "int8", "int4"])

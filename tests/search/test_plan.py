@@ -1,6 +1,8 @@
 """The plan of a search, and a config that changed since: it is not mixed with the earlier one."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
@@ -44,6 +46,13 @@ def own(tmp_path):
     return config, workdir
 
 
+def rewrite(config: Path, text: str) -> None:
+    """Changes a file as people do: later than in the second in which Python compiled it."""
+    config.write_text(text)
+    later = config.stat().st_mtime + 2
+    os.utime(config, (later, later))
+
+
 def test_a_plan_is_read_as_it_was_written(own):
     config, workdir = own
     assert plans.recorded(workdir) == planned(config)
@@ -51,7 +60,7 @@ def test_a_plan_is_read_as_it_was_written(own):
 
 def test_a_search_whose_config_changed_is_not_continued(own, capsys):
     config, workdir = own
-    config.write_text(OWN.format(16))
+    rewrite(config, OWN.format(16))
     words = ("search", f"--config={config}", f"--workdir={workdir}")
     assert main.main([*words, "--space=optimizer.momentum=uniform:0..1"]) == 2
     assert "differs in config: model.width was 32 and is 16" in capsys.readouterr().err

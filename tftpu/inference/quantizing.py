@@ -89,12 +89,13 @@ def refuse_quantized(model: keras.Model) -> None:
     """
     for layer in keras_internals.flat_layers(model):
         mode = getattr(layer, "quantization_mode", None)
-        if mode is not None and not getattr(layer, "lora_enabled", False):
+        adapted = getattr(layer, "lora_enabled", False)
+        if mode is not None and layer.trainable and not adapted:
             raise UserError(
                 f"The layer {layer.path!r} is quantized to {mode}, and its integers cannot be "
                 "trained: train the model in floats and quantize it then, or train adapters above "
-                'integers by tftpu.models.enable_lora(model, 8, base="int8"). A quantized model '
-                "can be evaluated and predicts."
+                'integers by tftpu.models.enable_lora(model, 8, base="int8"), or freeze the layer '
+                "by trainable = False. A quantized model can be evaluated and predicts."
             )
 
 

@@ -168,7 +168,7 @@ class TensorFlowExecutor:
         def computed() -> Iterator[Any]:
             with data_errors():
                 iterator = iter(feed.distribute(batches, self._strategy))
-                with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
+                with contextlib.suppress(tf.errors.OutOfRangeError):
                     while True:
                         yield self._predict(iterator)
 

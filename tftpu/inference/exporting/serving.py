@@ -9,14 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config.data import ExportInputs
+from tftpu.engines import keras_internals
 from tftpu.errors import UserError, did_you_mean
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.quantizing import Quantized
 from tftpu.tensors import Nest
 
 TOKENS = "tokens"  # the input that every language model has
-# What random values of the others are drawn below.
-_BELOW = {"segments": 3, "positions": 2, "types": 2}
+# What random values of its other inputs are drawn below.
+_FEW = {"segments": 3, "positions": 2, "types": 2}
 BATCH = "batch"  # the name of the only dimension that is not fixed
 
 
@@ -175,20 +176,21 @@ def inputs_of(
     specs: Any = getattr(model, "input", None)
     language = isinstance(specs, Mapping) and TOKENS in specs
     if chosen is not None:
-        _check_chosen(model, chosen, language)
+        _check_chosen(model, chosen, language, given)
     if given is not None:
         found = [Input(n, tuple(s), given.dtypes[n]) for n, s in given.shapes.items()]
         return found, given.prepare
     if language:
         known = features if isinstance(features, Mapping) else {TOKENS: features}
         taken = [name for name in specs if name in known] if chosen is None else chosen
+        _check_needed(model, taken)
         specs, features = {name: specs[name] for name in taken}, {TOKENS: known[TOKENS], **known}
-    sized = _sized(specs, features)
-    vocabulary = getattr(getattr(model, "hyperparameters", None), "vocabulary", None)
-    found = [
-        Input(name, shape, tensor.dtype, _BELOW.get(name, vocabulary) if language else None)
-        for name, (tensor, shape) in sized.items()
-    ]
+    size = getattr(getattr(model, "hyperparameters", None), "vocabulary", None)
+    indices, found = size or _indices(model), []
+    for name, (tensor, shape) in _sized(specs, features).items():
+        below = size if name == TOKENS else None
+        tried = _FEW.get(name, indices) if language else indices
+        found.append(Input(name, shape, tensor.dtype, below, tried))
 
     def prepare(*values: Any) -> Any:
         if isinstance(specs, Mapping):  # in their own order, not in that of their names
@@ -198,7 +200,21 @@ def inputs_of(
     return found, prepare
 
 
-def _check_chosen(model: keras.Model, chosen: Sequence[str], language: bool) -> None:
+def _indices(model: keras.Model) -> int:
+    """Returns what whole numbers may be drawn below, which may be indices of any embedding."""
+    kinds = keras.layers.Embedding
+    tables = [v for v in keras_internals.flat_layers(model) if isinstance(v, kinds)]
+    return min((table.input_dim for table in tables), default=256)
+
+
+def _check_chosen(
+    model: keras.Model, chosen: Sequence[str], language: bool, given: ExportInputs | None
+) -> None:
+    if given is not None:
+        raise UserError(
+            f"The data of the model say what its export takes, {', '.join(given.shapes)}: choose "
+            "no inputs."
+        )
     if not language:
         raise UserError(
             f"Inputs are chosen for language models only, and the model {model.name!r} has no "
@@ -212,17 +228,32 @@ def _check_chosen(model: keras.Model, chosen: Sequence[str], language: bool) -> 
         raise UserError(f"The inputs {', '.join(chosen)} lack {TOKENS!r}: add them.")
 
 
+def _check_needed(model: keras.Model, taken: Sequence[str]) -> None:
+    """Raises `UserError` for an input that is left out, and is not optional."""
+    layers = [v for v in model.layers if isinstance(v, keras.layers.InputLayer)]
+    needed = {id(v.output) for v in layers if not v.optional}
+    specs: Any = model.input
+    for name, tensor in specs.items():
+        if name not in taken and id(tensor) in needed:
+            raise UserError(
+                f"The model needs the input {name!r}: choose {', '.join([*taken, name])}."
+            )
+
+
 def _sized(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Returns the tensors of a model's inputs and their shapes without the batch, by name."""
     named = isinstance(specs, Mapping)
     flat = list(specs.values()) if named else keras.tree.flatten(specs)
+    if not all(isinstance(tensor, keras.KerasTensor) for tensor in flat):
+        raise UserError("The model's inputs are nested: give it a flat list or dictionary of them.")
     names = list(specs) if named else [tensor.name for tensor in flat]
     theirs = keras.tree.flatten(features)
-    by_name = features if named and isinstance(features, Mapping) else {}
-    same = len(flat) == len(theirs)
+    by_name = features if isinstance(features, Mapping) else {}
+    # By place only where that is the same: the features of a dictionary are in no order.
+    by_place = len(flat) == len(theirs) and (len(flat) == 1 or not by_name)
     found = {}
     for number, (name, tensor) in enumerate(zip(names, flat)):
-        spec = by_name.get(name, by_name.get(TOKENS, theirs[number] if same else None))
+        spec = by_name.get(name, by_name.get(TOKENS, theirs[number] if by_place else None))
         shape = tuple(tensor.shape[1:])
         said = tuple(spec.shape[1:]) if spec is not None else ()
         if len(said) == len(shape):
