@@ -34,6 +34,7 @@ def test_onnx_takes_pixels_and_is_as_accurate_as_the_evaluation(run, tmp_path, c
     assert label.tolist() == [str(number) for number in classes]
 
 
+@pytest.mark.slow
 def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, tmp_path, capfd):
     from ai_edge_litert.interpreter import Interpreter
 

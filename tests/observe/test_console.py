@@ -113,6 +113,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt-get install tmux")
 def test_a_terminal_that_is_resized_shows_one_line():
     """Runs in tmux, which rewraps the lines on the screen as most terminals do."""

@@ -15,6 +15,7 @@ def gpt(**fields: int) -> keras.Model:
     return models.build(GPT("tiny", **{**SIZES, **fields}))
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_tokens_a_second_and_dollars_follow_from_the_time_of_a_token():
     one, eight, dear = [

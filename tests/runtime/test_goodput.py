@@ -119,6 +119,7 @@ def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     assert "Input wait is " in text and "`tftpu data check`" in text
 
 
+@pytest.mark.slow
 def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     """Batches in memory, and a step of nine million weights."""
     wide = [keras.layers.Dense(3000, "relu"), keras.layers.Dense(3000, "relu")]
