@@ -152,18 +152,27 @@ def test_sizes_that_a_model_leaves_open_are_those_of_its_data():
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["efficientnetv2", "bert_classes", "gpt"])
-def test_a_model_that_keras_quantized_is_the_same_or_refused(family, mode, tmp_path):
+def test_a_model_that_keras_quantized_is_the_same(family, mode, tmp_path):
+    """Its activations stay floats: rounding them differs between runtimes, here and there."""
     made = serving(family)
-    made.model.quantize(mode)
+    configs = {
+        "int8": keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
+        "int4": keras.quantizers.Int4QuantizationConfig(),
+    }
+    made.model.quantize(config=configs[mode])
     given = pixels(made.model) if hasattr(zoo.TINY[family], "image_size") else None
     again = Serving(made.model, *inputs_of(made.model, ROWS, given), NAMES, labels=False)
-    assert export.saved_model(again, str(tmp_path / "saved")).difference < 1e-6
-    assert export.onnx(again, str(tmp_path / "m.onnx"), {}).difference < 1e-6
-    if mode == "int8":  # Keras rounds the inputs of dense layers, too
-        with pytest.raises(UserError, match="cannot be converted to LiteRT"):
-            export.litert(again, str(tmp_path / "m.tflite"), {})
-    else:
-        assert export.litert(again, str(tmp_path / "m.tflite"), {}).difference < 1e-6
+    assert export.saved_model(again, str(tmp_path / "saved")).difference < 5e-6
+    assert export.onnx(again, str(tmp_path / "m.onnx"), {}).difference < 5e-6
+    assert export.litert(again, str(tmp_path / "m.tflite"), {}).difference < 5e-6
+
+
+@pytest.mark.slow
+def test_a_model_whose_activations_keras_rounds_is_no_litert_model(tmp_path):
+    made = serving("gpt")
+    made.model.quantize("int8", filters="head|expand")
+    with pytest.raises(UserError, match="cannot be converted to LiteRT"):
+        export.litert(made, str(tmp_path / "m.tflite"), {})
 
 
 def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
