@@ -1,4 +1,4 @@
-"""What the benchmarks of compiled programs share: one replica, and the compiler's cycles."""
+"""One replica to compile for, and the compiler's cycles: shared by benchmarks of programs."""
 
 from tftpu.preflight.pricing.cost import Cost
 from tftpu.tpu.slices import Slice, parse_slice

@@ -30,7 +30,7 @@ HEAD = "| generation | batch | ms a token | floor, ms | ratio | GB a token | flo
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """What a token costs: seconds and bytes accessed, and the least of both."""
+    """The cost of a token: seconds and bytes accessed, and the least of both."""
 
     seconds: float
     floor: float

@@ -155,16 +155,12 @@ def test_sizes_that_a_model_leaves_open_are_those_of_its_data():
 def test_a_model_that_keras_quantized_is_the_same(family, mode, tmp_path):
     """Its activations stay floats: rounding them differs between runtimes, here and there."""
     made = serving(family)
-    configs = {
-        "int8": keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
-        "int4": keras.quantizers.Int4QuantizationConfig(),
-    }
-    made.model.quantize(config=configs[mode])
+    made.model.quantize(config=zoo.weights_alone(mode))
     given = pixels(made.model) if hasattr(zoo.TINY[family], "image_size") else None
     again = Serving(made.model, *inputs_of(made.model, ROWS, given), NAMES, labels=False)
-    assert export.saved_model(again, str(tmp_path / "saved")).difference < 5e-6
-    assert export.onnx(again, str(tmp_path / "m.onnx"), {}).difference < 5e-6
-    assert export.litert(again, str(tmp_path / "m.tflite"), {}).difference < 5e-6
+    assert export.saved_model(again, str(tmp_path / "saved")).difference < 2e-5
+    assert export.onnx(again, str(tmp_path / "m.onnx"), {}).difference < 2e-5
+    assert export.litert(again, str(tmp_path / "m.tflite"), {}).difference < 2e-5
 
 
 @pytest.mark.slow

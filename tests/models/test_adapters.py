@@ -193,11 +193,7 @@ def test_models_that_keras_quantizes_keep_their_outputs(family, mode):
     """The zoo reads kernels of attention and tied embeddings itself, with their scales."""
     model = built(family)
     before = output(model, family)
-    configs = {
-        "int8": keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
-        "int4": keras.quantizers.Int4QuantizationConfig(block_size=-1),
-    }
-    model.quantize(config=configs[mode])
+    model.quantize(config=zoo.weights_alone(mode))
     modes = [getattr(layer, "quantization_mode", None) for layer in internals.flat_layers(model)]
     assert modes.count(mode) >= 8
     assert relative(output(model, family), before) < {"int8": 0.03, "int4": 0.4}[mode]

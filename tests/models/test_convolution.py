@@ -86,11 +86,7 @@ def test_other_modes_leave_the_layer_as_it_is(kind):
 def test_a_quantized_cnn_computes_what_its_merged_weights_do(family, mode):
     model = built(family)
     before = output(model, family)
-    configs = {
-        "int8": keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
-        "int4": keras.quantizers.Int4QuantizationConfig(block_size=-1),
-    }
-    model.quantize(config=configs[mode])
+    model.quantize(config=zoo.weights_alone(mode))
     assert {v.quantization_mode for v in convolutions(model)} == {mode}
     assert 0 < relative(output(model, family), before) < {"int8": 0.05, "int4": 0.7}[mode]
     twin = zoo.build(family)

@@ -87,3 +87,10 @@ def batch(family: str, examples: int = 8) -> tuple[np.ndarray, np.ndarray]:
     if family == "bert_classes":
         return tokens, rng.integers(0, 5, examples, "int32")
     return tokens, (3 * tokens + 1) % config.vocabulary
+
+
+def weights_alone(mode: str) -> Any:
+    """Returns a config of Keras's `quantize` that rounds weights by channel, and no activations."""
+    if mode == "int8":
+        return keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    return keras.quantizers.Int4QuantizationConfig(block_size=-1)
