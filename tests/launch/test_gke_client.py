@@ -9,6 +9,7 @@ import yaml
 
 from tests.support.fake_google_cloud import SECRET, SECRETS, storage
 from tests.support.fake_kubernetes import RUNS, Kubernetes, Moment, ended, pod, serving
+from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
 from tftpu.launch.cloud import gke_client, gke_follow
 
@@ -318,10 +319,7 @@ def test_a_lost_network_that_recovers_is_tolerated(cluster, capsys, monkeypatch)
 
 
 def test_an_interrupt_leaves_the_run_and_says_so(cluster, capsys, monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gke_follow.time, "sleep", interrupt)
+    interrupt_waiting(monkeypatch)
     assert launch() == 0
     said = capsys.readouterr().out
     assert f"No longer watching. The JobSet {name_of(cluster)} runs on, and incurs costs" in said

@@ -12,9 +12,10 @@ from google.protobuf import json_format
 
 from tests.support.fake_cloud_tpu import QUEUED, serving
 from tests.support.fake_google_cloud import Fault
+from tests.support.interrupts import interrupt_waiting
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
-from tftpu.launch.cloud import shipment, tpu_vm, tpu_vm_client, workers
+from tftpu.launch.cloud import shipment, tpu_vm, workers
 from tftpu.tpu.slices import parse_slice
 
 JAX = "--config.cluster.engine=jax"
@@ -335,10 +336,7 @@ def test_an_interrupt_leaves_all_workers_running_and_says_so(service, capsys, mo
     service.hangs = True
     service.states = [["ACTIVE"]]
 
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tpu_vm_client.time, "sleep", interrupt)
+    interrupt_waiting(monkeypatch)
     assert launch() == 0
     name = service.requests[0].queued_resource_id
     said = capsys.readouterr().out

@@ -1,7 +1,6 @@
 """`tftpu launch tpu-vm` with Cloud TPU's real client against a service on loopback."""
 
 import sys
-import threading
 
 import grpc
 import pytest
@@ -10,6 +9,7 @@ from google.rpc import status_pb2
 
 from tests.support.fake_cloud_tpu import QUEUED, serving
 from tests.support.fake_google_cloud import SECRET, SECRETS, Fault, storage
+from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
 from tftpu.launch.cloud import tpu_vm_client
 
@@ -284,13 +284,7 @@ def test_a_rejected_deletion_names_the_slice(service, capsys):
 def test_an_interrupt(service, capsys, monkeypatch, active):
     service.hangs = True
     service.states = [["ACTIVE"] if active else ["WAITING_FOR_RESOURCES"]]
-    threads = threading.current_thread()
-
-    def interrupt(_):
-        assert threading.current_thread() is threads
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tpu_vm_client.time, "sleep", interrupt)
+    interrupt_waiting(monkeypatch)
     code = launch()
     captured = capsys.readouterr()
     name = id_of(service)

@@ -8,6 +8,7 @@ from google.cloud.aiplatform_v1.services.job_service import transports
 from google.protobuf import json_format
 
 from tests.support.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
+from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
 from tftpu.launch.cloud import vertex_client
 
@@ -190,10 +191,7 @@ def test_a_job_that_fails_says_why(service, capsys):
 
 
 def test_an_interrupt_leaves_the_job_running_and_says_so(service, capsys, monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(vertex_client.time, "sleep", interrupt)
+    interrupt_waiting(monkeypatch)
     assert launch() == 0
     assert f"The job keeps running. The job is {NAME}" in capsys.readouterr().out
 

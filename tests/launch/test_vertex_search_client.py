@@ -8,6 +8,7 @@ from google.cloud.aiplatform_v1.services.job_service import transports
 from google.protobuf import json_format
 
 from tests.support.fake_google_cloud import Fault, grpc_service, storage
+from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import config_flags, main
 from tftpu.launch.cloud import vertex_client
 
@@ -198,10 +199,7 @@ def test_a_job_that_fails_says_why_and_shows_the_trials_that_ended(service, caps
 def test_an_interrupt_leaves_the_job_running_and_says_how_to_follow_it(
     service, capsys, monkeypatch
 ):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(vertex_client.time, "sleep", interrupt)
+    interrupt_waiting(monkeypatch)
     assert launch() == 0
     said = capsys.readouterr().out
     assert f"The job keeps running. The job is {NAME}" in said
