@@ -161,6 +161,24 @@ def test_an_array_that_a_fusion_also_reads_whole_costs_all_of_it():
     assert hbm_bytes(module, module.entry["f"], module.entry) == 2 * step + 2 * 200 * step
 
 
+@pytest.mark.parametrize(
+    ("other", "dtype"),
+    [
+        ("bf16[200,8,128]{2,1,0:T(8,128)} copy(%q.3)", "bf16"),
+        ("bf16[200,1,8,128]{3,2,1,0} bitcast(%q.3)", "bf16"),
+        ("f32[200,8,128]{2,1,0} convert(%q.3)", "f32"),
+    ],
+)
+def test_a_slice_of_an_array_that_a_fusion_first_lays_out_anew_costs_one_step(other, dtype):
+    text = IN_PLACE.replace("  %new =", f"  %other = {other}\n  %new =")
+    text = text.replace("fusion(%q.3, %q.4)", "fusion(%other, %q.4)")
+    text = text.replace("%p.1 = bf16", f"%p.1 = {dtype}").replace(
+        "%step.1 = bf16", f"%step.1 = {dtype}"
+    )
+    module, step = Module(text), 8 * 128 * 2
+    assert hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step
+
+
 UPDATE = """\
 ENTRY %main (a: bf16[4,64,256], b: bf16[4,64,1], i: s32[]) -> bf16[4,64,256] {
   %a = bf16[4,64,256]{2,1,0:T(8,128)(2,1)} parameter(0)
@@ -192,6 +210,25 @@ slice-start(%a), slice={[0:100], [0:128]}
 """
     module = Module(text)
     assert hbm_bytes(module, module.entry["s"], module.entry) == 104 * 128 * 2
+
+
+@pytest.mark.parametrize(("copy", "moved"), [("slice", 1), ("update-slice", 2)])
+def test_a_dynamic_copy_that_runs_ahead_moves_the_part_alone(copy, moved):
+    """The update lies in HBM and is read as well; the slice arrives in the core's own memory."""
+    whole, part = "bf16[400,128]{1,0:T(8,128)(2,1)}", "bf16[96,128]{1,0:T(8,128)(2,1)}"
+    shape = f"(({whole}, s32[]), {part[:-1]}S(1)}}, s32[])"
+    if copy == "update-slice":
+        shape = f"(({whole}, {part}, s32[]), {whole}, s32[])"
+    module = Module(
+        f"""\
+ENTRY %main (a: bf16[400,128], i: s32[]) -> s32[] {{
+  %a = {whole} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = {shape} dynamic-{copy}-start(%a, %i)
+}}
+"""
+    )
+    assert hbm_bytes(module, module.entry["s"], module.entry) == moved * 96 * 128 * 2
 
 
 def test_a_fusion_with_a_tuple_as_its_result_writes_all_of_it():

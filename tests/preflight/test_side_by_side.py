@@ -35,10 +35,10 @@ def stand_in(monkeypatch, tmp_path):
     """Replaces the compiler by a program that notes its start and end and takes some seconds."""
     script = tmp_path / "compiler"
 
-    def replace(seconds):
+    def replace(seconds, work="sleep {}"):
         job = "${4}"
         script.write_text(
-            f'#!/bin/sh\ndate +%s.%N > "{job}/times"\nsleep {seconds}\n'
+            f'#!/bin/sh\ndate +%s.%N > "{job}/times"\n{work.format(seconds)}\n'
             f'date +%s.%N >> "{job}/times"\n'
         )
         script.chmod(0o755)
@@ -90,10 +90,23 @@ def test_the_second_waits_for_a_core_and_for_memory(stand_in, jobs, monkeypatch,
 
 
 def test_each_compiler_has_its_own_time_limit(stand_in, jobs):
-    stand_in(4)
+    stand_in(1_000_000, "i=0; while [ $i -lt {} ]; do i=$((i+1)); done")  # some seconds
     (slow, seconds), (done, _) = run_both(jobs, Processes(Progress()), (0.3, 60.0))
-    assert "had not finished after 0 s" in slow and 0.3 <= seconds < 4
+    assert "had not finished after 0 s" in slow and seconds >= 0.3
     assert done == ""
+
+
+def test_the_time_in_which_a_compiler_gets_no_processor_does_not_count(stand_in, jobs):
+    stand_in(1)
+    assert [e for e, _ in run_both(jobs, Processes(Progress()), (0.2, 0.2))] == ["", ""]
+
+
+def test_a_compiler_that_hangs_is_stopped(stand_in, jobs, monkeypatch):
+    monkeypatch.setattr(processes, "_IDLE", 0.5)
+    monkeypatch.setattr(processes, "_LOOK", 0.1)
+    stand_in(60)
+    errors = [error for error, _ in run_both(jobs, Processes(Progress()))]
+    assert all("used no processor time" in error for error in errors)
 
 
 def test_ctrl_c_ends_all_compilers(stand_in, jobs):

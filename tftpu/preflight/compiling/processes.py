@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -23,6 +24,12 @@ _TOO_LONG = (
     "The TPU compiler had not finished after {:.0f} s and was stopped: raise time_limit, or try a "
     "smaller model first."
 )
+_HANGS = (
+    "The TPU compiler used no processor time for {:.0f} s and was stopped: try again, and with "
+    "--verbose if that repeats."
+)
+_IDLE = 600.0  # seconds without processor time after which a compiler hangs
+_LOOK = 1.0  # seconds between two looks at it
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -45,7 +52,8 @@ class Processes:
         Args:
             job: folder of the program, which gets the result.
             target: the slice to compile for.
-            time_limit: seconds after its start at which the process is stopped.
+            time_limit: seconds of processor time after which the process is stopped, and which
+                have passed as well: several cores use them up faster.
             verbose: whether to pass its messages through to standard error.
 
         Returns:
@@ -60,10 +68,9 @@ class Processes:
             self._started(job, target, verbose, log) as process,
             self.progress.phase(text, process.pid, time_limit) as phase,
         ):
-            try:
-                process.wait(time_limit)
-            except subprocess.TimeoutExpired:
-                return _TOO_LONG.format(time_limit), phase.seconds
+            failure = _await_end(process, time_limit)
+            if failure:
+                return failure, phase.seconds
         if self._stopped:
             raise StoppedError
         return _failure(process.returncode, job / "stderr.txt"), phase.seconds
@@ -118,6 +125,25 @@ class Processes:
         return len(self._running) < cores and available_memory() - growing > need
 
 
+def _await_end(process: subprocess.Popen, time_limit: float) -> str:
+    """Waits for the end of a process; returns why it did not come, "" if it did.
+
+    The limit counts processor time, so that a busy machine stops no compiler that gets on.
+    """
+    start = last = time.monotonic()
+    used = 0.0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(_LOOK, time_limit))
+            return ""
+        now, before, used = time.monotonic(), used, _processor_seconds(process)
+        if min(used, now - start) >= time_limit:
+            return _TOO_LONG.format(time_limit)
+        last = now if used > before else last
+        if now - last >= _IDLE:
+            return _HANGS.format(_IDLE)
+
+
 def available_memory() -> float:
     """Returns the bytes of memory that are free for this process, in a container too."""
     available = float(psutil.virtual_memory().available)
@@ -132,6 +158,13 @@ def available_memory() -> float:
 def _memory(process: subprocess.Popen) -> float:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process.pid).memory_info().rss
+    return 0.0
+
+
+def _processor_seconds(process: subprocess.Popen) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(process.pid).cpu_times()
+        return times.user + times.system
     return 0.0
 
 

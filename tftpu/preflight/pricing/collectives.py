@@ -53,7 +53,8 @@ def key_of(instruction: Instruction, within: Within) -> str:
 
 def starts(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction starts an asynchronous collective."""
-    return instruction.opcode.endswith(("-start", "send")) or _calls(within, "AsyncCollectiveStart")
+    opcodes = ("-start", "async-update", "send")  # an update that begins it: see `asynchronous`
+    return instruction.opcode.endswith(opcodes) or _calls(within, "AsyncCollectiveStart")
 
 
 def ends(instruction: Instruction, within: Within) -> bool:

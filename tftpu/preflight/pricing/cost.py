@@ -116,7 +116,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
     instructions = [
         pricing.price(instruction, times, computation)
         for instruction, times, computation in runs.walk()
-        if not is_free(instruction, computation)
+        if not is_free(module, instruction, computation)
     ]
     hbm_bytes = sum(p.hbm_bytes for p in instructions)
     exchanging = sum(p.seconds for p in instructions if p.kind == "collective")

@@ -4,11 +4,11 @@ The compiler writes such a copy as a pair: one instruction starts it, another wa
 tells the memory of the host from others by the number 5.
 """
 
-from tftpu.preflight.program.hlo import Computation, Instruction, Tensor
+from tftpu.preflight.program.hlo import COPIES, Computation, Instruction, Tensor
 from tftpu.tpu.slices import Slice
 
 LINK = "host"  # one at a time: see `collectives.Timeline`
-_STARTS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+_STARTS = (*COPIES, "async-start")
 
 
 def starts(instruction: Instruction, computation: Computation) -> bool:

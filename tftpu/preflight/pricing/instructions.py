@@ -8,18 +8,21 @@ from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.pricing import collectives, host_copies
 from tftpu.preflight.pricing.collectives import Timeline, key_of
 from tftpu.preflight.pricing.prices import PRICES, Kind
-from tftpu.preflight.program.hlo import ASYNCHRONOUS, Computation, Instruction, Module, hbm_bytes
+from tftpu.preflight.program.asynchronous import (
+    asynchronous_bytes,
+    begins,
+    find_start,
+    is_on_sparse_core,
+)
+from tftpu.preflight.program.hlo import COPIES, FREE, Computation, Instruction, Module
 from tftpu.preflight.program.kernels import kernel_flops
 from tftpu.tpu.slices import Slice
 
 # Of a convolution of one channel each, or of the gradient of its kernel.
 _GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
 _REST = "(rest of the step)"
-
-FREE = {  # opcodes of what takes no time
-    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "opt-barrier", "domain", "recv"),
-}
+_SPARSE_CORE = "sparse core"  # does one thing at a time: see `collectives.Timeline`
+_RUN = ("fusion", "async-start", "call", "custom-call")
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
 
@@ -52,12 +55,18 @@ class Priced:
     overlaps: bool = False
 
 
-def is_free(instruction: Instruction, computation: Computation) -> bool:
+def is_free(module: Module, instruction: Instruction, computation: Computation) -> bool:
     """Returns whether an instruction takes no time, nor waits for anything."""
     if instruction.opcode in FREE:
         return True
+    start = find_start(instruction, computation)
+    if start is not None and instruction.opcode != "async-done":
+        return not begins(instruction, computation)
+    if start is not None and is_on_sparse_core(start):
+        return False
     if instruction.opcode.endswith("-done"):
-        waits = collectives.is_collective(instruction)
+        within = all_within(module, instruction, computation)
+        waits = any(collectives.is_collective(inside) for inside, _ in within)
         return not waits and not host_copies.ends(instruction, computation)
     target = instruction.attribute(r'custom_call_target="([^"]*)"')
     return target.startswith(_FREE_CALLS) if target else False
@@ -86,9 +95,11 @@ class Pricing:
             computation: the one that contains it.
         """
         within = all_within(self._module, instruction, computation)
-        kind = _kind(instruction, within)
+        start = find_start(instruction, computation)
+        on_sparse_core = start is not None and is_on_sparse_core(start)
+        kind = _kind(instruction, within, on_sparse_core)
         flops = self._module.matrix_flops(instruction, computation)
-        moved = hbm_bytes(self._module, instruction, computation)
+        moved = asynchronous_bytes(self._module, instruction, computation)
         if kind in ("custom call", "kernel"):
             moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
             said = instruction.attribute(r'"flops":"?(\d+)')
@@ -99,7 +110,7 @@ class Pricing:
                 self.silent.add(layer_of(instruction, self._step))
             flops = counted or 0
         seconds = self._work(kind, instruction, flops, moved)
-        overlaps = instruction.opcode in ASYNCHRONOUS
+        overlaps = instruction.opcode in (*COPIES, "async-start")
         timeline = self._timelines[id(computation)]
         if any(collectives.is_collective(inside) for inside, _ in within):
             work = seconds if flops or timeline.is_running(key_of(instruction, within)) else 0.0
@@ -111,13 +122,19 @@ class Pricing:
             kind, overlaps = "host copy", True
         elif host_copies.ends(instruction, computation):
             kind, seconds = "host copy", timeline.wait(instruction.operands[0])
+        elif start is not None and on_sparse_core:
+            if instruction.opcode == "async-done":
+                seconds, overlaps = timeline.wait(start.name), False
+            else:
+                timeline.start(start.name, seconds, _SPARSE_CORE)
+                overlaps = True
         elif not overlaps:
             timeline.work(seconds)
         return Priced(
             name=instruction.name,
             kind=kind,
-            layer=layer_of(instruction, self._step, kind),
-            op_name=instruction.op_name,
+            layer=layer_of(start or instruction, self._step, kind),
+            op_name=(start or instruction).op_name,
             times=times,
             seconds=seconds * times,
             cycles=(instruction.cycles or 0) * times,
@@ -160,12 +177,13 @@ class Pricing:
         return "collective", seconds + work
 
 
-def _kind(instruction: Instruction, within: collectives.Within) -> Kind:
+def _kind(instruction: Instruction, within: collectives.Within, on_sparse_core: bool) -> Kind:
     """Returns the kind of an instruction, given all that it runs."""
     if instruction.opcode == "custom-call":
         is_kernel = 'custom_call_target="tpu_custom_call"' in instruction.rest
         return "kernel" if is_kernel else "custom call"
-    if instruction.opcode.startswith(("copy", "slice-start", "async", "transpose", "pad")):
+    copies = instruction.opcode.startswith("async") and not on_sparse_core
+    if copies or instruction.opcode.startswith(("copy", "slice-start", "transpose", "pad")):
         return "copy"
     products = [inside for inside, _ in within if inside.opcode in ("dot", "convolution")]
     if products:
@@ -196,10 +214,13 @@ def layer_of(instruction: Instruction, step: LoweredStep, kind: str = "") -> str
 def all_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction, and those it fuses, each with its computation."""
+    """Returns an instruction, and those it fuses, begins or waits for, with their computations."""
     found = [(instruction, computation)]
+    start = find_start(instruction, computation)
+    if start is not None and start is not instruction:
+        found.append((start, computation))
     for outer, _ in found:
-        for name in outer.called if outer.opcode in ("fusion", "async-start") else ():
+        for name in outer.called if outer.opcode in _RUN else ():
             inner = module.computations[name]
             found += [(inside, inner) for inside in inner.values()]
     return found

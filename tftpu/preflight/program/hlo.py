@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 
 # Copies that overlap with other instructions; their results are read by a matching "…-done".
-ASYNCHRONOUS = ("copy-start", "slice-start", "async-start")
+COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+FREE = {  # opcodes of what takes no time
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier", "domain", "recv"),
+}
 
 _UNKNOWN = (1 << 63) - 1  # cycles of what does not run on the TensorCore
 _READ_IN_PART = ("dynamic-slice", "gather", "slice")
@@ -120,8 +124,8 @@ class Instruction:
     def called(self) -> list[str]:
         """Names of the computations it runs: the body of a fusion or loop, branches."""
         found = re.findall(_CALLED, self.rest)
-        branches = self.attribute(r"branch_computations=\{([^}]*)\}")
-        return found + re.findall(r"[\w.-]+", branches)
+        several = self.attribute(r"(?:branch|called)_computations=\{([^}]*)\}")
+        return found + re.findall(r"[\w.-]+", several)
 
 
 Computation = dict[str, Instruction]  # instructions by name, in the order of the text
@@ -236,11 +240,8 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: Computation
 
     If an instruction only slices an operand, or updates an array in place, only that part counts.
     """
-    if instruction.opcode in ASYNCHRONOUS:  # the shape is a pair of source and destination
-        pair = [t.padded_bytes for t in instruction.shape[:2] if t.in_hbm]
-        if instruction.opcode == "async-start":
-            return sum(pair)
-        return len(pair) * min(t.padded_bytes for t in instruction.shape[:2])  # a slice's source
+    if instruction.opcode in COPIES:
+        return _copied_bytes(instruction)
     if instruction.opcode == "dynamic-update-slice":
         return _updated_bytes(instruction, computation)
     inner = _fused(module, instruction)
@@ -254,6 +255,17 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: Computation
                 part = instruction.shape[0].bytes
             read += whole if part is None else min(part, whole)
     return read + _written_bytes(module, inner, instruction)
+
+
+def _copied_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of an asynchronous copy, whose shape has its source and destination.
+
+    The smaller of them is what moves: a slice names the whole array as well, and an update does.
+    """
+    arrays = [tensor for tensor in instruction.shape if tensor.dims]
+    source = 1 if instruction.opcode == "dynamic-update-slice-start" else 0
+    ends = [tensor for tensor in (*arrays[source : source + 1], *arrays[-1:]) if tensor.in_hbm]
+    return len(ends) * min((tensor.padded_bytes for tensor in arrays), default=0)
 
 
 def _updated_bytes(instruction: Instruction, computation: Computation) -> int:
@@ -279,6 +291,10 @@ def _part_read(module: Module, inner: Computation, name: str) -> int | None:
         nested = _fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
+        elif user.opcode in _SAME_PLACE:  # computed for the part alone, of elements of another size
+            part = _part_read(module, inner, user.name)
+            ratio = inner[name].shape[0].item / user.shape[0].item
+            parts.append(None if part is None else math.ceil(part * ratio))
         elif nested:
             places = {str(place) for place, one in enumerate(user.operands) if one == name}
             parts += [

@@ -175,7 +175,7 @@ class Lifetimes:
         if opcode in _PASSED_ON:
             return _Value(flat)
         if opcode == "async-update":
-            return operands[0]
+            return self._updated(instruction, operands)
         if opcode.endswith("-done"):
             start = operands[0]
             found = start.leaves[start.result :][: len(shape)]
@@ -192,6 +192,19 @@ class Lifetimes:
             for one, other in itertools.pairwise(group):
                 one.share(other)
         return _Value(made)
+
+    def _updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
+        """Returns the arrays of an `async-update`: (operands, result, context).
+
+        An update that gives a start its operands makes the result as well; the context is that of
+        the start, as the aliases say.
+        """
+        given = [leaf for operand in operands[1:] for leaf in operand.leaves]
+        if not given:
+            return operands[0]
+        context = operands[0].leaves[: instruction.rest.count(": (0, {2,")]
+        shape = instruction.shape[len(given) : len(instruction.shape) - len(context)]
+        return _Value([*given, *self._new(instruction, shape), *context], len(given))
 
     def _new(self, instruction: Instruction, shape: list[Tensor]) -> "list[_Leaf]":
         here = len(self.order)

@@ -1,0 +1,54 @@
+"""Work that runs beside the instructions that follow it: what an `async-start` begins.
+
+The compiler writes such work as a chain: an `async-start`, any number of `async-update`, and an
+`async-done`. The work begins with the instruction that has its operands: the start, or the first
+update where the SparseCore of v6e and later does the work.
+"""
+
+from tftpu.preflight.program.hlo import FREE, Computation, Instruction, Module, hbm_bytes
+
+_CALLERS = ("async-start", "call", "custom-call")
+
+
+def find_start(instruction: Instruction, computation: Computation) -> Instruction | None:
+    """Returns the `async-start` of the chain that an instruction belongs to, None for others."""
+    while instruction.opcode in ("async-update", "async-done"):
+        instruction = computation[instruction.operands[0]]
+    return instruction if instruction.opcode == "async-start" else None
+
+
+def begins(instruction: Instruction, computation: Computation) -> bool:
+    """Returns whether the work of a chain begins with this instruction of it."""
+    if instruction.opcode == "async-update":
+        before = computation[instruction.operands[0]]
+        return before.opcode == "async-start" and not before.operands
+    return instruction.opcode == "async-start" and bool(instruction.operands)
+
+
+def is_on_sparse_core(start: Instruction) -> bool:
+    """Returns whether the SparseCore does the work, while the TensorCore goes on."""
+    return 'async_execution_thread="sparsecore"' in start.rest
+
+
+def asynchronous_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
+    """Returns the bytes that an instruction moves from and to HBM, asynchronous work included.
+
+    They are those of `hbm_bytes`; all work of a chain belongs to the instruction that begins it.
+    """
+    start = find_start(instruction, computation)
+    if start is None:
+        return hbm_bytes(module, instruction, computation)
+    return _called_bytes(module, start) if begins(instruction, computation) else 0
+
+
+def _called_bytes(module: Module, caller: Instruction) -> int:
+    """Returns the bytes that the computations which an instruction calls move."""
+    moved = 0
+    for name in caller.called:
+        body = module.computations[name]
+        for inside in body.values():
+            if inside.opcode in _CALLERS and inside.called:
+                moved += _called_bytes(module, inside)
+            elif inside.opcode not in FREE and not inside.opcode.endswith("-done"):
+                moved += hbm_bytes(module, inside, body)
+    return moved
