@@ -14,12 +14,13 @@ import sys
 import time
 
 import keras
+import psutil
 import pytest
 import tensorflow as tf
 
 from tftpu import models, preflight
 from tftpu.config import TrainOptions
-from tftpu.engines.tensorflow.lower import TensorFlowLowering
+from tftpu.engines.tensorflow.lower import TensorFlowLowering, lower
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 from tftpu.preflight import PreflightOptions
@@ -398,3 +399,19 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     said = examiner.recompute(target, 8192, model)
     fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
     assert re.fullmatch(fits, said)
+
+
+def test_what_a_conversion_needed_is_free_for_the_compiler():
+    def deep():
+        layers = [keras.layers.Dense(16, "gelu") for _ in range(60)]
+        model = keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    step = lower(deep, (tf.TensorSpec((8, 16)), tf.TensorSpec((8,), tf.int32)), 8, "float32")
+    compiler.check_machine()  # imports jax
+    process = psutil.Process()
+    before = process.memory_info().rss
+    module = compiler._converted(step)
+    assert len(module) > 10**6
+    assert process.memory_info().rss - before < 80 * 2**20  # 160 MiB were kept

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support import wheels
 from tftpu.launch.cloud import own_wheel
@@ -139,3 +140,11 @@ def test_without_tensorflow_the_command_names_the_extras_to_install(wheel, tmp_p
     assert done.returncode == 2
     assert "pip install 'tensorflow" in done.stderr  # tensorflow-cpu, on most machines
     assert "Traceback" not in done.stderr
+
+
+def test_the_extra_of_preflight_stops_at_the_newest_tpu_compiler_that_was_tried():
+    """Prices rest on the text of its programs, which may change with any release."""
+    lines = [line for line in metadata.requires("tftpu") if 'extra == "preflight"' in line]
+    [libtpu] = [one for one in map(Requirement, lines) if one.name == "libtpu"]
+    assert libtpu.specifier.contains(metadata.version("libtpu"))
+    assert not libtpu.specifier.contains("0.0.53") and not libtpu.specifier.contains("0.1")

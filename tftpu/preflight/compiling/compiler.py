@@ -5,6 +5,7 @@ because libtpu aborts its process on some errors, writes to standard error, and 
 interrupted.
 """
 
+import contextlib
 import ctypes
 import functools
 import gzip
@@ -153,6 +154,14 @@ def _converted(step: LoweredStep) -> bytes:
         return _to_stablehlo(step.program)
     except internals().ir.MLIRError as error:
         raise UserError(_explain_invalid(str(error), step)) from error
+    finally:
+        _release_memory()
+
+
+def _release_memory() -> None:
+    """Returns freed memory to the system, which the compiler needs: glibc would keep gigabytes."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.lru_cache(maxsize=2)
