@@ -69,7 +69,7 @@ EXTRAS = {
     "jax-tpu": [*CPU, "jax[tpu]>=0.10,<0.11"],
     # The TPU compiler on a machine without a TPU. Never in one environment with `tpu`: it wants
     # a recent libtpu, `tpu` an old one.
-    # Up to the newest tried: prices rest on the compiler's estimates and on the text of its programs.
+    # Up to the newest tried: prices rest on its estimates and on the text of its programs.
     "preflight": ["jax>=0.10,<0.11", "libtpu>=0.0.46,<0.0.53"],
     "beam": ["apache-beam[gcp]>=2.60"],
     "bigquery": ["google-cloud-bigquery>=3.20", "google-cloud-bigquery-storage[pyarrow]>=2.24"],

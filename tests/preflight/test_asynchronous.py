@@ -15,6 +15,9 @@ TABLE, ROWS = "f32[32000,1024]{1,0:T(8,128)}", "f32[4096,1024]{1,0:T(8,128)}"
 SPARSE = 'async_execution_thread="sparsecore"'
 CONTEXT = "(s32[16384]{0:T(1024)}, s32[25]{0:T(1)S(11)})"
 ALIASES = "output_to_operand_aliasing={{2,0}: (0, {2,0}), {2,1}: (0, {2,1})}"
+STARTED = f'{SPARSE}, calls=%begun, metadata={{op_name="head/x"}}'
+CALLED = 'custom_call_target="x", called_computations={%runs}'
+STATE = f"(({TABLE}, s32[4096]{{0:T(1024)}}), {ROWS}, {CONTEXT})"
 WORK = 'add(%small, %small), backend_config={"estimated_cycles":"CYCLES"}'
 # The rows of a table are gathered, or the parts of an array: the start has no operands.
 SPARSE_CORE = f"""\
@@ -29,15 +32,15 @@ HloModule step, is_scheduled=true
 %begun (t.1: {TABLE}, i.1: s32[4096]) -> {ROWS} {{
   %t.1 = {TABLE} parameter(0)
   %i.1 = s32[4096]{{0:T(1024)}} parameter(1)
-  ROOT %called = {ROWS} custom-call(%t.1, %i.1), custom_call_target="x", called_computations={{%runs}}
+  ROOT %called = {ROWS} custom-call(%t.1, %i.1), {CALLED}
 }}
 
 ENTRY %main (t: {TABLE}, i: s32[4096], small: f32[8,8]) -> {ROWS} {{
   %t = {TABLE} parameter(0)
   %i = s32[4096]{{0:T(1024)}} parameter(1)
   %small = f32[8,8]{{1,0:T(8,128)}} parameter(2)
-  %start = ((), (), {CONTEXT}) async-start(), {SPARSE}, calls=%begun, metadata={{op_name="head/x"}}
-  %update = (({TABLE}, s32[4096]{{0:T(1024)}}), {ROWS}, {CONTEXT}) async-update(%start, %t, %i), {ALIASES}
+  %start = ((), (), {CONTEXT}) async-start(), {STARTED}
+  %update = {STATE} async-update(%start, %t, %i), {ALIASES}
   %work = f32[8,8]{{1,0:T(8,128)}} {WORK}
   %done = {ROWS} async-done(%update)
   ROOT %out = {ROWS} negate(%done)
