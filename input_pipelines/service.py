@@ -28,7 +28,7 @@ from typing import IO, Any
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import Data, DataContext, to_plain
+from tftpu.config import Data, DataContext, operational_fields, to_plain
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.version import __version__
@@ -37,8 +37,6 @@ BATCH, ERROR = b"B", b"E"
 LINE = 1 << 20  # longest line, in bytes
 PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
 STALLED = 600.0  # seconds without a byte
-# Fields that say how data are read, not which.
-_HOW = ("service", "cache_dir", "cache_gb", "max_bad_records", "download")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,8 @@ class Wanted:
 
 def described(data: Data) -> dict[str, Any]:
     """Returns the fields of a data set that decide which batches there are."""
-    return {key: value for key, value in to_plain(data).items() if key not in _HOW}
+    left_out = operational_fields(data)
+    return {key: value for key, value in to_plain(data).items() if key not in left_out}
 
 
 def distributed(

@@ -8,7 +8,7 @@ TensorFlow.
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from tftpu.config import Data, DataContext
+from tftpu.config import OPERATIONAL, Data, DataContext
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
@@ -145,7 +145,8 @@ class StreamedImages(Streamed):
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
     image_dtype: str = "float32"  # of the model's input; uint8: pixels from 0 to 255
-    download: bool = False  # format tfds: TFDS may download and prepare missing data
+    # format tfds: TFDS may download and prepare missing data
+    download: bool = dataclasses.field(default=False, metadata=OPERATIONAL)
 
     def validate(self) -> None:
         super().validate()

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from tftpu.config import Data
+from tftpu.config import OPERATIONAL, Data
 from tftpu.errors import UserError, did_you_mean
 
 ON_BAD_RECORD = ("raise", "skip")
@@ -15,10 +15,14 @@ class Streamed(Data):
 
     shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled
     on_bad_record: str = "raise"  # skip: a record that cannot be used gets weight 0
-    max_bad_records: int = 100  # the run stops after skipping more than this
-    service: str = ""  # HOST:PORT,...: machines that prepare the data; see `service`
-    cache_dir: str = ""  # a local folder that keeps shards of a bucket after their first use
-    cache_gb: float = 100.0  # size limit of that folder, in GiB
+    # the run stops after skipping more than this
+    max_bad_records: int = dataclasses.field(default=100, metadata=OPERATIONAL)
+    # HOST:PORT,...: machines that prepare the data; see `service`
+    service: str = dataclasses.field(default="", metadata=OPERATIONAL)
+    # a local folder that keeps shards of a bucket after their first use
+    cache_dir: str = dataclasses.field(default="", metadata=OPERATIONAL)
+    # size limit of that folder, in GiB
+    cache_gb: float = dataclasses.field(default=100.0, metadata=OPERATIONAL)
 
     def validate(self) -> None:
         super().validate()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tftpu.checkpoint import manifest
-from tftpu.config import Experiment, Train, to_plain
+from tftpu.config import Experiment, Train, operational_fields, to_plain
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
@@ -28,8 +28,6 @@ from tftpu.storage import claims, files, side_files
 # The working directory comes last, and after the package: a folder `tftpu` in it is not that.
 _MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
-# Fields that configure how the data is read, not which data.
-_HOW = ("service", "cache_dir", "cache_gb", "download", "max_bad_records")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +129,11 @@ def _check_same_run(
     for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
         now = getattr(experiment, group)
         recorded = _fields(before.get(group))
+        fields = _fields(to_plain(now))
         if dataclasses.is_dataclass(now):
             recorded = _defaults(now) | recorded  # of fields newer than the run
-        fields = _fields(to_plain(now))
+            for name in operational_fields(now):
+                recorded.pop(name, None), fields.pop(name, None)
         if group == "model" and experiment.model.lora:  # the digest of these weights is compared
             recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
         differing = _differences(group, recorded, fields)
@@ -163,7 +163,7 @@ def _differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> lis
     return [
         f"{f'{group}.{name}'.rstrip('.')} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in now | before
-        if name not in _HOW and before.get(name) != now.get(name)
+        if before.get(name) != now.get(name)
     ]
 
 

@@ -12,7 +12,7 @@ from optuna import pruners, samplers
 from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 
-from tftpu.config import Experiment, check_types, to_plain
+from tftpu.config import Experiment, check_types, operational_fields, to_plain
 from tftpu.config.validation import at_least
 from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch import keras_objects
@@ -27,8 +27,6 @@ PRUNERS = ("median", "hyperband", "none")
 # Fields of a plan that flags give.
 GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
 _LATER = ("trials", "budget_usd")  # what a search that is continued may change
-# Fields of a config that are a machine's own.
-_ELSEWHERE = ("config_file", "data.cache_dir", "data.cache_gb", "data.download", "data.service")
 _SHOWN = 5  # fields that differ
 
 
@@ -131,9 +129,10 @@ class Plan:
 
 
 def fields_of(experiment: Experiment) -> dict[str, Any]:
-    """Returns the fields of a config as plain data, by their names."""
+    """Returns the fields of a config that change its runs, as plain data by their names."""
     flat = _flat(to_plain(keras_objects.recorded(experiment)))
-    return {name: value for name, value in flat.items() if name not in _ELSEWHERE}
+    left_out = tuple(f"{name}." for name in operational_fields(experiment))
+    return {name: value for name, value in flat.items() if not f"{name}.".startswith(left_out)}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -204,7 +203,9 @@ def record(plan: Plan, workdir: str) -> str:
 
 def _change(before: Plan, plan: Plan) -> str:
     """Returns what differs between two plans that a search cannot change; "" if nothing does."""
-    names = [field.name for field in dataclasses.fields(Plan) if field.name not in _LATER]
+    # What overrides change is among the fields, as far as it changes a run.
+    left_out = ("overrides", *_LATER)
+    names = [field.name for field in dataclasses.fields(Plan) if field.name not in left_out]
     # From what people name to what follows from it.
     for name in sorted(names, key=lambda name: (name != "metric", name == "fields")):
         was, now = getattr(before, name), getattr(plan, name)

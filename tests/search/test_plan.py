@@ -94,6 +94,17 @@ def test_what_a_machine_has_of_its_own_is_no_difference():
     assert "data.global_batch_size" in plans.differences(one, others[1])
 
 
+def test_a_search_continues_with_overrides_that_change_no_number(tmp_path):
+    config, workdir = "resnet50_imagenet", str(tmp_path)
+    complete(planned(config), workdir)
+    later = planned(config, overrides=("--config.data.max_bad_records=7",))
+    assert plans.record(later, workdir) == ""
+    assert "--config.data.max_bad_records=7" in plans.recorded(workdir).words([], "run")
+    other = planned(config, overrides=("--config.data.shuffle=7",))
+    with pytest.raises(plans.UserError, match=r"differs in config: data\.shuffle was 16384"):
+        plans.record(other, workdir)
+
+
 def test_the_metric_is_compared_before_what_follows_from_it(tmp_path):
     complete(planned("digits_resnet"), str(tmp_path))
     other = planned("digits_resnet", metric="loss", overrides=("--config.train.seed=3",))

@@ -108,7 +108,7 @@ def test_another_search_or_a_changed_one_does_not_enter_its_workdir(done, capsys
     workdir, _ = done
     where = f"--workdir={workdir}"
     assert search(*TINY, "--config.train.steps=30", where) == 2
-    assert "differs in overrides" in capsys.readouterr().err
+    assert "differs in config: train.steps was" in capsys.readouterr().err
     assert search(*TINY, "--sampler=random", where) == 2
     assert "differs in sampler: 'tpe', not 'random'" in capsys.readouterr().err
     assert search("search", "--report", "--trials=9", where) == 2

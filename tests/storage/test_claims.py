@@ -79,6 +79,15 @@ def test_a_claimed_workdir_is_not_claimed_again(workdir):
         pass
 
 
+@pytest.mark.parametrize("scheme", ["s3", "hdfs", "ram", "file"])
+def test_an_address_that_nothing_can_lock_is_refused(scheme, tmp_path):
+    place = f"{scheme}://{tmp_path.name}/run"
+    refused = pytest.raises(UserError, match=r"give a local one, or gs://BUCKET/FOLDER")
+    with refused, claims.claim(place):
+        pass
+    assert not claims._held
+
+
 def test_a_released_workdir_is_claimed_at_once(workdir, monkeypatch):
     for _ in range(3):
         with claims.claim(workdir), claims.claim(workdir):  # nested in one process

@@ -155,6 +155,23 @@ def test_options_as_a_dict_fail():
         tftpu.Trainer(compiled(), None, {"keep": 3})
 
 
+@pytest.mark.parametrize(
+    ("workdir", "words"),
+    [
+        ("s3://bucket/run", "not a folder that tftpu can use: give a local one, or gs://"),
+        ("hdfs://host/run", "not a folder that tftpu can use"),
+        ("gs://", "not a folder that tftpu can use"),
+        ("a\0b", "not a folder that tftpu can use"),
+        ("x" * 256, "too long a name"),
+        ("x/" * 2000, "too long a name"),
+        (f"gs://bucket/{'x' * 1000}", "too long a name"),
+    ],
+)
+def test_a_workdir_that_cannot_be_locked_or_named_fails_before_training(workdir, words):
+    with pytest.raises(UserError, match=words):
+        tftpu.Trainer(compiled(mlp()), workdir)
+
+
 def test_invalid_steps_and_times_fail():
     with pytest.raises(UserError, match=r"steps is 2\.5"):
         make_trainer(compiled()).fit(data(), steps=2.5)

@@ -9,6 +9,7 @@ from tftpu.config.experiment import (
     Experiment,
     Optimizer,
 )
+from tftpu.config.fields import OPERATIONAL, operational_fields
 from tftpu.config.model import Model
 from tftpu.config.objects import Function, KerasObject
 from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, Train, TrainOptions
@@ -20,6 +21,7 @@ from tftpu.config.validation import check_types, declared_types
 __all__ = [
     "DECAYS",
     "ON_NAN",
+    "OPERATIONAL",
     "OPTIMIZERS",
     "PRECISIONS",
     "SCALINGS",
@@ -39,6 +41,7 @@ __all__ = [
     "check_types",
     "declared_types",
     "from_json",
+    "operational_fields",
     "profile_plan",
     "to_json",
     "to_plain",

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tftpu.config.data import Data
+from tftpu.config.fields import OPERATIONAL
 from tftpu.config.mesh import AUTO as AUTO_MESH
 from tftpu.config.mesh import batch_shares, parse_mesh
 from tftpu.config.model import Model
@@ -190,8 +191,8 @@ class Experiment:
     weighted_metrics: Sequence[Any] | Mapping[str, Any] = ()
     callbacks: Sequence[Any] = ()
     train: Train = dataclasses.field(default_factory=Train)
-    cluster: Cluster = dataclasses.field(default_factory=Cluster)
-    config_file: str = ""
+    cluster: Cluster = dataclasses.field(default_factory=Cluster, metadata=OPERATIONAL)
+    config_file: str = dataclasses.field(default="", metadata=OPERATIONAL)
 
     def __post_init__(self) -> None:
         refuse_model(self.model)

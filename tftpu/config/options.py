@@ -6,6 +6,7 @@ The same object serves the API (`Trainer(model, workdir, TrainOptions(...))`), c
 
 import dataclasses
 
+from tftpu.config.fields import OPERATIONAL
 from tftpu.config.profile_plan import profile_plan
 from tftpu.config.validation import above, at_least, check_types, fraction, one_of
 from tftpu.errors import UserError, did_you_mean
@@ -49,21 +50,21 @@ class TrainOptions:
         max_rollbacks: number of rollbacks before the run ends.
     """
 
-    steps_per_loop: int = 50
-    log_every: int = 50
-    checkpoint_every: int = 0
-    checkpoint_minutes: float = 0.0
-    keep: int = 3
-    keep_every: int = 0
-    grace_seconds: float = 25.0
-    watchdog_seconds: float | None = None
+    steps_per_loop: int = dataclasses.field(default=50, metadata=OPERATIONAL)
+    log_every: int = dataclasses.field(default=50, metadata=OPERATIONAL)
+    checkpoint_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
+    checkpoint_minutes: float = dataclasses.field(default=0.0, metadata=OPERATIONAL)
+    keep: int = dataclasses.field(default=3, metadata=OPERATIONAL)
+    keep_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
+    grace_seconds: float = dataclasses.field(default=25.0, metadata=OPERATIONAL)
+    watchdog_seconds: float | None = dataclasses.field(default=None, metadata=OPERATIONAL)
     best_metric: str = ""
     gradient_accumulation_steps: int = 1
     global_clipnorm: float | None = None
     ema_momentum: float | None = None
     seed: int = 0
-    profile: str = ""
-    writers: tuple[str, ...] = ()
+    profile: str = dataclasses.field(default="", metadata=OPERATIONAL)
+    writers: tuple[str, ...] = dataclasses.field(default=(), metadata=OPERATIONAL)
     on_nan: str = "stop"
     max_rollbacks: int = 3
 

@@ -55,12 +55,13 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
 
     Raises:
         HeldError: another process holds the lock.
-        UserError: the workdir cannot be written.
+        UserError: the workdir cannot be written, or is in a place that nothing can lock.
     """
     place = _place(workdir)
     if place in _held:
         yield
         return
+    files.check_folder("workdir", str(workdir))
     is_new = not files.is_remote(workdir) and not Path(workdir).exists()
     lock = _taken(workdir)
     over = threading.Event()
@@ -138,9 +139,6 @@ def _taken(workdir: files.StrPath) -> _Lock:
     try:
         if buckets.is_address(workdir):
             return Lease(str(workdir))
-        if files.is_remote(workdir):
-            files.make_folder(workdir)
-            return _NoLock()
         files.make_folder(workdir)
         return _locked(Path(workdir).absolute())
     except OSError as error:
@@ -312,19 +310,6 @@ class _Beats:
         if owner.alive(look, saying(self._workdir)):
             raise refusal(self._workdir, Owner.read(seen[-1] or b""))
         return seen[-1]
-
-
-class _NoLock:
-    """The lock of a file system that has none, such as TensorFlow's in memory."""
-
-    def check(self) -> None:
-        pass
-
-    def renew(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
 
 
 def _content(path: Path) -> bytes | None:

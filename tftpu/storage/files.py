@@ -5,6 +5,7 @@ buckets are retried by the policy of `retry`.
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -19,6 +20,9 @@ from tftpu.storage import retry
 _T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
 
+_ROOM = 200  # bytes for what is in a folder, such as "trials/0000/run/checkpoints/…"
+_LONGEST_OBJECT = 1024  # bytes of a name in a bucket
+
 
 def is_remote(path: StrPath) -> bool:
     """Returns whether a path needs TensorFlow's file systems, such as `gs://`."""
@@ -28,15 +32,36 @@ def is_remote(path: StrPath) -> bool:
 def check_folder(name: str, path: str) -> None:
     """Raises `UserError` unless a path can be that of a folder, local or in a bucket.
 
+    Other addresses have nothing that a run could lock, so that two runs would write to them at
+    once.
+
     Args:
         name: of the flag or argument, for the message.
         path: its value.
     """
-    if "\0" in path or ("://" in path and not re.fullmatch(r"gs://[^/\s]+(/.*)?", path)):
-        raise UserError(
-            f"{name}={path} is not a folder that tftpu can use: give a local one, or "
-            "gs://BUCKET/FOLDER."
-        )
+    allowed = "give a local one, or gs://BUCKET/FOLDER"
+    try:
+        if is_remote(path):
+            folder = re.fullmatch(r"gs://[^/\s]+(/.*)?", path)
+            too_long = len(path.encode()) > _LONGEST_OBJECT - _ROOM
+        else:
+            folder = path
+            too_long = _is_too_long(join(path, "x" * _ROOM))
+    except ValueError:  # a character that no name can hold
+        folder, too_long = None, False
+    if not folder:
+        raise UserError(f"{name}={path} is not a folder that tftpu can use: {allowed}.")
+    if too_long:
+        raise UserError(f"{name}={path[:40]}… is too long a name: give a shorter one.")
+
+
+def _is_too_long(path: str) -> bool:
+    """Returns whether a local path is too long for its file system; raises ValueError for "\\0"."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def join(*parts: StrPath) -> str:

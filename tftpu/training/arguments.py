@@ -14,6 +14,7 @@ from tftpu.engines.arrays import as_arrays
 from tftpu.engines.engine import Dataset, Epoch
 from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
+from tftpu.storage.files import StrPath, check_folder
 from tftpu.tensors import Nest
 from tftpu.training.timetable import Timetable
 
@@ -104,6 +105,13 @@ def options_of(options: TrainOptions | None) -> TrainOptions:
     options = TrainOptions() if options is None else dataclasses.replace(options)
     options.validate()
     return options
+
+
+def workdir_of(workdir: StrPath | None) -> str | None:
+    """Returns the path of a workdir; raises `UserError` for one that nothing can lock."""
+    if workdir is not None:
+        check_folder("workdir", str(workdir))
+    return None if workdir is None else str(workdir)
 
 
 def data_of_fit(

@@ -91,7 +91,7 @@ class Trainer:
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
-        self.workdir = str(workdir) if workdir is not None else None
+        self.workdir = arguments.workdir_of(workdir)
         self.hosts = self.engine.hosts
         self._writes_to = self.workdir if self.hosts.chief else None
         self._writers = tuple(writers)
