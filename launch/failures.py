@@ -217,6 +217,12 @@ FAILURES = (
         "kept.",
     ),
     Failure(
+        "long-name",
+        r"^OSError: \[Errno 36\] File name too long: '(?P<name>.{1,40})",
+        "The name {name}… is too long for its file system: give a shorter one.",
+        "",
+    ),
+    Failure(
         "may-not-write",
         r"^PermissionError: |^OSError: \[Errno 30\] Read-only file system",
         "Permission to write or read a file or folder is missing.",

@@ -16,6 +16,7 @@ from optuna.storages.journal import BaseJournalBackend
 
 from tftpu.errors import UserError
 from tftpu.storage import buckets, files
+from tftpu.storage.checksums import check_seal, sealed
 
 _DIGITS = 8
 
@@ -41,7 +42,7 @@ class Journal(BaseJournalBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends entries, all of them or none."""
-        data = "".join(json.dumps(log) + "\n" for log in logs).encode()
+        data = sealed("\n".join(map(json.dumps, logs)))
         with self._lock:
             self._read_new()
             while not _created(self._path(self._files), data):
@@ -50,7 +51,7 @@ class Journal(BaseJournalBackend):
     def _read_new(self) -> None:
         while (data := _content(self._path(self._files))) is not None:
             try:
-                self._logs += [json.loads(line) for line in data.splitlines()]
+                self._logs += _entries(data)
             except ValueError as error:
                 raise UserError(
                     f"{self._path(self._files)} of the search's record is damaged ({error}): "
@@ -60,6 +61,15 @@ class Journal(BaseJournalBackend):
 
     def _path(self, number: int) -> str:
         return files.join(self._folder, f"{number:0{_DIGITS}}.jsonl")
+
+
+def _entries(data: bytes) -> list[dict[str, Any]]:
+    """Returns the entries of a file; raises ValueError if it is damaged."""
+    if not check_seal(data):
+        raise ValueError("it has no checksum")
+    entries = [json.loads(line) for line in data.splitlines()]
+    del entries[-1]["crc32c"]
+    return entries
 
 
 def _content(path: str) -> bytes | None:

@@ -159,6 +159,7 @@ def config(**cluster) -> str:
         (config(worker=["a:1", "b:1"], index=1), (1, 2)),
         (config(chief=["a:1"], worker=["b:1", "c:1"], index=1), (2, 3)),
         (config(chief=["a:1"], worker=["b:1"], type="chief"), (0, 2)),
+        (config(worker=["[::1]:80", "job-0.example.com:65535"]), (0, 2)),
     ],
 )
 def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypatch):
@@ -172,7 +173,26 @@ def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypat
         ("{", "cannot be read"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}}', "cannot be read"),
         (config(worker=["a:1", "b:1"], index=2), "the task worker 2"),
+        (config(worker=["a:1", "b:1"], index=-1), "the task worker -1"),
+        (config(worker=["a:1", "b:1"], type="chief"), "the task chief 0"),
+        (config(chief=["c:1"], worker=["a:1"], type="chief", index=1), "the task chief 1"),
         (config(worker=["a:1", "b:1"], ps=["c:1"]), "TF_CONFIG has ps"),
+        *(
+            (config(worker=["a:1", address]), "has the address .* not HOST:PORT")
+            for address in (
+                "b",
+                "b:",
+                ":1",
+                "b:x",
+                "b:0",
+                "b:65536",
+                "b:²",
+                "b c:1",
+                "http://b:1",
+                1,
+            )
+        ),
+        (config(worker="ab"), "has the address 'a'"),
     ],
 )
 def test_an_invalid_tf_config_fails_with_a_clear_error(text, sentence, monkeypatch):

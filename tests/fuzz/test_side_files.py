@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
 from tests.support.leaves import leaves
+from tftpu.checkpoint import manifest
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.launch import predictions
 from tftpu.launch.commands import plot, status
@@ -35,8 +36,8 @@ def written(folder: str) -> tuple[dict, dict]:
     account = goodput.Account(folder, goodput.Clock())
     account.write(goodput.FAILED, goodput.Facts(step=2, steps=4))
     names = ("checkpoints/2/manifest.json", goodput.FILE)
-    manifest, record = (json.loads(Path(folder, name).read_bytes()) for name in names)
-    return manifest, record
+    listed, record = (json.loads(Path(folder, name).read_bytes()) for name in names)
+    return listed, record
 
 
 with tempfile.TemporaryDirectory() as _scratch:
@@ -129,3 +130,51 @@ def test_any_lock(tmp_path, data):
     (tmp_path / ".lock").write_bytes(data)
     with claims.claim(tmp_path):
         claims.check(tmp_path)
+
+
+def flipped(whole: bytes):
+    """Yields a copy for each bit that can be flipped."""
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        yield bytes(data)
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(run):
+    path = run / "checkpoints/2/manifest.json"
+    whole = manifest.read(str(path.parent))
+    noticed, content = 0, path.read_bytes()
+    for data in flipped(content):
+        path.write_bytes(data)
+        try:
+            found = manifest.read(str(path.parent))
+        except ValueError:
+            noticed += 1
+        else:  # the name of the checksum itself
+            assert {n: f.blocks for n, f in found.items()} == {
+                n: f.blocks for n, f in whole.items()
+            }
+    assert noticed > 8 * len(content) - 8 * len(', "crc32c": "')
+
+
+def test_a_flipped_bit_in_the_name_of_a_file_restores_the_older_checkpoint(run):
+    path = run / "checkpoints/2/manifest.json"
+    whole = path.read_bytes()
+    start = whole.index(b"model.safetensors")
+    for bit in range(8 * len(b"model.safetensors")):
+        data = bytearray(whole)
+        data[start + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bytes(data))
+        assert Checkpoints(str(run)).restore(leaves(0)).step == 1
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "007", "3 ", "-1", "0x2", "1e3"])
+def test_folders_that_are_no_steps_are_left_alone(run, name):
+    (run / "checkpoints" / name).mkdir()
+    (run / "checkpoints" / name / "manifest.json").write_bytes(b"{}")
+    show(run)
+    checkpoints = Checkpoints(str(run), keep=1)
+    assert checkpoints.restore(leaves(0)).step == 2
+    checkpoints.save(3, leaves(3), {})
+    assert checkpoints.steps()[-1] == 3
+    assert (run / "checkpoints" / name / "manifest.json").exists()

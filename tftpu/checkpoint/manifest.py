@@ -19,6 +19,7 @@ import google_crc32c
 
 from tftpu.errors import UserError
 from tftpu.storage import buckets, files, side_files
+from tftpu.storage.checksums import check_seal, sealed
 from tftpu.storage.own_files import OwnFile
 from tftpu.storage.safetensors import in_pieces
 
@@ -135,7 +136,7 @@ def commit(step: int, listed: Listing, marker: OwnFile) -> None:
         ChangedError: another process wrote the manifest meanwhile; that one is valid.
         OSError: it could not be written. Without a manifest, the checkpoint is not valid.
     """
-    marker.write(json.dumps({"step": step, "files": listed}).encode())
+    marker.write(sealed(json.dumps({"step": step, "files": listed})))
 
 
 def read(folder: str) -> dict[str, StoredFile]:
@@ -170,6 +171,7 @@ def _listed(manifest: bytes) -> dict[str, list[Block]]:
         ValueError: it is damaged.
         UserError: it is of an earlier version of tftpu.
     """
+    check_seal(manifest)
     try:
         record = json.loads(manifest.decode())
     except RecursionError:
@@ -207,7 +209,9 @@ def discard(folder: str) -> None:
 
 def folders(checkpoints: str) -> list[int]:
     """Returns the steps of all checkpoint folders in order, complete or not."""
-    return sorted(int(name) for name in files.names_in(checkpoints) if name.isdigit())
+    names = files.names_in(checkpoints)
+    # What Python reads as a number and would write in another way, as "²" and "07", is no step.
+    return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 
 
 def steps(checkpoints: str) -> list[int]:

@@ -8,6 +8,7 @@ TPU slice by one process.
 import contextlib
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -42,7 +43,8 @@ def task() -> Task:
     """Returns the place of this process by TF_CONFIG; a single process if that is not set.
 
     Raises:
-        UserError: TF_CONFIG cannot be parsed, or names tasks other than a chief and workers.
+        UserError: TF_CONFIG cannot be parsed, names tasks other than a chief and workers, or has
+            an address without a port.
     """
     text = os.environ.get("TF_CONFIG")
     if not text:
@@ -57,13 +59,25 @@ def task() -> Task:
         kind, index = config["task"]["type"], int(config["task"]["index"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"TF_CONFIG cannot be read ({error!r}): it must be {_SHAPE}.") from error
-    if cluster or kind not in ("chief", "worker") or (kind == "worker" and index >= len(workers)):
+    known = {"chief": chiefs, "worker": workers}
+    if cluster or index not in range(len(known.get(kind, ()))):
         other = ", ".join([*cluster, f"the task {kind} {index}"])
         raise UserError(
             f"TF_CONFIG has {other}, but every process must train, as the chief or as a worker of "
             f"the cluster. It must be {_SHAPE}."
         )
+    for address in (*chiefs, *workers):
+        if not isinstance(address, str) or not _is_address(address):
+            raise UserError(
+                f"TF_CONFIG has the address {address!r}, which is not HOST:PORT. It must be "
+                f"{_SHAPE}."
+            )
     return Task(index + (len(chiefs) if kind == "worker" else 0), count, [*chiefs, *workers][0])
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) < 1 << 16
 
 
 def exit_as_lost(what: str) -> NoReturn:

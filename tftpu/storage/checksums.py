@@ -1,8 +1,11 @@
 """CRC32C, the checksum that buckets and TFRecord files use."""
 
+import re
 from typing import Protocol
 
 import google_crc32c
+
+_SEAL = re.compile(rb', "crc32c": "([0-9a-f]{8})"\}\Z')
 
 
 class Readable(Protocol):
@@ -17,3 +20,19 @@ def crc32c(file: Readable) -> str:
     while chunk := file.read(1 << 20):
         crc.update(chunk)
     return crc.digest().hex()
+
+
+def sealed(text: str) -> bytes:
+    """Returns the text of a JSON object, or of lines of them, with the text's CRC32C.
+
+    It is a further field, the last one of the last object.
+    """
+    return f'{text[:-1]}, "crc32c": "{google_crc32c.value(text.encode()):08x}"}}'.encode()
+
+
+def check_seal(data: bytes) -> bool:
+    """Returns whether a text was sealed; raises ValueError if it was changed since."""
+    found = _SEAL.search(data)
+    if found and int(found[1], 16) != google_crc32c.value(data[: found.start()] + b"}"):
+        raise ValueError("it does not match its checksum")
+    return found is not None

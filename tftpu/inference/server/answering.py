@@ -98,7 +98,7 @@ class Answered:
         """Reads the body of a request."""
         most, size = self._limits.body, 0
         declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > _IGNORED * most:
+        if declared.isdecimal() and int(declared) > _IGNORED * most:
             raise _Large
         try:
             async with asyncio.timeout(self._limits.seconds):
