@@ -32,6 +32,7 @@ def packages() -> list[str]:
 # `tensorflow/`, and whichever is installed last breaks the others. An extra chooses one.
 REQUIRES = [
     "absl-py>=1.4",  # TFX holds it below 2
+    "detect-secrets>=1.5,<2",  # what must not travel; brings pyyaml and requests only
     "google-cloud-storage>=2.18",
     "google-crc32c",
     "importlib_resources",  # tensorflow-datasets 4.9.10 uses it without asking for it

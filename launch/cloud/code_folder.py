@@ -10,12 +10,18 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import secret_files
 
 LIMIT = 64 << 20  # bytes; more is data, which belongs in a bucket
+ASKED = 1 << 20  # bytes of data that nobody is asked about
+_CODE = (
+    *(".py", ".pyi", ".ipynb", ".md", ".rst", ".txt", ".toml", ".cfg", ".ini", ".yaml", ".yml"),
+    *(".json", ".sh"),
+)
 _STAYS = ("__pycache__", "node_modules", "runs")
 _WAY_OUT = "name it in .gitignore, or move it out of the folder"
 
@@ -32,15 +38,11 @@ def contents(folder: Path) -> dict[str, bytes]:
         folder: an absolute path.
 
     Raises:
-        UserError: a file looks like a secret, a link leads to a folder, or the files are too large.
+        UserError: a file looks like a secret, a link leads to what does not travel, or the files
+            are too large.
     """
     names = _names(folder)
-    links = [name for name in names if (folder / name).is_symlink() and (folder / name).is_dir()]
-    if links:
-        raise UserError(
-            f"{folder / links[0]} is a link to a folder, which does not travel: copy the folder "
-            f"here, or {_WAY_OUT}."
-        )
+    _check_links(folder, names)
     sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
     if sum(sizes.values()) > LIMIT:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
@@ -60,10 +62,40 @@ def contents(folder: Path) -> dict[str, bytes]:
     if secrets:
         raise UserError(
             f"The folder {folder} would travel with the config, and has files that look like "
-            f"secrets: {', '.join(secrets)}. For each, {_WAY_OUT}. A machine of Google Cloud has "
-            "the rights of its service account, and needs no key."
+            f"secrets: {', '.join(secrets)}. For each, {_WAY_OUT}, or end a line that holds none "
+            "in the comment `pragma: allowlist secret`. A machine of Google Cloud has the rights "
+            "of its service account, and needs no key."
         )
     return files
+
+
+def data_in(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns the bytes of what is not code: of large files, and of folders with many small ones.
+
+    Args:
+        sizes: of the files that travel, by their path in the folder.
+    """
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        if size > ASKED or not name.lower().endswith(_CODE):
+            first, slash, _ = name.partition("/")
+            found[first + slash] = found.get(first + slash, 0) + size
+    return {name: size for name, size in found.items() if size > ASKED}
+
+
+def _check_links(folder: Path, names: list[str]) -> None:
+    """Raises `UserError` for a link to a folder, or to a file that does not travel itself."""
+    travel = {folder.resolve() / name for name in names}
+    for path in (folder / name for name in names):
+        if not path.is_symlink() or not path.exists():
+            continue
+        if path.is_dir():
+            what = "a link to a folder, which does not travel: copy the folder"
+        elif path.resolve() not in travel:
+            what = f"a link to {path.resolve()}, which does not travel: copy the file"
+        else:
+            continue
+        raise UserError(f"{path} is {what} here, or {_WAY_OUT}.")
 
 
 def archive(name: str, files: dict[str, bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import sys
 import time
 from pathlib import Path
 
@@ -59,6 +60,35 @@ def container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> s
 def commented(text: str) -> str:
     """Returns lines as comments of YAML."""
     return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def confirm(question: str, flag: str, declined: str) -> None:
+    """Asks on the terminal.
+
+    Args:
+        question: such as "Rent it?".
+        flag: that answers it beforehand.
+        declined: message if the answer is no.
+
+    Raises:
+        UserError: the answer is no, or there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UserError(f"There is no terminal to ask for confirmation: add {flag}.")
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError(declined)
+
+
+def confirm_data(shipment: Shipment, send_data: bool) -> None:
+    """Asks before data and exports in the config's folder are sent; raises as `confirm` does."""
+    found = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in shipment.data.items())
+    if found and not send_data:
+        print(f"Data or exports are in the config's folder, and would travel: {found}.", flush=True)
+        declined = "Not sent: name what should stay in .gitignore, or move it out of the folder."
+        try:
+            confirm("Send them, too?", "--send_data", declined)
+        except UserError as error:
+            raise UserError(f"Of {shipment.folder}, {found} would travel. {error}") from None
 
 
 def check_bucket_folder(flag: str, path: str) -> None:

@@ -56,6 +56,11 @@ class Shipment:
             f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in self.files.items()
         )
 
+    @property
+    def data(self) -> dict[str, int]:
+        """Bytes of data and exports among that folder's files; see `code_folder.data_in`."""
+        return code_folder.data_in(self.code)
+
     def address(self, workdir: str) -> str:
         """Returns the folder in the bucket, beside the run."""
         return f"{workdir}/launch/code-{hashlib.sha256(self.sums.encode()).hexdigest()[:16]}"

@@ -37,6 +37,7 @@ class VertexOptions(ConfigOptions):
     timeout: str = flag("7d", "when the job is ended: 90m, 24h, 7d", metavar="TIME")
     labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
     spot: bool = flag(False, "use cheaper machines, which may be preempted")
+    send_data: bool = flag(False, "send data in the folder of the config without asking")
     detach: bool = flag(False, "do not wait for the end of the job")
     dry_run: bool = flag(False, "print the job, and send nothing")
 

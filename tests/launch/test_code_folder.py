@@ -11,7 +11,11 @@ import pytest
 from tftpu.errors import UserError
 from tftpu.launch.cloud import code_folder, secret_files, shipment
 
-KEY = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIE\n"  # in two, or this file looks like one
+# In parts, or this file looks like one.
+KEY = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIE\n"
+LETTERS = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0z" * 3
+DOCKER = json.dumps({"auths": {"gcr.io": {"auth": "bWU6aHVudGVyMg=="}}}, indent=2)
+KUBERNETES = "apiVersion: v1\n" + "kind: Config\nclusters: []\nusers: []\n"
 
 
 def write(folder: Path, *names: str, text: str = "x = 1\n") -> None:
@@ -95,14 +99,80 @@ def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
     [
         ("gcp.json", json.dumps({"type": "service_account"}), "credentials for Google Cloud"),
         ("adc.json", '{"x": 1,\n "type" : "authorized_user"}', "credentials for Google Cloud"),
-        ("notes.txt", f"see\n{KEY}", "a private key"),
-        ("config2.py", f'KEY = """{KEY}"""', "a private key"),
+        ("notes.txt", f"see\n{KEY}", "private key, line 2"),
+        ("config2.py", f'KEY = """{KEY}"""', "private key, line 1"),
+        ("backup.asc", "-----BEGIN PGP PRIVATE " + "KEY BLOCK-----\n", "private key"),
+        ("x.txt", "-----BEGIN ENCRYPTED PRIVATE " + "KEY-----\n", "private key"),
+        ("a.py", f"\nlogin('hf_{LETTERS[:34]}')\n", "Hugging Face token, line 2"),
+        ("a.py", f"key = 'AIza{LETTERS[:35]}'", "Google API key"),
+        ("a.py", f"wandb.login(key='{'0123456789' * 4}')", "Weights & Biases key"),
+        ("run.sh", f"export WANDB_API_KEY={'0123456789' * 4}", "Weights & Biases key"),
+        ("a.py", f"os.environ['KAGGLE_KEY'] = '{'0123456789ab' * 2}01234567'", "Kaggle key"),
+        ("a.py", f"TOKEN = 'ghp_{LETTERS[:36]}'", "GitHub Token"),
+        ("a.py", f"TOKEN = 'github_pat_{LETTERS[:60]}'", "GitHub token"),
+        ("a.py", f"TOKEN = 'glpat-{LETTERS[:20]}'", "GitLab Token"),
+        ("a.py", f"id = 'AKIA{'ABCD2345' * 2}'", "AWS Access Key"),
+        ("a.py", f"client = OpenAI(api_key='sk-proj-{LETTERS[:40]}')", "token of a model's API"),
+        ("a.py", f"client = Anthropic(api_key='sk-ant-{LETTERS[:40]}')", "token of a model's API"),
+        ("hook.py", f"x = 'xoxb-123456789012-123456789012-{LETTERS[:24]}'", "Slack Token"),
+        ("requirements.txt", "--index-url https://me:s3cr3t@pypi.mine.io/simple\n", "Basic Auth"),
+        ("token.json", json.dumps({"refresh_token": f"1//0{LETTERS[:45]}"}), "Google OAuth token"),
+        ("token.json", json.dumps({"client_secret": LETTERS[:30]}), "OAuth token"),
+        ("token.pickle", f"\x80\x04ya29.{LETTERS[:30]}\x94", "Google OAuth token"),
+        ("config.json", DOCKER, "logins to container registries"),
+        ("cluster.yaml", KUBERNETES, "kubeconfig"),
+        ("cluster.json", json.dumps({"kind": "Config", "users": []}), "kubeconfig"),
+        ("a.ipynb", json.dumps({"source": [f'os.environ["AWS_SECRET_KEY"] = "{LETTERS[:40]}"\n']}),
+         "AWS Access Key"),
     ],
-)
+)  # fmt: skip
 def test_a_secret_under_another_name_is_found_by_its_content(tmp_path, name, text, why):
     write(tmp_path, name, text=text)
-    with pytest.raises(UserError, match=f"{name} .*{why}"):
+    with pytest.raises(UserError, match=rf"{name} \({why}"):
         code_folder.contents(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("text", [KEY, f"hf_{LETTERS[:34]}", DOCKER, KUBERNETES])
+def test_a_secret_is_found_in_every_encoding_of_unicode(text, encoding):
+    assert secret_files.reason("x.dat", f"é\r\n{text}".encode(encoding))
+
+
+def test_a_line_with_the_mark_of_detect_secrets_travels(tmp_path):
+    line = f"login('hf_{LETTERS[:34]}')"
+    write(tmp_path, "a.py", text=f"{line}  # pragma: allowlist secret\n")
+    assert list(code_folder.contents(tmp_path)) == ["a.py"]
+    write(tmp_path, "a.py", text=f"{line}  # pragma: allowlist secret\n{line}\n")
+    with pytest.raises(UserError, match="Hugging Face token, line 2"):
+        code_folder.contents(tmp_path)
+
+
+def test_tftpu_and_its_starter_project_hold_no_secret():
+    """As typical code of models, data and launchers."""
+    root = Path(code_folder.__file__).parents[2]
+    paths = [
+        p for folder in ("launch", "models", "input_pipelines") for p in (root / folder).rglob("*")
+    ]
+    found = {str(p): secret_files.reason(p.name, p.read_bytes()) for p in paths if p.is_file()}
+    assert set(found.values()) == {""}
+    assert len(found) > 200
+
+
+ORDINARY = """
+sha = "da39a3ee5e6b4b0d3255bfef95601890afd80709"
+uuid = "123e4567-e89b-12d3-a456-426614174000"
+pip install git+https://github.com/wandb/wandb@da39a3ee5e6b4b0d3255bfef95601890afd80709
+token = os.environ["HF_TOKEN"]; api_key = "YOUR_API_KEY"; password = getpass()
+url = f"https://{user}:{token}@github.com/me/private"; clone = "https://$USER:$TOKEN@github.com"
+from metrics import APCalculator
+names = "MyMultimodalTransformerNet.layers.self_attention_layer_norm_weight"
+{"image": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5"}
+{"auth": "none", "kind": "Config", "pad_token": "<pad>", "client_secret": "<your client secret>"}
+"""
+
+
+def test_hashes_placeholders_and_what_looks_like_tokens_travel():
+    assert secret_files.reason("a.ipynb", ORDINARY.encode()) == ""
 
 
 @pytest.mark.parametrize(
@@ -124,14 +194,47 @@ def test_a_folder_with_data_in_it_is_refused_with_its_largest_files(tmp_path, mo
         code_folder.contents(tmp_path)
 
 
-def test_a_link_to_a_file_is_followed_and_one_to_a_folder_is_refused(tmp_path):
-    write(tmp_path, "shared/model.py", text="y = 2\n")
-    write(tmp_path, "mine/config.py")
-    (tmp_path / "mine" / "model.py").symlink_to(tmp_path / "shared" / "model.py")
-    assert code_folder.contents(tmp_path / "mine")["model.py"] == b"y = 2\n"
-    (tmp_path / "mine" / "lib").symlink_to(tmp_path / "shared")
+def test_a_link_to_a_file_that_travels_is_followed(tmp_path):
+    write(tmp_path, "mine/config.py", "mine/net/model.py", text="y = 2\n")
+    (tmp_path / "mine" / "model.py").symlink_to("net/model.py")
+    (tmp_path / "mine" / "gone.py").symlink_to("nowhere")
+    (tmp_path / "alias").symlink_to("mine")
+    for folder in ("mine", "alias"):  # of a folder that is a link itself, too
+        found = code_folder.contents(tmp_path / folder)
+        assert found["model.py"] == b"y = 2\n" and "gone.py" not in found
+
+
+@pytest.mark.parametrize(
+    "target", ["../shared/model.py", ".git/config", "ignored.py", "runs/a.json", "/etc/hostname"]
+)
+def test_a_link_to_what_does_not_travel_is_refused(tmp_path, target):
+    write(tmp_path, "shared/model.py", "mine/config.py", "mine/ignored.py")
+    write(tmp_path, "mine/.git/config", "mine/runs/a.json")
+    write(tmp_path, "mine/.gitignore", text="ignored.py\n")
+    (tmp_path / "mine" / "sub").mkdir()
+    (tmp_path / "mine" / "sub" / "model.py").symlink_to((tmp_path / "mine" / target).resolve())
+    with pytest.raises(UserError, match=r"model\.py is a link to .*: copy the file here, or name"):
+        code_folder.contents(tmp_path / "mine")
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path):
+    write(tmp_path, "mine/config.py", "mine/shared/model.py")
+    (tmp_path / "mine" / "lib").symlink_to("shared")
     with pytest.raises(UserError, match="lib is a link to a folder"):
         code_folder.contents(tmp_path / "mine")
+
+
+def test_large_files_and_folders_of_small_ones_are_data():
+    kilo = 1000
+    sizes = {"model.py": 9 * kilo, "vocabulary.txt": 300 * kilo, "corpus.txt": 2000 * kilo}
+    sizes |= {f"images/{n}.jpg": 100 * kilo for n in range(15)} | {"images/names.json": kilo}
+    sizes |= {
+        "net/layers.py": 9 * kilo,
+        "net/w.npy": 900 * kilo,
+        "export/saved_model.pb": 3000 * kilo,
+    }
+    found = {"corpus.txt": 2000 * kilo, "images/": 1500 * kilo, "export/": 3000 * kilo}
+    assert code_folder.data_in(sizes) == found
 
 
 def test_a_config_that_gitignore_names_is_refused(tmp_path):

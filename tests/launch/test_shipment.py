@@ -7,6 +7,7 @@ uploaded and trains. Two words of it are changed, since there is no TPU: `--tpu`
 import hashlib
 import io
 import re
+import sys
 import tarfile
 import threading
 import zipfile
@@ -24,7 +25,7 @@ from tests.support.fake_google_cloud import grpc_service, storage
 from tests.support.fake_kubernetes import Kubernetes, serving
 from tests.support.rented_machine import RentedMachine
 from tftpu.launch import main
-from tftpu.launch.cloud import shipment, tpu_vm_client, vertex_client
+from tftpu.launch.cloud import job, shipment, tpu_vm_client, vertex_client
 
 CONFIG = '''"""Digits, a few steps."""
 import os
@@ -233,6 +234,34 @@ def test_a_secret_in_the_folder_ends_the_launch_before_anything_is_sent(
     assert ".gitignore" in said.err
     assert said.err.count("\n") == 1
     assert not said.out
+
+
+@pytest.mark.parametrize(("where", "slice_name"), PLACES)
+def test_data_in_the_folder_are_named_and_asked_about_before_anything_is_sent(
+    own, where, slice_name, capsys, monkeypatch, tmp_path
+):
+    (own.parent / "export").mkdir()
+    (own.parent / "export" / "saved_model.pb").write_bytes(bytes(1_500_000))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    asked: list[str] = []
+    monkeypatch.setattr(job, "input", lambda text: asked.append(text) or "no", raising=False)
+    flags = [f"--config={own}", f"--slice={slice_name}", "--workdir=gs://b/run"]
+    flags += [] if where == "gke" else ["--project=p"]
+    flags += ["--zone=us-west4-a", "--yes"] if where == "tpu-vm" else []
+    with serving(Kubernetes(), tmp_path) as kubeconfig, storage({}) as host:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+        assert main.main(["launch", where, *flags]) == 2
+        said = capsys.readouterr().err
+        assert "export/ (1.5 MB) would travel" in said and "add --send_data" in said
+        assert not asked
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        assert main.main(["launch", where, *flags]) == 2
+        assert asked == ["Send them, too? [y/N] "]
+        assert "Not sent" in capsys.readouterr().err
+    sent = shipment.of(str(own), None)
+    job.confirm_data(sent, send_data=True)
+    assert len(asked) == 1
 
 
 def test_the_name_of_an_index_is_used_only_where_the_user_writes_one():

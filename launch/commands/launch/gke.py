@@ -46,6 +46,7 @@ class Options(ConfigOptions):
     timeout: str = flag("7d", "when an attempt is ended: 90m, 24h, 7d", metavar="TIME")
     restarts: int = flag(10, "how often the run starts again by itself", minimum=0, metavar="N")
     spot: bool = flag(False, "use cheaper machines, which may be preempted")
+    send_data: bool = flag(False, "send data in the folder of the config without asking")
     detach: bool = flag(False, "do not wait for the end of the run")
     dry_run: bool = flag(False, "print the JobSet, and send nothing")
 
@@ -105,6 +106,7 @@ def _launch(options: Options, order: gke.Order, created: gke.JobSet, queue_s: in
     gke_client.require()
     cluster = gke_client.connect(options.namespace, options.context)
     print(order.shipment.description(order.workdir))
+    job.confirm_data(order.shipment, options.send_data)
     name = created["metadata"]["name"]
     gke_client.submit(cluster, order, created)
     print(f"Created {order.slice.name} as the JobSet {name}.")

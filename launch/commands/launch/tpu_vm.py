@@ -8,7 +8,6 @@ preempted is replaced by another one, on which the run resumes.
 """
 
 import dataclasses
-import sys
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
@@ -45,6 +44,7 @@ class Options(ConfigOptions):
     )
     spot: bool = flag(False, "rent a cheaper slice, which may be preempted")
     keep: bool = flag(False, "leave the slice running after the run")
+    send_data: bool = flag(False, "send data in the folder of the config without asking")
     yes: bool = flag(False, "rent without asking")
     dry_run: bool = flag(False, "print the request, and send nothing")
 
@@ -68,8 +68,9 @@ def run(options: Options) -> None:
     print(order.shipment.description(order.workdir))
     steps = _steps(experiment) if options.preflight else None
     print(tpu_vm.price(wanted, steps, options.preflight, options.spot))
+    job.confirm_data(order.shipment, options.send_data)
     if not options.yes:
-        _ask()
+        job.confirm("Rent it?", "--yes", "Not rented.")
     from tftpu.launch.cloud import tpu_vm_client
 
     tpu_vm_client.train(tpu_vm_client.tpu_client(), order)
@@ -118,10 +119,3 @@ def _steps(experiment: Experiment) -> int | None:
         return with_length(experiment).train.length
     except Exception:  # of any kind of data: without them, the run can be rented all the same
         return None
-
-
-def _ask() -> None:
-    if not sys.stdin.isatty():
-        raise UserError("There is no terminal to ask for confirmation: add --yes.")
-    if input("Rent it? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise UserError("Not rented.")

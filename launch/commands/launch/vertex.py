@@ -9,7 +9,7 @@ and of more than 4 chips, need the JAX engine.
 import dataclasses
 
 from tftpu.launch import keras_objects
-from tftpu.launch.cloud import engine, google_cloud, vertex
+from tftpu.launch.cloud import engine, google_cloud, job, vertex
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.options import flag
 from tftpu.tpu.slices import parse_slice
@@ -40,24 +40,25 @@ def run(options: Options) -> None:
     if options.dry_run:
         print(order.as_yaml(created), end="")
         return
-    _launch(order, created, options.detach)
+    _launch(order, created, options)
 
 
-def _launch(order: vertex.Order, created: vertex.CustomJob, detach: bool) -> None:
+def _launch(order: vertex.Order, created: vertex.CustomJob, options: Options) -> None:
     from tftpu.launch.cloud import vertex_client
 
     print(order.shipment.description(order.base_folder))
+    job.confirm_data(order.shipment, options.send_data)
     client = vertex_client.job_client(order.region)
     kind = vertex_client.CUSTOM
     name = vertex_client.submit(client, kind, order, created)
     print(vertex_client.how_to_end(kind, name))
     print(f"Its console output:  gcloud ai custom-jobs stream-logs {name}")
     print(f"The run is in        {order.run_folder}", flush=True)
-    if detach:
+    if options.detach:
         return
     metrics = google_cloud.Follower(f"{order.run_folder}/metrics.jsonl")
     try:
-        vertex_client.watch(client, kind, name, lambda job: metrics.print_new())
+        vertex_client.watch(client, kind, name, lambda _: metrics.print_new())
     except KeyboardInterrupt:
         print(
             f"\nNo longer watching. The job keeps running. {vertex_client.how_to_end(kind, name)}"

@@ -118,6 +118,7 @@ def _launch(training: vertex.Order, created: dict, options: Options) -> None:
     from tftpu.launch.cloud import vertex_pipeline_client as client
 
     print(training.shipment.description(training.base_folder))
+    job.confirm_data(training.shipment, options.send_data)
     given = client.clients(training.region)
     if options.cron:
         name = client.schedule(given, training, created, options.cron)

@@ -9,7 +9,7 @@ preempted. The service chooses the values; what it cannot express is refused.
 import dataclasses
 
 from tftpu.launch import config_flags, keras_objects
-from tftpu.launch.cloud import engine, vertex, vertex_search
+from tftpu.launch.cloud import engine, job, vertex, vertex_search
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.cloud.vertex_search import Search
 from tftpu.launch.options import flag
@@ -71,20 +71,21 @@ def run(options: Options) -> None:
     if options.dry_run:
         print(search.as_yaml(created), end="")
         return
-    _launch(search, created, options.detach)
+    _launch(search, created, options)
 
 
-def _launch(search: Search, created: vertex_search.Spec, detach: bool) -> None:
+def _launch(search: Search, created: vertex_search.Spec, options: Options) -> None:
     from tftpu.launch.cloud import vertex_client, vertex_follow
 
     order, kind = search.order, vertex_client.TUNING
     print(order.shipment.description(order.base_folder))
+    job.confirm_data(order.shipment, options.send_data)
     client = vertex_client.job_client(order.region)
     name = vertex_client.submit(client, kind, order, created)
     print(vertex_client.how_to_end(kind, name))
     print(f"It is shown at       {vertex_follow.page(name)}")
     print(f"The trials are in    {search.folder(created['displayName'])}", flush=True)
-    if detach:
+    if options.detach:
         print(vertex_follow.how_to_follow(name))
         return
     vertex_follow.follow(client, name)
