@@ -246,7 +246,7 @@ def test_data_in_the_folder_are_named_and_asked_about_before_anything_is_sent(
     asked: list[str] = []
     monkeypatch.setattr(job, "input", lambda text: asked.append(text) or "no", raising=False)
     flags = [f"--config={own}", f"--slice={slice_name}", "--workdir=gs://b/run"]
-    flags += [] if where == "gke" else ["--project=p"]
+    flags += ["--namespace=research"] if where == "gke" else ["--project=p"]
     flags += ["--zone=us-west4-a", "--yes"] if where == "tpu-vm" else []
     with serving(Kubernetes(), tmp_path) as kubeconfig, storage({}) as host:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
