@@ -1,7 +1,10 @@
 """Exports of every family, run by the runtime of their format in a process of its own."""
 
+import errno
 import json
 import math
+import os
+import resource
 import zipfile
 
 import keras
@@ -354,3 +357,28 @@ def test_an_operation_that_litert_lacks_is_named(tmp_path):
     made = Serving(model, *inputs_of(model, ROWS, None))
     with pytest.raises(UserError, match=r"cannot be converted to LiteRT \(LiteRT has no Erf\)"):
         export.litert(made, str(tmp_path / "m.tflite"), {})
+
+
+@pytest.mark.parametrize("name", ["saved", "m.onnx"])
+def test_a_full_disk_is_named_in_a_few_words_and_nothing_stays(name, tmp_path, monkeypatch):
+    """Files are copied to a place on another file system; a limit stands for its end."""
+    path = tmp_path / "scratch" / name
+    for part in [path] if "." in name else [path / "saved_model.pb", path / "variables" / "index"]:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(bytes(5000))
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def other_file_system(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "rename", other_file_system)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(UserError) as refused:
+            export._put(path, str(place / name))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(refused.value) == f"{place / name} cannot be written (File too large)."
+    assert list(place.iterdir()) == []

@@ -137,3 +137,21 @@ def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):
     (tmp_path / "images" / "cat" / "1.jpg").write_bytes(b"GIF")
     fails(f"images:{tmp_path}/images", r"cat/1.jpg is neither a JPEG nor a PNG")
     fails("tfds:digits", "no feature 'labels'", features=("labels",))
+
+
+@pytest.mark.parametrize(
+    ("source", "option", "value"),
+    [
+        *(("images:x", name, "/nope") for name in ("tokenizer", "end_of_text", "data_dir")),
+        ("tfrecord:x", "tokenizer", "/nope"),
+        ("tfds:digits", "context", 5),
+        ("index:x.csv", "features", ("a",)),
+        ("text:x.txt", "snapshot", "2026-11-20T12:00:00Z"),
+        ("text:x.txt", "skip_bad", True),
+        ("bigquery:a.b.c", "field", "body"),
+    ],
+)
+def test_an_option_of_another_kind_of_source_is_refused(source, option, value, tmp_path):
+    given = ReadOptions(**{option: value})
+    with pytest.raises(UserError, match=f"^{option} is for .*, and the source is {source}: leave"):
+        converter.run(Conversion(source, str(tmp_path / "out"), given), workers=1, say=silent)

@@ -100,6 +100,12 @@ MISTAKES = [
         ([*TRAIN, f"--workdir={path}"], "is not a folder that tftpu can use")
         for path in ("gs://", "gs:///run", "s3://bucket/run")
     ),
+    *(
+        ([*words, f"--workdir={'x' * 256}"], f"--workdir={'x' * 40}… is too long a name")
+        for words in (TRAIN, ["evaluate"], ["search", "--report"], ["serve"])
+    ),
+    (["init", "x" * 256], "is too long for its file system: give a shorter one."),
+    (["train", f"--config={'x' * 256}.py"], "is too long for its file system"),
     (["evaluate", "--workdir=gs://"], "--workdir=gs:// is not a folder"),
     (["data", "serve", "--config=digits_resnet", "--host=10.0.0.3"], "cannot be served"),
     (["data", "serve", "--config=python_gpt"], "needs --host=HOST"),

@@ -355,6 +355,10 @@ def test_every_row_has_a_test():
     assert set(rows) == {*named, *(name for name, _, _ in PUBLISHED)}
 
 
+def test_a_name_that_is_too_long():
+    assert explained("long-name", raised(open, "x" * 300)).startswith(f"The name {'x' * 40}… is")
+
+
 def test_an_unknown_message_is_not_explained():
     assert failures.explain(KeyError("End")) is None
 

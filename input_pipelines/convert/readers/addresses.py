@@ -8,6 +8,7 @@ tfrecord:FOLDER      a data set of shards, to be split or shuffled again
 bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
 """
 
+import dataclasses
 from collections.abc import Callable
 
 from tftpu.errors import UserError, did_you_mean
@@ -22,13 +23,21 @@ _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfrecord": tfrecord_shards.ShardReader,
     "bigquery": bigquery.BigQueryReader,
 }
+# The kinds that an option is for; the others are for all, or are checked with the splits.
+_ONLY = {
+    "data_dir": ("tfds",),
+    "features": ("tfds", "tfrecord", "bigquery"),
+    **dict.fromkeys(("tokenizer", "end_of_text", "context", "field"), ("text",)),
+    "snapshot": ("bigquery",),
+    "skip_bad": ("images", "index"),
+}
 
 
 def reader_of(address: str, options: ReadOptions) -> Reader:
     """Returns the reader of an address `KIND:WHAT`.
 
     Raises:
-        UserError: an unknown kind, or an empty source.
+        UserError: an unknown kind, an empty source, or an option of another kind.
     """
     kind, _, what = address.partition(":")
     if kind not in _KINDS or not what:
@@ -36,6 +45,13 @@ def reader_of(address: str, options: ReadOptions) -> Reader:
             f"The source {address!r} should be KIND:WHAT, as images:FOLDER."
             f"{did_you_mean(kind, _KINDS)}"
         )
+    for field in dataclasses.fields(options):
+        kinds = _ONLY.get(field.name, (kind,))
+        if kind not in kinds and getattr(options, field.name) != field.default:
+            raise UserError(
+                f"{field.name} is for {', '.join(kinds)}, and the source is {address}: leave it "
+                "out."
+            )
     found = _KINDS[kind](what, options)
     if not found.parts:
         raise UserError(f"There is nothing in {address}.")

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """Options of a reader; those that do not apply to it keep their defaults.
+    """Options of a reader; those that do not apply to it have to keep their defaults.
 
     Args:
         split: of the source (tfds, tfrecord), and its name in the output; NAME=SPLIT if the two

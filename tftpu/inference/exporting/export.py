@@ -196,7 +196,13 @@ def _move(path: Path, place: Path) -> None:
     files.make_folder(place.parent)
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        shutil.move(path, beside)
+        try:
+            path.rename(beside)
+        except OSError:
+            # Not by `shutil.move`, whose error is a list of all files of a folder.
+            for part in (path, *sorted(path.rglob("*"))):
+                target = beside / part.relative_to(path)
+                target.mkdir() if part.is_dir() else shutil.copyfile(part, target)
         beside.rename(place)
     except OSError:
         if beside.is_dir():
