@@ -130,10 +130,11 @@ class StreamedImages(Streamed):
     `data_dir` depends on the format:
 
     - "tfds": the folder where TFDS prepared the data set `name`.
-    - "tfrecord": a folder with a `dataset.json`.
+    - "tfrecord": a folder with a `dataset.json`; or TFRecord files of any writer, named SPLIT* or
+      in a folder SPLIT, whose records hold a JPEG and its label.
     - "folder": a folder with a subfolder for each split, and in it one for each class.
-    - "index": a folder with a file SPLIT.csv or SPLIT.jsonl for each split, with the columns image
-      (a path relative to the folder) and label.
+    - "index": a folder with a table for each split, SPLIT.csv (or .tsv, .jsonl, .ndjson, .json),
+      with the columns image (a path relative to the folder) and label.
     """
 
     format: str = "tfds"
@@ -142,6 +143,10 @@ class StreamedImages(Streamed):
     num_classes: int = 1000
     train_split: str = "train"
     eval_split: str = "validation"
+    classes: tuple[str, ...] = ()  # names of the classes by id; format tfrecord: of labels as text
+    image_feature: str = "image"  # format tfrecord: name in the records, such as image/encoded
+    label_feature: str = "label"  # format tfrecord: such as image/class/label
+    first_class: int = 0  # format tfrecord: the lowest class id, such as 1; it becomes 0
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
     image_dtype: str = "float32"  # of the model's input; uint8: pixels from 0 to 255
@@ -158,6 +163,13 @@ class StreamedImages(Streamed):
                 raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
         if self.channels not in (1, 3):
             raise UserError(f"data.channels is {self.channels}: it must be 1 or 3.")
+        if self.first_class < 0:
+            raise UserError(f"data.first_class is {self.first_class}: it must be 0 or more.")
+        if self.classes and len(set(self.classes)) != self.num_classes:
+            raise UserError(
+                f"data.classes has {len(set(self.classes))} different names, but data.num_classes "
+                f"is {self.num_classes}: list a name for each class."
+            )
         if self.space_to_depth and self.image_size % 2:
             raise UserError(
                 f"data.image_size is {self.image_size}: space_to_depth needs an even number."
@@ -170,6 +182,11 @@ class StreamedImages(Streamed):
             raise UserError(f"data.data_dir is empty: data.format={self.format} needs a folder.")
         if self.format != "tfrecord" and self.cache_dir:
             raise UserError("data.cache_dir is for data.format=tfrecord only.")
+        for field in ("image_feature", "label_feature", "first_class"):
+            if self.format != "tfrecord" and getattr(self, field) != getattr(type(self), field):
+                raise UserError(f"data.{field} is for data.format=tfrecord only.")
+        if self.format == "tfds" and self.classes:
+            raise UserError("data.classes is not for data.format=tfds, which knows its classes.")
         if self.format != "tfds" and self.download:
             raise UserError("data.download is for data.format=tfds only.")
 
@@ -209,9 +226,9 @@ class Tokens(Streamed):
     """Text for a language model: documents as tokens, packed into rows of a fixed length.
 
     Either `data_dir` is a folder of packed shards, written by `tftpu data convert
-    --source=text:...`; or `train_text` and `eval_text` are patterns of text or JSON-lines files
-    (.jsonl), which are tokenised and packed once, into the cache folder. Attention and loss do not
-    cross documents: the features are {"tokens", "segments", "positions"}.
+    --source=text:...`; or `train_text` and `eval_text` are patterns of text files or tables, which
+    are tokenised and packed once, into the cache folder (see `formats.text_files`). Attention and
+    loss do not cross documents: the features are {"tokens", "segments", "positions"}.
     """
 
     context: int = 1024  # tokens of a row
@@ -221,7 +238,7 @@ class Tokens(Streamed):
     eval_text: str = ""
     tokenizer: str | None = None  # a tokenizer.json of Hugging Face; None: the bytes of the text
     end_of_text: str | None = None  # a token of its vocabulary, put after every document
-    field: str = "text"  # the field of a JSON line that holds the text
+    field: str = "text"  # the field or column of a table that holds the text
     per_token: ClassVar[bool] = True
 
     @property
@@ -279,12 +296,12 @@ class Records(Streamed):
 
     Args:
         data_dir: a folder with a `dataset.json`; or, if `spec` describes the records, a folder
-            with TFRecord files named SPLIT*.
+            with TFRecord files named SPLIT* or in a folder SPLIT.
         spec: a line per feature, such as "image: image", "x: float32[28,28]",
             "y: int64 num_classes=10", "tokens: uint16[1025] raw"; see `manifest.Feature`.
         features: names of the model's inputs: one, or several, which become a dict.
         label, weight: names of the label and of the example's weight; "": none.
-        compression: "" or "GZIP", for files without a `dataset.json`.
+        compression: "GZIP", for files without a `dataset.json`; "": as the files say.
     """
 
     spec: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets.arrays import device_array
-from tftpu.input_pipelines.formats import example_proto, manifest
+from tftpu.input_pipelines.formats import example_proto
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import counted, listing, shards
@@ -102,8 +102,8 @@ def shards_in(
 
     Args:
         where: FOLDER, or FOLDER:SPLIT.
-        features: of a record, for a folder without a manifest; empty: it needs one.
-        compression: "" or "GZIP", for a folder without a manifest.
+        features: of a record, for a folder without a manifest; empty: those of its first record.
+        compression: "" or "GZIP", for a folder without a manifest; "": as its files say.
 
     Raises:
         UserError: there is no such data set or split.
@@ -111,10 +111,7 @@ def shards_in(
     folder, colon, split = where.rpartition(":")
     if not colon or "/" in split:
         folder, split = where, ""
-    if features and not files.exists(files.join(folder, manifest.NAME)):
-        found = counted.described(folder, split, features, compression)
-    else:
-        found = manifest.read(folder)
+    found = counted.read_manifest(folder, split, features or None, compression)
     if not split:
         every = tuple(shard for one in found.splits.values() for shard in one)
         found = dataclasses.replace(found, splits={"": every})

@@ -13,6 +13,7 @@ from tftpu.input_pipelines.formats import manifest
 from tftpu.storage import buckets
 
 MIB = 1 << 20
+_NEWER = ("num_classes", "image_feature", "label_feature", "first_class")  # options of a reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Conversion:
         options = dataclasses.asdict(self.options)
         if self.options.tokenizer:
             options["tokenizer"] = buckets.checksum(self.options.tokenizer).crc32c
+        for name in _NEWER:  # what was converted without them stays what it is
+            if options[name] == getattr(ReadOptions, name):
+                del options[name]
         made_of = {**dataclasses.asdict(self), "options": options, "output": ""}
         made_of["shard_mb"] = float(self.shard_mb)
         made_of["state"] = reader.state

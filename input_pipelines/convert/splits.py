@@ -40,7 +40,7 @@ def of(conversion: Conversion, validation_fraction: float = 0.0) -> list[Convers
             f"The folders of {what} are the splits {', '.join(found)}: leave out --split to "
             f"convert all of them, or convert one, as --source=images:{what}/{next(iter(found))}."
         )
-    classes = tuple(sorted({name for names in found.values() for name in names}))
+    classes = options.classes or tuple(sorted({n for names in found.values() for n in names}))
     conversions = [
         dataclasses.replace(
             _changed(conversion, split=name, classes=classes), source=f"images:{what}/{name}"

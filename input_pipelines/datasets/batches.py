@@ -32,7 +32,7 @@ def spec(
         if found[name].dtype == "string":
             raise UserError(
                 f"The feature {name!r} is a string, which no device supports: use StreamedImages "
-                "for images, and convert text to tokens."
+                "with format=tfrecord for images and their labels, and convert text to tokens."
             )
         dtype = _NARROW.get(found[name].dtype, tf.as_dtype(found[name].dtype))
         values[name] = tf.TensorSpec((examples, *found[name].shape), dtype)

@@ -20,6 +20,8 @@ from tftpu.storage import files
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Records
 
+_EXAMPLE = "'x: float32[28,28]', 'y: int64 num_classes=10'"
+
 
 def training(data: "Records", context: DataContext) -> Pipeline:
     """Returns shuffled examples; see `pipeline` for the exact guarantees."""
@@ -64,15 +66,21 @@ def described(data: "Records", split: str) -> Manifest:
     Raises:
         UserError: neither a manifest nor a spec, or no files of the split.
     """
-    folder = data.data_dir or ""
-    if files.exists(files.join(folder, manifest.NAME)):
-        return manifest.read(folder)
-    if not data.spec:
+    folder, spec = data.data_dir or "", parse_features(data.spec)
+    if not spec and not files.exists(files.join(folder, manifest.NAME)):
         raise UserError(
             f"{folder} has no {manifest.NAME}: describe its records in data.spec, as in "
-            "('x: float32[28,28]', 'y: int64 num_classes=10')."
+            f"({_proposed(folder, split)}). StreamedImages reads records of images."
         )
-    return counted.described(folder, split, parse_features(data.spec), data.compression)
+    return counted.read_manifest(folder, split, spec, data.compression)
+
+
+def _proposed(folder: str, split: str) -> str:
+    """Returns a spec as the first record of a split has it; an example if there is no record."""
+    try:
+        return manifest.describe_features(counted.find_features(folder, split)) or _EXAMPLE
+    except UserError:
+        return _EXAMPLE
 
 
 def _pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:

@@ -1,6 +1,7 @@
 """Images with one class each, read, decoded and augmented while training."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -10,10 +11,11 @@ from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.augment import image_ops, mix
-from tftpu.input_pipelines.formats import example_proto, manifest
+from tftpu.input_pipelines.formats import example_proto, image_records, manifest
+from tftpu.input_pipelines.formats.image_records import ImageRecords
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
-from tftpu.input_pipelines.reading import cache, image_files, shards
+from tftpu.input_pipelines.reading import cache, counted, image_files, image_index, shards
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.indexed import Indexed
 from tftpu.input_pipelines.reading.shards import Shards
@@ -23,6 +25,8 @@ from tftpu.storage import files
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
+
+_log = logging.getLogger(__name__)
 
 
 def training(data: "StreamedImages", context: DataContext) -> Pipeline:
@@ -80,15 +84,18 @@ def prediction(data: "StreamedImages", address: str, context: DataContext) -> Un
         return unlabelled.of_image_files(where, pipeline)
     if kind == "tfrecord":
         found, source = unlabelled.shards_in(where)
-        made = pipeline(source, _images_in(found))
+        made = pipeline(source, image_records.image_parser(found, data.image_feature))
         return unlabelled.of_shards(source, made, found.features)
     split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
         sizes = [(image.path, image.bytes) for image in _listed(data, split).images]
         return unlabelled.of_files(sizes, pipeline)
-    source, parse = _of_shards(data, split)
-    known = manifest.read(data.data_dir or "").features if data.format == "tfrecord" else None
-    return unlabelled.of_shards(source, pipeline(source, parse), known)
+    if data.format == "tfds":
+        source, parse = _of_tfds(data, split)
+        return unlabelled.of_shards(source, pipeline(source, parse))
+    found = counted.read_manifest(data.data_dir or "", split)
+    source, parse = _of_shards(data, found, split)
+    return unlabelled.of_shards(source, pipeline(source, parse), found.features)
 
 
 def batch_spec(data: "StreamedImages", examples: int) -> Spec:
@@ -113,10 +120,14 @@ def export_inputs(data: "StreamedImages") -> ExportInputs:
 
 def class_names(data: "StreamedImages") -> list[str] | None:
     """Returns the names of the classes by class id, or None if the data has none."""
+    if data.classes:
+        return list(data.classes)
     if data.format in ("folder", "index"):
         return _listed(data, data.train_split).class_names
     if data.format == "tfrecord":
-        return manifest.read(data.data_dir or "").about.get("classes")
+        folder = data.data_dir or ""
+        named = files.exists(files.join(folder, manifest.NAME))
+        return manifest.read(folder).about.get("classes") if named else None
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
     builder = tfds.prepared(data.name, data.data_dir, data.download)
@@ -134,29 +145,22 @@ def _source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     Raises:
         UserError: no such split, or another number of classes than in the config.
     """
-    return (_of_files if data.format in ("folder", "index") else _of_shards)(data, split)
-
-
-def _of_shards(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
+    if data.format in ("folder", "index"):
+        return _of_files(data, split)
     if data.format == "tfds":
-        from tftpu.input_pipelines.datasets import tfds  # slow to import
+        return _of_tfds(data, split)
+    return _of_shards(data, counted.read_manifest(data.data_dir or "", split), split)
 
-        builder = tfds.prepared(data.name, data.data_dir, data.download)
-        source = tfds.shards(builder, split, data.shuffle)
-        image, label = tfds.image_and_label(builder)
-        features = {image: Feature("string", (), "image")}
-        features[label] = Feature("int32", (), "list", builder.info.features[label].num_classes)
-    else:
-        found = manifest.read(data.data_dir or "")
-        source = shards.of_manifest(found, split, cache.of(data), data.shuffle)
-        image, label = "image", "label"
-        features = {name: f for name, f in found.features.items() if name in (image, label)}
-        if set(features) != {image, label} or features[image].encoding != "image":
-            raise UserError(
-                f"The data set in {data.data_dir} has {sorted(found.features)}: images need the "
-                "features 'image', of encoding 'image', and 'label'."
-            )
-    _check_classes(data, features[label].num_classes)
+
+def _of_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
+    from tftpu.input_pipelines.datasets import tfds  # slow to import
+
+    builder = tfds.prepared(data.name, data.data_dir, data.download)
+    source = tfds.shards(builder, split, data.shuffle)
+    image, label = tfds.image_and_label(builder)
+    classes = builder.info.features[label].num_classes
+    _check_classes(data, classes)
+    features = {image: Feature("string", (), "image"), label: Feature("int32", (), "list", classes)}
     parse = example_proto.parser(features)
 
     def parsed(serialized: Tensor) -> Batch:
@@ -166,34 +170,22 @@ def _of_shards(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
     return source, parsed
 
 
-def _images_in(found: Manifest) -> Parse:
-    """Returns the function that makes {"image"} of the records of a data set.
-
-    Raises:
-        UserError: it has none.
-    """
-    feature = found.features.get("image")
-    if feature is None or feature.encoding != "image":
-        raise UserError(
-            f"The data set in {found.folder} has {sorted(found.features)}: images need the feature "
-            "'image', of encoding 'image'."
-        )
-    parse = example_proto.parser({"image": feature})
-    return lambda records: parse(records, tf.fill(tf.shape(records), ""))
+def _of_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[Shards, Parse]:
+    source = shards.of_manifest(found, split, cache.of(data), data.shuffle)
+    records = ImageRecords(
+        data.image_feature, data.label_feature, data.num_classes, data.first_class, data.classes
+    )
+    parse = records.parser(found)
+    stated = found.features[data.label_feature].num_classes
+    _check_classes(data, stated and stated - data.first_class)
+    return source, parse
 
 
 def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
-    found = _listed(data, split)
-    if (
-        split != data.train_split
-        and found.class_names != _listed(data, data.train_split).class_names
-    ):
-        raise UserError(
-            f"The splits {data.train_split!r} and {split!r} in {data.data_dir} do not have the "
-            "same classes, so their class ids would differ: give every split a folder for each "
-            "class, or use class ids in the index."
-        )
-    _check_classes(data, found.num_classes)
+    found = _listed(data, data.train_split, data.classes)
+    _check_classes(data, found.num_classes, are_names=found.class_names is not None)
+    if split != data.train_split:  # it may lack some of the classes, and has no others
+        found = _listed(data, split, found.class_names or (), data.num_classes)
     paths = tf.constant([image.path for image in found.images])
     labels = tf.constant([image.label for image in found.images], tf.int32)
 
@@ -203,31 +195,45 @@ def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     return Indexed(paths), parse
 
 
-def _listed(data: "StreamedImages", split: str) -> ImageFiles:
-    """Lists the image files of a split.
+def _listed(
+    data: "StreamedImages", split: str, classes: Sequence[str] = (), num_classes: int = 0
+) -> ImageFiles:
+    """Lists the image files of a split; see `image_index.in_index` for the classes.
 
     Raises:
         UserError: there is no folder or index of the split, or it is not valid.
     """
     folder = data.data_dir or ""
     if data.format == "folder":
-        return image_files.in_folders(files.join(folder, split))
-    index = [files.join(folder, f"{split}.{end}") for end in ("csv", "jsonl")]
-    there = [path for path in index if files.exists(path)]
-    if len(there) != 1:
-        raise UserError(
-            f"{'Both' if there else 'Neither'} of {' and '.join(index)} "
-            f"{'exist' if there else 'exists'}: give one index for the split {split!r}."
-        )
-    return image_files.in_index(there[0])
+        return image_files.in_folders(files.join(folder, split), classes)
+    return image_index.in_index(image_index.find_index(folder, split), classes, num_classes)
 
 
-def _check_classes(data: "StreamedImages", found: int) -> None:
-    if found and found != data.num_classes:
-        raise UserError(
-            f"The data has {found} classes, but data.num_classes is {data.num_classes}: the model "
-            f"needs as many as the data; set data.num_classes={found}."
+def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:
+    """Compares the number of classes of the data with that of the config.
+
+    Args:
+        data: the config.
+        found: number of the data's classes; 0: not known.
+        are_names: whether these are all; else they are the class ids of an index, which may lack
+            the highest ones.
+    """
+    if not found or found == data.num_classes:
+        return
+    if not are_names and found < data.num_classes:
+        _log.warning(
+            "The highest class id in the split %r is %d, and data.num_classes is %d: set "
+            "data.num_classes=%d, unless it has no images of the others.",
+            data.train_split,
+            found - 1,
+            data.num_classes,
+            found,
         )
+        return
+    raise UserError(
+        f"The data has {found} classes, but data.num_classes is {data.num_classes}: the model "
+        f"needs as many as the data; set data.num_classes={found}."
+    )
 
 
 def _read(example: Batch) -> Batch:

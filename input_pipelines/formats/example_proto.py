@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import message
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.tensors import Tensor
+
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_DTYPES = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
 
 Parser = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
@@ -60,6 +64,32 @@ def parser(features: dict[str, Feature]) -> Parser:
     return parse
 
 
+def find_features(record: bytes, place: str) -> dict[str, Feature]:
+    """Returns the features that a record holds, but for those without a value.
+
+    Args:
+        record: by any writer.
+        place: of the record, for errors.
+
+    Raises:
+        UserError: it is not a `tf.train.Example`.
+    """
+    try:
+        values = tf.train.Example.FromString(record).features.feature
+    except message.DecodeError as error:
+        raise UserError(f"{place} is not a tf.train.Example.") from error
+    found = {}
+    for name in sorted(values):
+        kind = values[name].WhichOneof("kind")
+        held = getattr(values[name], kind).value if kind else ()
+        if not held:
+            continue
+        shape = () if len(held) == 1 else (len(held),)
+        is_image = kind == "bytes_list" and not shape and held[0].startswith(_IMAGES)
+        found[name] = Feature(_DTYPES[kind], shape, "image" if is_image else "list")
+    return found
+
+
 def _encoded(name: str, value: Any, feature: Feature) -> tf.train.Feature:
     if feature.dtype == "string":
         values = np.asarray(value, object)
@@ -106,16 +136,16 @@ def _decoded(name: str, value: Tensor, feature: Feature, names: Tensor) -> Tenso
     if feature.encoding == "raw":
         size = int(np.prod(feature.shape)) * dtype.size
         what = f"the feature {name!r} has not {size} bytes, as {feature.dtype} {feature.shape} has"
-        _check(tf.strings.length(value) == size, what, names)
+        check(tf.strings.length(value) == size, what, names)
         value = tf.reshape(tf.io.decode_raw(value, dtype), (-1, *feature.shape))
     if feature.num_classes:
         inside = (value >= 0) & (value < tf.cast(feature.num_classes, value.dtype))
         inside = tf.reduce_all(tf.reshape(inside, (tf.shape(value)[0], -1)), axis=1)
-        _check(inside, f"the class id {name!r} is not in [0, {feature.num_classes})", names)
+        check(inside, f"the class id {name!r} is not in [0, {feature.num_classes})", names)
     return tf.cast(value, dtype)
 
 
-def _check(fine: Tensor, what: str, names: Tensor) -> None:
+def check(fine: Tensor, what: str, names: Tensor) -> None:
     """Raises an error with the name of the first invalid record, (batch,)."""
     bad = tf.boolean_mask(names, ~fine)[:1]
     tf.debugging.Assert(tf.reduce_all(fine), [bad, what])

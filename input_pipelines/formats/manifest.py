@@ -13,7 +13,7 @@ a manifest is complete. Imports no TensorFlow, except to reach a bucket.
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
@@ -132,8 +132,8 @@ class Manifest:
         return sum(shard.examples for shard in self.splits[split])
 
 
-_FEATURE = re.compile(
-    r"(\w+)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:num_classes=(\d+))?"
+_FEATURE = re.compile(  # a name may hold any character, as in image/class/label
+    r"(.*\S)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:num_classes=(\d+))?"
 )
 
 
@@ -166,6 +166,18 @@ def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
     return features
 
 
+def describe_features(features: Mapping[str, Feature]) -> str:
+    """Returns features as the lines that `parse_features` reads, each in quotes."""
+    lines = []
+    for name, feature in features.items():
+        size = f"[{','.join(map(str, feature.shape))}]" if feature.shape else ""
+        raw = " raw" if feature.encoding == "raw" else ""
+        classes = f" num_classes={feature.num_classes}" if feature.num_classes else ""
+        dtype = "image" if feature.encoding == "image" else feature.dtype
+        lines.append(f"{name}: {dtype}{size}{raw}{classes}")
+    return ", ".join(map(repr, lines))
+
+
 def write(manifest: Manifest) -> None:
     """Writes `dataset.json` into the manifest's folder, atomically; call it after the shards.
 
@@ -188,7 +200,8 @@ def read(folder: str) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
             f"There is no data set in {folder}: {path} is missing. It is written last, after all "
-            "shards. For TFRecord files without a manifest, describe their features in data.spec."
+            "shards. TFRecord files of other programs are read by Records, and those of images by "
+            "StreamedImages."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a manifest: {error}") from error

@@ -183,6 +183,18 @@ def records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[
             number, position = number + 1, position + len(record) + OVERHEAD
 
 
+def find_compression(path: str) -> str:
+    """Returns "GZIP" for a file that is compressed, else "".
+
+    Raises:
+        UserError: the file is missing.
+    """
+    with opened(path) as file:
+        header = file.read(_HEADER)
+    packed = header[:2] == b"\x1f\x8b" and len(header) == _HEADER and not _is_length(header)
+    return "GZIP" if packed else ""
+
+
 def most_records(size: int) -> int:
     """Returns the most records that a file of this many bytes can hold, compressed or not."""
     return _DEFLATE * size // OVERHEAD

@@ -4,45 +4,91 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.formats import tfrecord
+from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.storage import files
 
 
-def described(folder: str, split: str, features: dict[str, Feature], compression: str) -> Manifest:
-    """Returns the manifest of a folder that has none, made by reading its files once.
+def read_manifest(
+    folder: str, split: str, features: Mapping[str, Feature] | None = None, compression: str = ""
+) -> Manifest:
+    """Returns the manifest of a folder; if it has none, one made by reading its files once.
 
     Args:
         folder: of the files.
-        split: what their names begin with.
-        features: of a record.
-        compression: "" or "GZIP".
+        split: what the names of its files begin with, or the folder in which they are.
+        features: of a record, for a folder without a manifest; None: those of the first record.
+        compression: "" or "GZIP", for a folder without a manifest; "": as the files say.
 
     Raises:
-        UserError: there are no files of the split.
+        UserError: there is neither a manifest nor a file of the split, or one is damaged.
     """
-    names = [name for name in files.names_in(folder) if name.startswith(split)]
+    if files.exists(files.join(folder, manifest.NAME)):
+        return manifest.read(folder)
+    names = _names(folder, split)
     if not names:
-        raise UserError(f"There is no file {files.join(folder, split)}*.")
+        raise UserError(
+            f"There is no data set in {folder}: there is neither {manifest.NAME} nor a TFRecord "
+            f"file {files.join(folder, split)}* or in {files.join(folder, split)}/."
+        )
     with ThreadPoolExecutor(8) as pool:
-        paths = [files.join(folder, name) for name in names]
-        found = tuple(pool.map(lambda path: _counted(path, compression), paths))
-    return Manifest(folder, features, {split: found}, compression)
+        counted = tuple(pool.map(lambda name: _counted(folder, name, compression), names))
+    kinds = {kind: shard.name for shard, kind in counted}
+    if len(kinds) > 1:
+        raise UserError(
+            f"{kinds['GZIP']} in {folder} is compressed, and {kinds['']} is not: compress all "
+            "files of a split, or none."
+        )
+    [kind] = kinds
+    shards = tuple(shard for shard, _ in counted)
+    if features is None:
+        features = find_features(folder, split, kind)
+    return Manifest(folder, dict(features), {split: shards}, kind)
 
 
-def _counted(path: str, compression: str) -> Shard:
-    """Scans a file once; later calls read the result from the cache folder."""
+def find_features(folder: str, split: str, compression: str = "") -> dict[str, Feature]:
+    """Returns the features of the first record of a split without a manifest; {} if it has none.
+
+    Raises:
+        UserError: a file is damaged, or its records are not `tf.train.Example`.
+    """
+    from tftpu.input_pipelines.formats import example_proto
+
+    for name in _names(folder, split):
+        path = files.join(folder, name)
+        for _, record in tfrecord.records(path, compression or tfrecord.find_compression(path)):
+            return example_proto.find_features(record, f"record 0 of {path}")
+    return {}
+
+
+def _names(folder: str, split: str) -> list[str]:
+    """Returns the files of a split: those in its folder, or else those whose names begin so."""
+    names = [name for name in files.names_in(folder) if not name.startswith((".", "_"))]
+    inside = files.names_in(files.join(folder, split)) if split in names else []
+    found = [f"{split}/{name}" for name in inside if not name.startswith((".", "_"))]
+    return found or [name for name in names if name.startswith(split)]
+
+
+def _counted(folder: str, name: str, compression: str) -> tuple[Shard, str]:
+    """Scans a file once; later calls read the result from the cache folder.
+
+    Returns:
+        The shard, and its compression.
+    """
+    path = files.join(folder, name)
+    compression = compression or tfrecord.find_compression(path)
     size = files.size(path)
     changed = os.path.getmtime(path) if not files.is_remote(path) else 0
     key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
     note = files.join(cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json")
     if files.exists(note):
         kept = json.loads(files.read(note))
-        return Shard(**{**kept, "offsets": tuple(kept["offsets"])})
-    found = dataclasses.replace(tfrecord.scan(path, compression), name=os.path.basename(path))
+        return Shard(**{**kept, "name": name, "offsets": tuple(kept["offsets"])}), compression
+    found = dataclasses.replace(tfrecord.scan(path, compression), name=name)
     files.write_whole(note, json.dumps(dataclasses.asdict(found)).encode())
-    return found
+    return found, compression

@@ -22,9 +22,14 @@ def tree(folder: str) -> dict[str, int]:
 
 
 def matching(pattern: str) -> dict[str, int]:
-    """Returns the sizes of the files that match a pattern (*, ?, [...]), by their sorted path."""
+    """Returns the sizes of the files that match a pattern (*, ?, [...]), by their sorted path.
+
+    As in a shell, a hidden file or folder (.DS_Store) has to be named.
+    """
     fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     folder = os.path.dirname(fixed) or "."
     found = {f"{folder}/{name}": size for name, size in tree(folder).items()}
     pattern = pattern if os.path.dirname(fixed) else f"./{pattern}"
+    if "/." not in pattern.removeprefix(folder):
+        found = {path: n for path, n in found.items() if "/." not in path.removeprefix(folder)}
     return {path: size for path, size in found.items() if fnmatch.fnmatchcase(path, pattern)}

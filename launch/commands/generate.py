@@ -15,6 +15,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import text_files
 from tftpu.launch import finished, output, texts
 from tftpu.launch.options import DeviceOptions, flag, required
 from tftpu.launch.startup import quieten_xla
@@ -34,7 +35,8 @@ class Options(texts.TextOptions, DeviceOptions, finished.RunOf):
     prompt: str | None = flag(None, "text to continue", metavar="TEXT")
     input: str | None = flag(
         None,
-        'file with a prompt, or {"prompt": ...} (.jsonl), on each line; prints JSON lines',
+        "file with a prompt on each line, or a table (.jsonl, .csv) with the field prompt; prints "
+        "JSON lines",
         metavar="FILE",
     )
     tokens: int = flag(200, "tokens to write", minimum=1)
@@ -83,28 +85,17 @@ def _prompts(options: Options) -> list[str]:
     if options.input is None:
         return [options.prompt or ""]
     try:
-        text = files.read(options.input).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        data = files.read(options.input)
+    except OSError as error:
+        reason = error.strerror or error
         raise UserError(f"--input={options.input} cannot be read: {reason}.") from error
-    lines = text.rstrip("\r\n").split("\n")
-    found = [_prompt(options.input, number, line) for number, line in enumerate(lines, 1)]
-    for number, prompt in enumerate(found, 1):
+    found = list(text_files.texts(options.input, data, "prompt"))
+    for place, prompt in found:
         if not prompt:
-            raise UserError(f"--input={options.input}: line {number} holds no prompt.")
-    return found
-
-
-def _prompt(path: str, number: int, line: str) -> str:
-    if not path.endswith(".jsonl"):
-        return line.rstrip("\r")
-    try:
-        found = json.loads(line)["prompt"]
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise UserError(
-            f'--input={path}: line {number} is no JSON object such as {{"prompt": "def f("}}.'
-        ) from error
-    return found if isinstance(found, str) else ""
+            raise UserError(f"--input: {place} holds no prompt.")
+    if not found:
+        raise UserError(f"--input={options.input} holds no prompt.")
+    return [prompt for _, prompt in found]
 
 
 def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> None:

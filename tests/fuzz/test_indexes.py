@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
 from tftpu.input_pipelines.convert import packing
-from tftpu.input_pipelines.reading import image_files
+from tftpu.input_pipelines.reading import image_index
 
 ROWS = [{"image": "a.png", "label": 0}, {"image": "b.png", "label": "1"}]
 CSV = "image,label\na.png,0\nb.png,1\n"
@@ -20,7 +20,7 @@ def read(path: Path, content: bytes) -> None:
     for name in ("a.png", "b.png"):
         (path.parent / name).write_bytes(b"image")
     with only_user_errors():
-        found = image_files.in_index(str(path))
+        found = image_index.in_index(str(path))
         for image in found.images:
             assert Path(image.path).parent == path.parent
             assert 0 <= image.label < found.num_classes

@@ -8,7 +8,7 @@ import pytest
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.readers import text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
-from tftpu.input_pipelines.reading import image_files, listing
+from tftpu.input_pipelines.reading import image_index, listing
 
 LONG = "x" * 200_000
 
@@ -24,18 +24,18 @@ def index(folder, name: str, content: str) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (f"image,label\na.png,{LONG}\n", "t.csv is not CSV after line 1: field larger than"),
-        ("image,label\na.png,0\nb.png,-1\n", "Record 2 of .* the label -1: a class id is 0 or"),
+        (f'image,label\na.png,"{LONG}\n', "t.csv is not a table after line 2: unexpected end of"),
+        ("image,label\na.png,0\nb.png,-1\n", "line 3 of .* the label -1: a class id is 0 or"),
         ("image,label\na.png,99999999999\n", "the label 99999999999: a class id is 0 or more"),
         (f"image,label\na.png,{'9' * 5000}\n", "a class id is 0 or more, and below 16,777,216"),
-        ("image,label\na.png,0\nb.png\n", "Record 2 of .*t.csv has no 'label'"),
+        ("image,label\na.png,0\nb.png\n", "line 3 of .*t.csv has no 'label'"),
         ("image,label\n/etc/passwd,0\n", "there is no image /etc/passwd"),
         ("image,label\n../a.png,0\n", r"there is no image \.\./a.png"),
     ],
 )
 def test_a_csv_that_cannot_be_used_is_one_clear_error(tmp_path, content, message):
     with pytest.raises(UserError, match=message):
-        image_files.in_index(index(tmp_path, "t.csv", content))
+        image_index.in_index(index(tmp_path, "t.csv", content))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_csv_that_cannot_be_used_is_one_clear_error(tmp_path, content, message
         ({"image": ["a.png"], "label": 0}, "image must be a text, and label a text or a whole"),
         ({"image": "a.png", "label": 1.5}, "image must be a text, and label a text or a whole"),
         ({"image": "a.png", "label": True}, "image must be a text, and label a text or a whole"),
-        ({"image": "a.png", "label": -1}, "Record 1 of .* the label -1"),
+        ({"image": "a.png", "label": -1}, "line 1 of .* the label -1"),
         ({"image": "a.png", "label": "\ud800"}, "line 1 of .*t.jsonl holds half of a character"),
         ("[" * 100_000, "line 1 of .*t.jsonl is not JSON"),
     ],
@@ -52,20 +52,20 @@ def test_a_csv_that_cannot_be_used_is_one_clear_error(tmp_path, content, message
 def test_json_lines_that_cannot_be_used_are_one_clear_error(tmp_path, row, message):
     content = row if isinstance(row, str) else json.dumps(row)
     with pytest.raises(UserError, match=message) as error:
-        image_files.in_index(index(tmp_path, "t.jsonl", content))
+        image_index.in_index(index(tmp_path, "t.jsonl", content))
     assert str(error.value).encode()
 
 
 def test_digits_of_other_scripts_are_names(tmp_path):
-    found = image_files.in_index(index(tmp_path, "t.csv", "image,label\na.png,²\nb.png,٣\n"))
+    found = image_index.in_index(index(tmp_path, "t.csv", "image,label\na.png,²\nb.png,٣\n"))
     assert found.class_names == ["²", "٣"]
     assert [image.label for image in found.images] == [0, 1]
 
 
 def test_class_ids_are_read_from_both_formats(tmp_path):
-    of_csv = image_files.in_index(index(tmp_path, "t.csv", "image,label\na.png,2\nb.png,0\n"))
+    of_csv = image_index.in_index(index(tmp_path, "t.csv", "image,label\na.png,2\nb.png,0\n"))
     rows = ({"image": "a.png", "label": 2}, {"image": "b.png", "label": "0"})
-    of_json = image_files.in_index(index(tmp_path, "t.jsonl", "\n".join(map(json.dumps, rows))))
+    of_json = image_index.in_index(index(tmp_path, "t.jsonl", "\n".join(map(json.dumps, rows))))
     assert of_csv == of_json
     assert [image.label for image in of_csv.images] == [2, 0] and of_csv.num_classes == 3
 
@@ -73,7 +73,7 @@ def test_class_ids_are_read_from_both_formats(tmp_path):
 def test_half_a_character_in_a_document_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "whole"}\n{"text": "half \\ud83d"}\n')
     reader = text.TextReader(str(tmp_path / "a.jsonl"), ReadOptions(context=4))
-    with pytest.raises(UserError, match=r"the line at byte 18 of .*a.jsonl holds half of a char"):
+    with pytest.raises(UserError, match=r"line 2 of .*a.jsonl holds half of a char"):
         list(reader.examples(reader.parts[0]))
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\U0001f600"}))
     reader = text.TextReader(str(tmp_path / "a.jsonl"), ReadOptions(context=4))
@@ -87,4 +87,4 @@ def test_pipes_and_dead_links_are_no_files(tmp_path):
     assert listing.tree(str(tmp_path)) == {"a.txt": 4}
     os.mkfifo(tmp_path / "t.csv")
     with pytest.raises(UserError, match=r"t.csv is not a regular file"):
-        image_files.in_index(str(tmp_path / "t.csv"))
+        image_index.in_index(str(tmp_path / "t.csv"))

@@ -93,7 +93,7 @@ def test_a_mistake_fails_with_a_clear_error(tmp_path, changes, message):
 def test_files_without_a_manifest_need_a_spec_and_must_exist(tmp_path):
     with pytest.raises(UserError, match=r"describe its records in data\.spec"):
         input_pipelines.training(settings(tmp_path))
-    with pytest.raises(UserError, match="There is no file"):
+    with pytest.raises(UserError, match="nor a TFRecord file"):
         input_pipelines.training(settings(tmp_path, spec=SPEC))
 
 

@@ -342,7 +342,7 @@ def test_mistakes_in_files_of_images_are_named(tmp_path):
         seen(input_pipelines.training(data).starting_at(0), 5)
     (tmp_path / "train2" / "class9").rename(tmp_path / "train2" / "class99")
     data.eval_split = "train2"
-    with pytest.raises(UserError, match="do not have the same classes"):
+    with pytest.raises(UserError, match=r"class99.* none of the classes"):
         input_pipelines.evaluation(data)
-    with pytest.raises(UserError, match="Neither of"):
+    with pytest.raises(UserError, match="has no index for the split 'train': give it one table"):
         input_pipelines.training(settings(tmp_path, format="index"))

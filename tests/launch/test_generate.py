@@ -82,10 +82,11 @@ def test_json_lines_hold_prompts_of_several_lines(run, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\n\nb\n", "line 2 holds no prompt"),
-        ("", "line 1 holds no prompt"),
-        ("{", "line 1 is no"),
-        ('{"prompt": "\\ud800x"}', "holds '\\ud800', which is no character"),
+        ("a\n\nb\n", "p.txt holds no prompt"),
+        ("", "line 1 of"),
+        ("{", "p.jsonl is not JSON"),
+        ('{"prompt": "\\ud800x"}', "p.jsonl holds half of a character"),
+        ('{"text": "x"}', "p.jsonl: there is no text in the field 'prompt'; it has ['text']"),
     ],
 )
 def test_a_file_without_prompts_is_refused(run, capsys, tmp_path, text, message):

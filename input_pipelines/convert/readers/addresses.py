@@ -2,9 +2,9 @@
 
 tfds:NAME            a TFDS data set that is prepared
 images:FOLDER        a folder with a subfolder of images for each class
-index:FILE           a CSV or JSON-lines file with the columns image and label; images beside it
-text:PATTERN         text files, one document each, or JSON lines (.jsonl)
-tfrecord:FOLDER      a data set of shards, to be split or shuffled again
+index:FILE           a table (CSV, TSV, JSON) with the columns image and label; images beside it
+text:PATTERN         text files, one document each, or tables with a column of texts
+tfrecord:FOLDER      a data set of shards, to be split or shuffled again; or images of other writers
 bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
 """
 
@@ -20,7 +20,7 @@ _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "images": images.of_folders,
     "index": images.of_index,
     "text": text.TextReader,
-    "tfrecord": tfrecord_shards.ShardReader,
+    "tfrecord": tfrecord_shards.of_tfrecords,
     "bigquery": bigquery.BigQueryReader,
 }
 # The kinds that an option is for; the others are for all, or are checked with the splits.

@@ -12,7 +12,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
 )
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
-from tftpu.input_pipelines.reading import image_files
+from tftpu.input_pipelines.reading import image_files, image_index
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 
 PART_EXAMPLES = 512  # images of a part
@@ -88,5 +88,5 @@ def of_folders(folder: str, options: ReadOptions) -> ImageReader:
 
 
 def of_index(path: str, options: ReadOptions) -> ImageReader:
-    """Returns a reader of the images that a CSV or JSON-lines file names."""
-    return ImageReader(image_files.in_index(path), options)
+    """Returns a reader of the images that a table names."""
+    return ImageReader(image_index.in_index(path, options.classes, options.num_classes), options)

@@ -22,9 +22,12 @@ class ReadOptions:
         data_dir: of TFDS.
         features: names of the features to read; (): all.
         tokenizer, end_of_text, context: of text; see `packing`.
-        field: the field of a JSON line that holds the text.
+        field: the field or column of a table that holds the text.
         snapshot: of BigQuery, the point in time to read, such as 2026-11-20T12:00:00Z.
-        classes: of images in folders, all classes in the order of their ids; (): those found.
+        classes: of images, all classes in the order of their ids; (): those found.
+        num_classes: of class ids in an index or in records; 0: one more than the highest in it.
+        image_feature, label_feature: of records of images without a manifest.
+        first_class: the lowest class id in them, which becomes 0.
         validation_fraction: of images, the share of each class that is held out for validation.
         held_out: of images, whether to read the share that is held out, or the rest.
         skip_bad: of images, whether to leave out files that cannot be decoded.
@@ -39,6 +42,10 @@ class ReadOptions:
     field: str = "text"
     snapshot: str | None = None
     classes: tuple[str, ...] = ()
+    num_classes: int = 0
+    image_feature: str = "image"
+    label_feature: str = "label"
+    first_class: int = 0
     validation_fraction: float = 0.0
     held_out: bool = False
     skip_bad: bool = False

@@ -1,4 +1,4 @@
-"""Text files and JSON lines, tokenised and packed."""
+"""Text files and tables of texts, tokenised and packed."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
     Part,
     ReadOptions,
 )
-from tftpu.input_pipelines.formats import lines, tfrecord
+from tftpu.input_pipelines.formats import text_files
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.reading import listing
 
@@ -19,7 +19,7 @@ PART_BYTES = 64 << 20
 
 
 class TextReader(OrderedReader):
-    """Text files, one document each, or JSON lines (.jsonl), as packed sequences.
+    """Text files, one document each, or JSON and tables, one in each record, as packed sequences.
 
     Args:
         pattern: of the files.
@@ -46,8 +46,11 @@ class TextReader(OrderedReader):
 
     @property
     def state(self) -> list[Part]:
-        # An older tftpu truncated and padded: what it converted is another data set.
-        return [*self.parts, *packing.switched_off(self._options.tokenizer)]
+        # An older tftpu truncated and padded, and took all but .jsonl for text: what it converted
+        # is another data set.
+        plain = all(path.endswith(".jsonl") for part in self.parts for path, _, _ in part)
+        newer = [] if plain else ["by suffix and content"]
+        return [*self.parts, *packing.switched_off(self._options.tokenizer), *newer]
 
     def examples(self, part: Part) -> Iterator[Example]:
         tokens, _ = packing.tokenizer(self._options.tokenizer, self._options.end_of_text)
@@ -57,29 +60,8 @@ class TextReader(OrderedReader):
 
     def _read(self, path: str, begin: int, end: int) -> Iterator[str]:
         """Yields the documents that begin in a range of bytes of a file."""
-        with tfrecord.opened(path) as file:
-            if not path.endswith(".jsonl"):
-                yield lines.utf8(file.read(), path)
-                return
-            # A line belongs to the part in which it begins.
-            if begin:
-                file.seek(begin - 1)
-                file.readline()
-            while file.tell() < end:
-                place = f"the line at byte {file.tell()} of {path}"
-                line = file.readline()
-                if line.strip():
-                    yield self._document(lines.utf8(line, place), place)
-
-    def _document(self, line: str, place: str) -> str:
-        row = lines.json_object(line, place)
-        document = row.get(self._options.field)
-        if not isinstance(document, str):
-            raise UserError(
-                f"{place}: there is no text in the field {self._options.field!r}; it has "
-                f"{sorted(row)}. Set `field` to the right one."
-            )
-        return document
+        for _, text in text_files.documents(path, self._options.field, begin, end):
+            yield text
 
 
 def _cut(sizes: dict[str, int]) -> list[Part]:
@@ -90,7 +72,8 @@ def _cut(sizes: dict[str, int]) -> list[Part]:
     parts: list[Part] = []
     room = 0
     for path, size in sizes.items():
-        step = PART_BYTES if path.endswith(".jsonl") else max(size, 1)
+        in_parts = path.lower().endswith(text_files.JSON_LINES)
+        step = PART_BYTES if in_parts else max(size, 1)
         for begin in range(0, size, step):
             piece = [path, begin, min(begin + step, size)]
             if room < piece[2] - begin:

@@ -1,8 +1,11 @@
-"""Data sets of TFRecord shards, to be split or shuffled again."""
+"""Data sets of TFRecord shards, to be split or shuffled again, and images of other writers."""
 
 import itertools
+import re
 from collections.abc import Iterator
+from typing import Any
 
+from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.readers.reader import (
     Example,
     OrderedReader,
@@ -11,8 +14,18 @@ from tftpu.input_pipelines.convert.readers.reader import (
     chosen,
 )
 from tftpu.input_pipelines.formats import manifest, tfrecord
+from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.reading import counted
+from tftpu.storage import files
 
 _BATCH = 256  # records parsed at a time
+
+
+def of_tfrecords(folder: str, options: ReadOptions) -> "ShardReader | ImageRecordReader":
+    """Returns a reader of a split: of a data set with a manifest, or of another writer's images."""
+    if files.exists(files.join(folder, manifest.NAME)):
+        return ShardReader(folder, options)
+    return ImageRecordReader(folder, options)
 
 
 class ShardReader(OrderedReader):
@@ -38,11 +51,77 @@ class ShardReader(OrderedReader):
         from tftpu.input_pipelines.formats import example_proto
 
         parse = example_proto.parser(self._all)
-        path, _, _ = part
-        records_of_file = enumerate(tfrecord.records(path, self._compression))
-        while batch := list(itertools.islice(records_of_file, _BATCH)):
-            names = tf.constant([f"record {number} of {path}" for number, _ in batch])
-            examples = parse(tf.constant([record for _, (_, record) in batch]), names)
+        for names, records in _batches(part[0], self._compression):
+            examples = parse(tf.constant(records), tf.constant(names))
             columns = [examples[name].numpy() for name in self.features]
             for values in zip(*columns):
                 yield dict(zip(self.features, values))
+
+
+class ImageRecordReader(OrderedReader):
+    """TFRecord files of images without a manifest, as examples {"image", "label"}.
+
+    Args:
+        folder: of the files.
+        options: split, image_feature, label_feature, first_class, num_classes, classes.
+    """
+
+    def __init__(self, folder: str, options: ReadOptions):
+        from tftpu.input_pipelines.formats.image_records import ImageRecords
+
+        self._found = counted.read_manifest(folder, options.source_split)
+        classes = options.classes
+        self._records = ImageRecords(
+            options.image_feature,
+            options.label_feature,
+            len(classes) or options.num_classes,
+            options.first_class,
+            classes,
+        )
+        self._records.parser(self._found)
+        if not self._records.num_classes:
+            raise UserError(
+                f"The labels of {folder} are class ids, and nothing says of how many classes: set "
+                "num_classes."
+            )
+        features = {
+            "image": Feature("string", (), "image"),
+            "label": Feature("int32", num_classes=self._records.num_classes),
+        }
+        shards = self._found.shards(options.source_split)
+        parts = [[self._found.path(shard), shard.examples, shard.crc32c] for shard in shards]
+        super().__init__(features, parts, {"classes": list(classes)} if classes else {})
+
+    def examples(self, part: Part) -> Iterator[Example]:
+        import tensorflow as tf
+
+        parse = self._records.parser(self._found)
+
+        def parsed(records: list[bytes]) -> Iterator[Example]:
+            values = parse(tf.constant(records))
+            for image, label in zip(values["image"].numpy(), values["label"].numpy()):
+                yield {"image": image, "label": label}
+
+        for names, records in _batches(part[0], self._found.compression):
+            try:
+                yield from parsed(records)
+            except tf.errors.InvalidArgumentError:
+                for name, record in zip(names, records):
+                    try:
+                        list(parsed([record]))
+                    except tf.errors.InvalidArgumentError as error:
+                        raise UserError(f"{name}: {_plain(error)}.") from error
+
+
+def _batches(path: str, compression: str) -> Iterator[tuple[list[str], list[bytes]]]:
+    """Yields the names and the records of a file, some at a time."""
+    records = enumerate(tfrecord.records(path, compression))
+    while batch := list(itertools.islice(records, _BATCH)):
+        yield [f"record {n} of {path}" for n, _ in batch], [record for _, (_, record) in batch]
+
+
+def _plain(error: Any) -> str:
+    """Returns the words of TensorFlow's error without its names of nodes, and those of a check."""
+    said = error.message.partition("}} ")[2] or error.message
+    checked = re.findall(r"""^\s*b(['"])(.*)\1$""", said.partition("Summarized data:")[2], re.M)
+    return ": ".join(words for _, words in checked) or " ".join(said.split())

@@ -41,6 +41,21 @@ class Options:
     workers: int = flag(0, "number of processes", metavar="N", shown="one per core")
     staging: str | None = flag(None, "local folder for intermediate records", metavar="DIR")
     data_dir: str | None = flag(None, "for tfds: folder of prepared data sets", metavar="DIR")
+    classes: str = flag(
+        "", "for images, index, tfrecord: names of all classes, by id", metavar="NAME,..."
+    )
+    num_classes: int = flag(
+        0, "for index, tfrecord: number of class ids", metavar="N", minimum=0, shown="as found"
+    )
+    image_feature: str = flag(
+        "image", "for tfrecord of other writers: feature of the image", metavar="NAME"
+    )
+    label_feature: str = flag(
+        "label", "for tfrecord of other writers: feature of the label", metavar="NAME"
+    )
+    first_class: int = flag(
+        0, "for tfrecord of other writers: lowest class id, which becomes 0", metavar="N", minimum=0
+    )
     features: str = flag(
         "", "for tfds, tfrecord, bigquery: features to keep", metavar="NAME,...", shown="all"
     )
@@ -51,7 +66,7 @@ class Options:
         None, "for text: token written after each document", metavar="TOKEN"
     )
     context: int = flag(1024, "for text: tokens in a sequence", metavar="N")
-    field: str = flag("text", "for text in JSON lines: field with the text", metavar="NAME")
+    field: str = flag("text", "for text in tables, JSON: field with the text", metavar="NAME")
     snapshot: str | None = flag(
         None, "for bigquery: time of the rows, ISO 8601", metavar="TIME", shown="now"
     )
@@ -82,6 +97,11 @@ def run(options: Options) -> None:
         field=options.field,
         snapshot=options.snapshot,
         skip_bad=options.skip_bad,
+        classes=tuple(name for name in options.classes.split(",") if name),
+        num_classes=options.num_classes,
+        image_feature=options.image_feature,
+        label_feature=options.label_feature,
+        first_class=options.first_class,
     )
     conversion = Conversion(
         options.source,

@@ -1,0 +1,111 @@
+"""Records that hold an image and its class, under any names and by any writer."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import example_proto, manifest
+from tftpu.input_pipelines.formats.manifest import Feature, Manifest
+from tftpu.input_pipelines.tensors import Batch, Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageRecords:
+    """What the features of records mean.
+
+    Args:
+        image, label: names of the features; a label is a class id or, with `classes`, a text.
+        num_classes: number of classes.
+        first_class: the lowest class id, which becomes 0.
+        classes: names of the classes, in the order of their ids.
+    """
+
+    image: str
+    label: str
+    num_classes: int
+    first_class: int = 0
+    classes: tuple[str, ...] = ()
+
+    def parser(self, found: Manifest) -> Any:
+        """Returns the function that makes {"image", "label"} of records (batch,).
+
+        It raises `tf.errors.InvalidArgumentError` for a label that is none of the classes.
+
+        Raises:
+            UserError: the records have no such features.
+        """
+        label = found.features.get(self.label)
+        if not _is_image(found, self.image) or label is None:
+            raise UserError(
+                f"{_described(found)}: images need a feature 'image', of encoding 'image', and "
+                "'label', a class id. Where they have other names, set image_feature and "
+                "label_feature."
+            )
+        if label.shape or label.dtype == "float32":
+            raise UserError(
+                f"{_described(found)}: {self.label!r} is not one class id or text for each image; "
+                "set label_feature to a feature that is."
+            )
+        if label.dtype == "string" and not self.classes:
+            raise UserError(
+                f"{_described(found)}: the label {self.label!r} is a text. List the texts in "
+                "`classes`, in the order of their class ids, or set label_feature to the class id."
+            )
+        image = Feature("string", (), "image")
+        stored = Feature("string" if label.dtype == "string" else "int64")
+        parse = example_proto.parser({self.image: image, self.label: stored})
+        number = self._number if label.dtype == "string" else self._class_id
+
+        def parsed(records: Tensor) -> Batch:
+            values = parse(records, tf.fill(tf.shape(records), ""))
+            return {"image": values[self.image], "label": number(values[self.label])}
+
+        return parsed
+
+    def _class_id(self, labels: Tensor) -> Tensor:
+        first, end = self.first_class, self.first_class + self.num_classes
+        what = (
+            f"the class id {self.label!r} is not in [{first}, {end}): correct it, or num_classes, "
+            "or first_class, the lowest class id"
+        )
+        example_proto.check((labels >= first) & (labels < end), what, tf.strings.as_string(labels))
+        return tf.cast(labels - first, tf.int32)
+
+    def _number(self, labels: Tensor) -> Tensor:
+        equal = labels[:, None] == tf.constant(self.classes)[None]  # (batch, classes)
+        what = f"the label {self.label!r} is none of the {len(self.classes)} classes"
+        example_proto.check(tf.reduce_any(equal, axis=1), what, labels)
+        return tf.cast(tf.argmax(equal, axis=1), tf.int32)
+
+
+def image_parser(found: Manifest, name: str) -> Any:
+    """Returns the function that makes {"image"} of records (batch,), to predict them.
+
+    Args:
+        found: the records.
+        name: of the image; records that have one image only may call it otherwise.
+
+    Raises:
+        UserError: they have no such image.
+    """
+    images = [other for other, f in found.features.items() if f.encoding == "image"]
+    if not _is_image(found, name) and len(images) != 1:
+        raise UserError(
+            f"{_described(found)}: images need the feature {name!r}, of encoding 'image'."
+        )
+    chosen = name if _is_image(found, name) else images[0]
+    parse = example_proto.parser({chosen: Feature("string", (), "image")})
+    return lambda records: {"image": parse(records, tf.fill(tf.shape(records), ""))[chosen]}
+
+
+def _is_image(found: Manifest, name: str) -> bool:
+    """Returns whether a feature can be an image, of which other writers only state bytes."""
+    feature = found.features.get(name)
+    return feature is not None and (feature.dtype, feature.shape) == ("string", ())
+
+
+def _described(found: Manifest) -> str:
+    features = manifest.describe_features(found.features)
+    return f"The data set in {found.folder} has {features or 'no features'}"

@@ -1,0 +1,296 @@
+"""Text files and tables of others: one reading of their formats, encodings and line ends.
+
+The suffix names the format, in upper or lower case, and before .gz:
+
+    .jsonl .ndjson    a JSON object on each line
+    .json             an array of objects, one object, or an object on each line
+    .csv .tsv         a table, whose first line names the columns
+
+A file with another suffix is text, unless it holds JSON. Whether a file is compressed (gzip) says
+its content. All are UTF-8, with or without a byte order mark; lines end as on Linux or Windows, and
+not at other characters, such as U+2028; blank lines are skipped. Whatever is not understood is an
+error with the name of the file.
+"""
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import tfrecord
+
+JSON_LINES = (".jsonl", ".ndjson")
+_JSON = ".json"
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TABLES = (*_DELIMITERS, *JSON_LINES, _JSON)
+_TEXT = ""  # the format of any other file
+_LONGEST_FIELD = (1 << 31) - 1  # characters of a field of a table; Python's 131,072 are few
+_MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
+_GZIP = b"\x1f\x8b"
+_CONVERT = "Text is UTF-8, plain or compressed with gzip: convert the file, or leave it out."
+
+
+class Row(NamedTuple):
+    """A record of a table.
+
+    Attributes:
+        place: the line and the file, for errors.
+        values: by column.
+    """
+
+    place: str
+    values: dict[str, Any]
+
+
+def suffix(path: str) -> str:
+    """Returns the suffix that names a file's format, in lower case and without .gz."""
+    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
+
+
+def rows(path: str, begin: int = 0, end: int | None = None) -> Iterator[Row]:
+    """Yields the records of a table in order.
+
+    Args:
+        path: of the file, local or in a bucket.
+        begin, end: the bytes in which the records begin, for JSON lines that are read in parts;
+            None: to the end of the file.
+
+    Raises:
+        UserError: the file is no table, or a record cannot be read; names the file and the line.
+    """
+    with _opened(path) as file:
+        found = _format(path, file)
+        if found == _TEXT:
+            raise UserError(
+                f"{path} is not a table: give JSON, or a file that ends in {', '.join(TABLES)}."
+            )
+        yield from _rows(path, file, found, begin, end)
+
+
+def documents(
+    path: str, field: str, begin: int = 0, end: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yields the texts that a file holds, each with its place: a text file is one.
+
+    Args:
+        path: of the file, local or in a bucket.
+        field: that holds the text, in a table.
+        begin, end: as for `rows`.
+
+    Raises:
+        UserError: a text cannot be read, or a record has none; names the file and the line.
+    """
+    with _opened(path) as file:
+        yield from _documents(path, file, field, begin, end)
+
+
+def texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a text file, or the texts of a table, each with its place.
+
+    Args:
+        path: names the file and its format.
+        data: its content.
+        field: that holds the text, in a table.
+
+    Raises:
+        UserError: as `documents` does.
+    """
+    with _decompressed(path, io.BufferedReader(io.BytesIO(data))) as file:
+        for place, text in _documents(path, file, field, 0, None):
+            if place != path:
+                yield place, text
+                continue
+            for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
+                yield f"line {number} of {path}", line
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """Opens a file, through a decompressor if it is compressed.
+
+    Raises:
+        UserError: there is no such file, or its compressed data are damaged.
+    """
+    with tfrecord.opened(path) as raw, _decompressed(path, raw) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _decompressed(path: str, raw: Any) -> Iterator[Any]:
+    if not _peek(raw).startswith(_GZIP):
+        yield raw
+        return
+    try:
+        yield gzip.GzipFile(fileobj=raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} cannot be decompressed: {error}.") from error
+
+
+def _peek(file: Any) -> bytes:
+    """Returns some of the bytes that follow, without reading on."""
+    return file.peek(1 << 12)
+
+
+def _format(path: str, file: Any) -> str:
+    """Returns the format of a file that is at its beginning: one of `TABLES`, or `_TEXT`."""
+    found = suffix(path)
+    if found in (*_DELIMITERS, *JSON_LINES):
+        return found
+    start = _peek(file).removeprefix(_MARK).lstrip()[:1]
+    if start == b"{":
+        line = next(line for line in file if line.removeprefix(_MARK).strip())
+        file.seek(0)
+        if _is_json(line):
+            return JSON_LINES[0]
+    if found == _JSON:
+        return found
+    if start in (b"{", b"["):
+        whole = file.read()
+        file.seek(0)
+        if _is_json(whole):
+            return _JSON
+    return _TEXT
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data.removeprefix(_MARK))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _documents(
+    path: str, file: Any, field: str, begin: int, end: int | None
+) -> Iterator[tuple[str, str]]:
+    found = _format(path, file)
+    if found == _TEXT:
+        # As Python reads text: a line's end is no part of what an author wrote.
+        yield path, _decoded(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
+        return
+    for place, row in _rows(path, file, found, begin, end):
+        text = row.get(field)
+        if not isinstance(text, str):
+            raise UserError(
+                f"{place}: there is no text in the field {field!r}; it has {sorted(row)}. Rename "
+                "the right one, or set `field` to it where there is that option."
+            )
+        yield place, text
+
+
+def _rows(path: str, file: Any, found: str, begin: int, end: int | None) -> Iterator[Row]:
+    if found in _DELIMITERS:
+        return _rows_of_table(path, file, _DELIMITERS[found])
+    if found == _JSON:
+        return _rows_of_json(path, file)
+    if isinstance(file, gzip.GzipFile):  # cannot be read in parts: all lines are of the first
+        return iter(()) if begin else _rows_of_lines(path, file, 0, None)
+    return _rows_of_lines(path, file, begin, end)
+
+
+def _rows_of_table(path: str, file: BinaryIO, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    reader = csv.reader(_checked(text, path), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    try:
+        for values in reader:
+            if not any(value.strip() for value in values):  # a blank line, or one of Excel's
+                continue
+            place = f"line {reader.line_num} of {path}"
+            if header:
+                yield Row(place, _by_column(place, values, header))
+                continue
+            header = [name.strip() for name in values]
+            twice = {name for name in header if name and header.count(name) > 1}
+            if twice:
+                raise UserError(f"{path} has several columns {min(twice)!r}.")
+    except csv.Error as error:
+        raise UserError(
+            f"{path} is not a table after line {reader.line_num}: {error}. A value that holds "
+            "quotes is put in quotes, and they are doubled."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 after line {reader.line_num} ({error.reason}). {_CONVERT}"
+        ) from error
+
+
+def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        _check_text(line, f"line {number} of {path}")
+        yield line
+
+
+def _by_column(place: str, values: list[str], header: list[str]) -> dict[str, str]:
+    if any(values[len(header) :]):
+        raise UserError(
+            f"{place} has {len(values)} values, and the table {len(header)} columns: put a value "
+            "that holds a separator in quotes."
+        )
+    return dict(zip(header, values))
+
+
+def _rows_of_json(path: str, file: BinaryIO) -> Iterator[Row]:
+    found = _json(_decoded(file.read(), path), path)
+    if isinstance(found, dict):
+        found = [found]
+    elif not isinstance(found, list):
+        raise UserError(f"{path} holds neither JSON objects nor an array of them.")
+    for number, row in enumerate(found):
+        place = f"element {number} of {path}"
+        yield Row(place, _object(row, place))
+
+
+def _rows_of_lines(path: str, file: BinaryIO, begin: int, end: int | None) -> Iterator[Row]:
+    """Yields the rows of JSON lines; a line belongs to the part in which it begins."""
+    if begin:
+        file.seek(begin - 1)
+        file.readline()
+    number, position = 0, file.tell()
+    while (end is None or position < end) and (line := file.readline()):
+        number += 1
+        place = f"the line at byte {position} of {path}" if begin else f"line {number} of {path}"
+        position += len(line)
+        text = _decoded(line, place)
+        if text.strip():
+            yield Row(place, _object(_json(text, place), place))
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {error}") from error
+    if "\\u" in text:
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{place} holds half of a character: {error}") from error
+    return found
+
+
+def _object(found: Any, place: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise UserError(f"{place} is not a JSON object.")
+    return found
+
+
+def _decoded(data: bytes, place: str) -> str:
+    try:
+        text = data.removeprefix(_MARK).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place} is not UTF-8: {error}. {_CONVERT}") from error
+    _check_text(text, place)
+    return text
+
+
+def _check_text(text: str, place: str) -> None:
+    if "\0" in text:
+        raise UserError(f"{place} holds a byte 0: it is binary or UTF-16. {_CONVERT}")

@@ -1,0 +1,132 @@
+"""An index of images: a table (CSV, TSV, JSON) with the columns image and label."""
+
+import os
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import text_files
+from tftpu.input_pipelines.formats.text_files import Row
+from tftpu.input_pipelines.reading import listing
+from tftpu.input_pipelines.reading.image_files import ImageFile, ImageFiles
+from tftpu.storage import files
+
+_ID = re.compile(r"(-?[0-9]+)(\.0*)?")  # 3.0: pandas writes such ids where a label is missing
+_MOST_CLASSES = 1 << 24  # of class ids; more is a mistake, and would be a model of many GB
+
+
+def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> ImageFiles:
+    """Lists the images that a table names, in its columns image and label.
+
+    An image is a path relative to the folder of the table. Labels are class ids if all of them are
+    whole numbers, else names.
+
+    Args:
+        path: of the table; see `text_files`.
+        classes: the names, in the order of their ids, of which each label is one; (): those in the
+            table, sorted.
+        num_classes: of class ids; 0: one more than the highest in the table.
+
+    Raises:
+        UserError: the file is not valid, an image is missing, or a label is none of the classes;
+            names the record.
+    """
+    folder = os.path.dirname(path) or "."
+    sizes = listing.tree(folder)
+    rows = list(text_files.rows(path))
+    images = [_image(row, folder, sizes) for row in rows]
+    labels = [_label(row) for row in rows]
+    if not classes and (num_classes or all(map(_ID.fullmatch, labels))):
+        ids = [_class_id(row.place, label, num_classes) for row, label in zip(rows, labels)]
+        found, names = num_classes or max(ids, default=-1) + 1, None
+    else:
+        names = list(classes) or sorted(set(labels))
+        known = {name: number for number, name in enumerate(names)}
+        ids = [_number(row.place, label, known) for row, label in zip(rows, labels)]
+        found = len(names)
+    return ImageFiles(
+        [ImageFile(f"{folder}/{name}", n, sizes[name]) for name, n in zip(images, ids)],
+        found,
+        names,
+        folder,
+    )
+
+
+def find_index(folder: str, split: str) -> str:
+    """Returns the index of a split: the table in a folder that is named after it.
+
+    Raises:
+        UserError: there is none, or more than one.
+    """
+    names = [name for name in files.names_in(folder) if _is_index(name, split)]
+    if len(names) != 1:
+        raise UserError(
+            f"{folder} has {' and '.join(names) or 'no index'} for the split {split!r}: give it "
+            f"one table, as {split}.csv (or {', '.join(text_files.TABLES[1:])})."
+        )
+    return files.join(folder, names[0])
+
+
+def _is_index(name: str, split: str) -> bool:
+    suffix = text_files.suffix(name)
+    stem = name[: name.lower().rfind(suffix)] if suffix in text_files.TABLES else ""
+    return stem == split
+
+
+def _value(row: Row, column: str) -> Any:
+    value = row.values.get(column)
+    if value is None or value == "":
+        has = f" It has {', '.join(row.values)}." if column not in row.values else ""
+        raise UserError(
+            f"{row.place} has no {column!r}: an index needs the columns image and label.{has}"
+        )
+    if type(value) not in (str, int, float) or (type(value) is float and not value.is_integer()):
+        raise UserError(f"{row.place}: image must be a text, and label a text or a whole number.")
+    return value
+
+
+def _image(row: Row, folder: str, sizes: dict[str, int]) -> str:
+    image = _value(row, "image")
+    if not isinstance(image, str):
+        raise UserError(f"{row.place}: image must be a text, and label a text or a whole number.")
+    name = image if image in sizes else posixpath.normpath(image)  # ./a.png, as `find` lists it
+    if name not in sizes:
+        raise UserError(f"{row.place}: there is no image {image} in {folder}.")
+    return name
+
+
+def _label(row: Row) -> str:
+    label = str(_value(row, "label")).strip()  # of text: spaces around a name are no part of it
+    if not label:
+        raise UserError(f"{row.place} has no 'label': it is blank.")
+    return label
+
+
+def _class_id(place: str, label: str, num_classes: int) -> int:
+    match = _ID.fullmatch(label)
+    if not match:
+        raise UserError(f"{place} has the label {label[:20]!r}, and the others are class ids.")
+    number = int(match[1]) if len(match[1]) < 12 else -1
+    if not 0 <= number < _MOST_CLASSES:
+        raise UserError(
+            f"{place} has the label {label[:20]}: a class id is 0 or more, and below "
+            f"{_MOST_CLASSES:,}."
+        )
+    if num_classes and number >= num_classes:
+        raise UserError(
+            f"{place} has the class id {number}, and there are {num_classes} classes, from 0: set "
+            f"num_classes to {number + 1}, or correct the label."
+        )
+    return number
+
+
+def _number(place: str, label: str, known: dict[str, int]) -> int:
+    if label not in known:
+        some = ", ".join(list(known)[:20])
+        raise UserError(
+            f"{place} has the label {label[:80]!r}, which is none of the {len(known)} classes "
+            f"({some}{', …' if len(known) > 20 else ''})."
+        )
+    return known[label]
