@@ -196,7 +196,7 @@ def _rows(path: str, file: Any, found: str, begin: int, end: int | None) -> Iter
 
 def _rows_of_table(path: str, file: BinaryIO, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    text = io.TextIOWrapper(file, "utf-8", newline="")  # utf-8-sig takes half a mark for no text
     reader = csv.reader(_checked(text, path), delimiter=delimiter, strict=True)
     header: list[str] = []
     try:
@@ -225,7 +225,7 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str) -> Iterator[Row]:
 def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         _check_text(line, f"line {number} of {path}")
-        yield line
+        yield line.removeprefix("\ufeff") if number == 1 else line
 
 
 def _by_column(place: str, values: list[str], header: list[str]) -> dict[str, str]:
