@@ -144,8 +144,8 @@ class StreamedImages(Streamed):
     train_split: str = "train"
     eval_split: str = "validation"
     classes: tuple[str, ...] = ()  # names of the classes by id; format tfrecord: of labels as text
-    image_feature: str = "image"  # format tfrecord: name in the records, such as image/encoded
-    label_feature: str = "label"  # format tfrecord: such as image/class/label
+    image_feature: str = "image"  # formats tfds, tfrecord: such as image/encoded
+    label_feature: str = "label"  # formats tfds, tfrecord: such as image/class/label
     first_class: int = 0  # format tfrecord: the lowest class id, such as 1; it becomes 0
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
@@ -182,9 +182,8 @@ class StreamedImages(Streamed):
             raise UserError(f"data.data_dir is empty: data.format={self.format} needs a folder.")
         if self.format != "tfrecord" and self.cache_dir:
             raise UserError("data.cache_dir is for data.format=tfrecord only.")
-        for field in ("image_feature", "label_feature", "first_class"):
-            if self.format != "tfrecord" and getattr(self, field) != getattr(type(self), field):
-                raise UserError(f"data.{field} is for data.format=tfrecord only.")
+        if self.format != "tfrecord" and self.first_class:
+            raise UserError("data.first_class is for data.format=tfrecord only.")
         if self.format == "tfds" and self.classes:
             raise UserError("data.classes is not for data.format=tfds, which knows its classes.")
         if self.format != "tfds" and self.download:

@@ -131,7 +131,8 @@ def class_names(data: "StreamedImages") -> list[str] | None:
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
     builder = tfds.prepared(data.name, data.data_dir, data.download)
-    return builder.info.features[tfds.image_and_label(builder)[1]].names
+    _, label = tfds.image_and_label(builder, data.image_feature, data.label_feature)
+    return builder.info.features[label].names
 
 
 def mixes(data: "StreamedImages") -> bool:
@@ -157,7 +158,7 @@ def _of_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
 
     builder = tfds.prepared(data.name, data.data_dir, data.download)
     source = tfds.shards(builder, split, data.shuffle)
-    image, label = tfds.image_and_label(builder)
+    image, label = tfds.image_and_label(builder, data.image_feature, data.label_feature)
     classes = builder.info.features[label].num_classes
     _check_classes(data, classes)
     features = {image: Feature("string", (), "image"), label: Feature("int32", (), "list", classes)}

@@ -61,11 +61,18 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
         _prepare(builder)
     if not builder.is_prepared():
         raise UserError(
-            f"The data set {name!r} is not prepared in {data_dir}: run `tfds build {name} "
-            f"--data_dir={data_dir}` on a machine that can download it (it names the files that "
-            "you have to fetch yourself), or set data.data_dir to the folder that holds it."
+            f"The data set {name!r} is not prepared in {data_dir}: run "
+            f"`{_command(name, data_dir)}` on a machine that can download it (it names the files "
+            "that you have to fetch yourself), or set data.data_dir to the folder that holds it."
         )
     return builder
+
+
+def _command(name: str, data_dir: str, file_format: str = "") -> str:
+    """Returns the command that prepares a data set: TFDS's own needs a package that few have."""
+    options = f", file_format={file_format!r}" if file_format else ""
+    made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
+    return f'python -c "import tensorflow_datasets as tfds; {made}"'
 
 
 def count(builder: Builder, split: str) -> int:
@@ -86,6 +93,17 @@ def count(builder: Builder, split: str) -> int:
     return examples
 
 
+def check_format(builder: Builder) -> None:
+    """Raises `UserError` if the files of a data set are not TFRecord."""
+    kind = builder.info.file_format.value
+    if kind != "tfrecord":
+        raise UserError(
+            f"The data set {builder.name!r} is prepared as {kind}, but tftpu reads tfrecord: "
+            "prepare it in another folder, as with "
+            f"`{_command(builder.info.full_name, 'FOLDER', 'tfrecord')}`."
+        )
+
+
 def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
 
@@ -98,12 +116,7 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
         UserError: no such split, an empty one, or files that are not TFRecord.
     """
     count(builder, split)
-    kind = builder.info.file_format.value
-    if kind != "tfrecord":
-        raise UserError(
-            f"The data set {builder.name!r} is prepared as {kind}, but tftpu reads tfrecord: "
-            f"prepare it again with `tfds build {builder.name} --file_format=tfrecord`."
-        )
+    check_format(builder)
     pieces = [
         Piece(str(part.filename), part.examples_in_shard, part.skip)
         if part.take == -1
@@ -113,22 +126,31 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     return Shards(checked(pieces), shuffle=shuffle)
 
 
-def image_and_label(builder: Builder) -> tuple[str, str]:
+def image_and_label(builder: Builder, image: str, label: str) -> tuple[str, str]:
     """Returns the names of the image and of the class label of an example.
 
+    Args:
+        builder: of the data set.
+        image, label: the features to take if there are several images or class labels.
+
     Raises:
-        UserError: the data set does not have one of each.
+        UserError: the data set has several, and none of these names, or it has none.
     """
     images, labels = (
         [name for name, feature in builder.info.features.items() if isinstance(feature, kind)]
         for kind in (tfds.features.Image, tfds.features.ClassLabel)
     )
-    if len(images) != 1 or len(labels) != 1:
+    found = [
+        given if given in names else names[0]
+        for given, names in ((image, images), (label, labels))
+        if given in names or len(names) == 1
+    ]
+    if len(found) != 2:
         raise UserError(
-            f"The data set {builder.name!r} has the features {sorted(builder.info.features)}: one "
-            "image and one class label are expected."
+            f"The data set {builder.name!r} has the images {images} and the class labels {labels}: "
+            "set data.image_feature and data.label_feature to one of each."
         )
-    return images[0], labels[0]
+    return found[0], found[1]
 
 
 def in_memory(builder: Builder, split: str) -> Batch:

@@ -127,8 +127,8 @@ class Cache:
             if time.monotonic() > end:
                 raise UserError(
                     f"The cache in {self.folder} may hold {self.limit:,} bytes. {uri} needs "
-                    f"{expected.bytes:,}, and {self.size():,} are in use: give the cache more "
-                    "room, or read fewer files at once."
+                    f"{expected.bytes:,}, and {self.size():,} are in use, by all runs that share "
+                    "it: set data.cache_gb to more, or leave data.cache_dir out."
                 )
             time.sleep(0.05)
         try:

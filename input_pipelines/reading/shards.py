@@ -353,7 +353,8 @@ def _through(cache: Cache, data: Manifest, split: str) -> Local:
     expected = {data.path(s): Stored(s.bytes, s.crc32c) for s in data.shards(split)}
     if not all(stored.crc32c for stored in expected.values()):
         raise UserError(
-            f"The manifest in {data.folder} has no checksums, which data.cache_dir needs."
+            f"The manifest in {data.folder} has no checksums, which data.cache_dir needs: convert "
+            f"the data set again (--source=tfrecord:{data.folder}), or leave data.cache_dir out."
         )
     at_once = sorted(stored.bytes for stored in expected.values())[-AT_MOST:]
     if cache.limit < sum(at_once):

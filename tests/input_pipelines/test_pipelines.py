@@ -135,7 +135,7 @@ def test_a_shifted_image_is_the_image_moved():
 
 
 def test_a_tfds_data_set_that_is_not_prepared_fails_with_advice(tmp_path):
-    with pytest.raises(UserError, match="tfds build mnist"):
+    with pytest.raises(UserError, match=r"run `python -c .*tfds\.builder\('mnist'"):
         input_pipelines.training(Images("mnist", data_dir=str(tmp_path)))
 
 

@@ -300,8 +300,47 @@ def test_imagenet_as_tfds_prepares_it(imagenet):
 
 def test_a_tfds_data_set_that_is_not_prepared_names_the_command(tmp_path):
     data = settings(tmp_path, format="tfds", name="imagenet2012", num_classes=1000)
-    with pytest.raises(UserError, match=f"tfds build imagenet2012 --data_dir={tmp_path}"):
+    with pytest.raises(UserError, match=f"builder.'imagenet2012', data_dir='{tmp_path}'"):
         input_pipelines.training(data)
+
+
+class TwoLabels(tfds.core.GeneratorBasedBuilder):
+    """A data set whose images have two class labels each."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {
+            "picture": tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg"),
+            "fine": tfds.features.ClassLabel(num_classes=10),
+            "coarse": tfds.features.ClassLabel(num_classes=2),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        examples = data_sets.pictures(12)
+        coarse = [{**e, "coarse": e["label"] // 5} for e in examples]
+        rows = [
+            (n, {"picture": io.BytesIO(e["image"]), "fine": e["label"], "coarse": e["coarse"]})
+            for n, e in enumerate(coarse)
+        ]
+        return {"train": iter(rows)}
+
+    def _generate_examples(self):
+        raise NotImplementedError
+
+
+def test_a_tfds_data_set_by_the_advice_of_its_errors(tmp_path):
+    data = settings(tmp_path, format="tfds", name="two_labels")
+    with pytest.raises(UserError, match="is not prepared in") as error:
+        input_pipelines.training(data)
+    command = re.search('`python -c "(.*?)"`', str(error.value))
+    assert command
+    exec(command[1], {})
+    with pytest.raises(UserError, match=r"set data\.image_feature and data\.label_feature"):
+        input_pipelines.training(data)
+    data.label_feature = "fine"
+    assert sorted(chain(*seen(input_pipelines.evaluation(data), 9))) == list(range(12))
 
 
 def as_files(folder: Path, kind: str) -> None:

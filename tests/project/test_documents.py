@@ -20,7 +20,7 @@ CHECKED = {
     "docs/guides/predicting.md": 1,
     "README.md": 3,
     "docs/installation.md": 3,
-    "docs/guides/input-data.md": 3,
+    "docs/guides/input-data.md": 4,
     "docs/guides/larger-than-a-device.md": 1,
     "docs/guides/launching.md": 7,
     "docs/guides/fine-tuning.md": 1,

@@ -54,5 +54,7 @@ def reader_of(address: str, options: ReadOptions) -> Reader:
             )
     found = _KINDS[kind](what, options)
     if not found.parts:
-        raise UserError(f"There is nothing in {address}.")
+        is_folder = kind == "text" and not set("*?[").intersection(what)
+        advice = f" Name the files in a folder, as text:{what.rstrip('/')}/*." if is_folder else ""
+        raise UserError(f"There is nothing in {address}.{advice}")
     return found

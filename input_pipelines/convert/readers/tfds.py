@@ -33,8 +33,7 @@ class TfdsReader(OrderedReader):
 
         builder = tfds.prepared(name, options.data_dir)
         tfds.count(builder, options.source_split)
-        if str(builder.info.file_format) != "FileFormat.TFRECORD":
-            raise UserError(f"{name} is prepared as {builder.info.file_format}, not as TFRecord.")
+        tfds.check_format(builder)
         self._name, self._data_dir = name, options.data_dir
         about, features = {}, {}
         for feature, kind in chosen(dict(builder.info.features), options.features).items():
