@@ -13,7 +13,7 @@ from tftpu.input_pipelines.tensors import Batch, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecords:
-    """What the features of records mean.
+    """The meaning of the features of records.
 
     Args:
         image, label: names of the features; a label is a class id or, with `classes`, a text.

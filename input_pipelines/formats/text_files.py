@@ -237,7 +237,7 @@ def _by_column(place: str, values: list[str], header: list[str]) -> dict[str, st
     return dict(zip(header, values))
 
 
-def _rows_of_json(path: str, file: BinaryIO) -> Iterator[Row]:
+def _rows_of_json(path: str, file: Any) -> Iterator[Row]:
     found = _json(_decoded(file.read(), path), path)
     if isinstance(found, dict):
         found = [found]
@@ -248,7 +248,7 @@ def _rows_of_json(path: str, file: BinaryIO) -> Iterator[Row]:
         yield Row(place, _object(row, place))
 
 
-def _rows_of_lines(path: str, file: BinaryIO, begin: int, end: int | None) -> Iterator[Row]:
+def _rows_of_lines(path: str, file: Any, begin: int, end: int | None) -> Iterator[Row]:
     """Yields the rows of JSON lines; a line belongs to the part in which it begins."""
     if begin:
         file.seek(begin - 1)
