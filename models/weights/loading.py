@@ -6,9 +6,13 @@ and checkpoints and exported weights of tftpu; `save_weights` writes Hugging Fac
 
 import dataclasses
 import fnmatch
+import functools
 import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import keras
+import numpy as np
 
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
@@ -17,7 +21,7 @@ from tftpu.models.layers.block_model import BlockModel
 from tftpu.models.weights import files
 from tftpu.models.weights.assignment import assign
 from tftpu.models.weights.files import StoredArray
-from tftpu.models.weights.layouts import hugging_face, keras_applications
+from tftpu.models.weights.layouts import hugging_face, hugging_face_config, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, same
 
 _HEAD = ("head/kernel", "head/bias")
@@ -30,8 +34,8 @@ class LoadReport:
 
     Attributes:
         loaded: paths of the variables that now have their value from the file.
-        missing: paths of variables that the file lacks; they keep their values.
-        unused: names of the file's arrays that the model has no place for.
+        missing: paths of the head's variables that the file lacks; they keep their values.
+        unused: names of arrays of other heads, which the model has no place for.
         replaced: paths of the head's variables, if the file's have another shape; they keep their
             values.
     """
@@ -54,7 +58,7 @@ class LoadReport:
 
 
 def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
-    """Loads the weights of a file into a model of the zoo: all that match, or none on an error.
+    """Loads the weights of a file into a model of the zoo: all of its layers, or none on an error.
 
     Arrays are read one after the other, and a device that holds a part of a variable is given that
     part alone. A file that cannot be read to its end leaves the first of them loaded.
@@ -69,7 +73,9 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         A report of the matched and unmatched names on both sides.
 
     Raises:
-        UserError: there is no such file, it is of another family, or a shape differs.
+        UserError: there is no such file; or it is of another network: a shape differs, one of the
+            two has weights below the head that the other lacks, or `config.json` beside the
+            weights describes other computations.
 
     Example:
         >>> model = tftpu.models.build("resnet50", num_classes=10)
@@ -77,7 +83,8 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     """
     config = _config(model)
     arrays = files.read(path)
-    entries, known = _layout(config, model, str(path), arrays)
+    layout = _layout(config, model, str(path), arrays)
+    entries, known = layout.entries, layout.known
     variables = _variables(model)
     quantized = adapters.quantized_layers(model)
     fitting: dict[str, Entry] = {}
@@ -104,21 +111,26 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
             f"No array of {path!r} fits the model {model.name!r}: the file has "
             f"{_listed(sorted(arrays))}. Does it belong to another family?"
         )
+    added = adapters.added_weights(model)
+    missing = [v for v in variables if v not in fitting and v not in replaced and v not in added]
+    unused = [
+        name
+        for name in known
+        if not (name in used or name in layout.tied or hugging_face.is_buffer(name))
+    ]
+    differences = [f"it has {known[n]}" for n in unused if not layout.is_head(n)]
+    differences += [f"it lacks {ours}" for ours in missing if not _is_head(ours)]
+    _refuse_other_network(model, path, differences + layout.list_untied(arrays))
     for ours, entry in fitting.items():
         value = entry.read(*(arrays[known[name]].content() for name in entry.theirs))
         if ours in quantized:
             adapters.assign_quantized(quantized[ours], value)
         else:
             assign(variables[ours], value)
-    added = adapters.added_weights(model)
     return LoadReport(
         loaded=[ours for ours in variables if ours in fitting],
-        missing=[v for v in variables if v not in fitting and v not in replaced and v not in added],
-        unused=sorted(
-            name
-            for theirs, name in known.items()
-            if theirs not in used and not hugging_face.is_duplicate(config, theirs)
-        ),
+        missing=missing,
+        unused=sorted(known[theirs] for theirs in unused),
         replaced=replaced,
     )
 
@@ -205,26 +217,66 @@ def _shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] | None:
 
 def _layout(
     config: Model, model: keras.Model, path: str, arrays: dict[str, StoredArray]
-) -> tuple[list[Entry], dict[str, str]]:
-    """Returns the entries of a file's layout, and the file's names by those of the layout."""
+) -> "_Layout":
+    """Returns the layout of a file.
+
+    Raises:
+        UserError: the file cannot be this model's, by its kind or by the config beside it.
+    """
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu
         _refuse_adapters(path, arrays)
-        return [same(ours, ours) for ours in _variables(model)], {
-            name.split(" ", 1)[1]: name for name in arrays
-        }
+        return _own_layout(model, {name.split(" ", 1)[1]: name for name in arrays})
     if arrays.keys() & _variables(model).keys():  # as `Trainer.export_weights` names them
-        return [same(ours, ours) for ours in _variables(model)], {name: name for name in arrays}
-    if path.endswith(".h5"):
-        entries, known = keras_applications.layout(config), keras_applications.known_names
-        other = "keras.applications"
-    else:
-        entries, other = hugging_face.layout(config), "Hugging Face Transformers"
-        known = hugging_face.known_names
+        return _own_layout(model, {name: name for name in arrays})
+    from_keras = path.endswith(".h5")
+    there = keras_applications if from_keras else hugging_face
+    entries = there.layout(config)
     if entries is None:
+        other = "keras.applications" if from_keras else "Hugging Face Transformers"
         raise UserError(
             f"{other} has no model like {model.name!r}, so {path!r} cannot be its weights."
         )
-    return entries, known(config, list(arrays))
+    tied = {}
+    if not from_keras:
+        hugging_face_config.check(config, model.name, path)
+        tied = hugging_face.tied_arrays(config)
+    known = there.known_names(config, list(arrays))
+    return _Layout(entries, known, functools.partial(there.is_head, config), tied)
+
+
+def _own_layout(model: keras.Model, known: dict[str, str]) -> "_Layout":
+    return _Layout([same(ours, ours) for ours in _variables(model)], known, _is_head, {})
+
+
+class _Layout(NamedTuple):
+    """The layout of a file.
+
+    Attributes:
+        entries: the place of each variable of the model.
+        known: the file's names by those of the entries.
+        is_head: whether an array, by its name in `known`, is of a head, which files may have or
+            lack, whatever the task of the model.
+        tied: arrays that files may repeat for a head that is tied, and which ones they repeat.
+    """
+
+    entries: list[Entry]
+    known: dict[str, str]
+    is_head: Callable[[str], bool]
+    tied: Mapping[str, str]
+
+    def list_untied(self, arrays: dict[str, StoredArray]) -> list[str]:
+        """Describes the arrays of a file that are tied in the model, and differ in the file."""
+        both = [pair for pair in self.tied.items() if self.known.keys() >= set(pair)]
+        return [
+            f"its {self.known[pair[0]]} is not {self.known[pair[1]]} again, as in the model"
+            for pair in both
+            if not np.array_equal(*(arrays[self.known[name]].content() for name in pair))
+        ]
+
+
+def _is_head(path: str) -> bool:
+    """Returns whether a variable is of a head, or a state of random numbers, not a weight."""
+    return bool(re.match(r"(head|head_\w+|pool)/", path) or re.search(r"seed(_\w+)?$", path))
 
 
 def _config(model: keras.Model) -> Model:
@@ -256,6 +308,15 @@ def _refuse_mismatch(path: str, wrong: list[str]) -> None:
         raise UserError(
             f"Nothing was loaded from {path!r}: {len(wrong)} shapes differ. "
             f"{_listed(wrong, 4, '; ')}."
+        )
+
+
+def _refuse_other_network(model: keras.Model, path: str, differences: list[str]) -> None:
+    if differences:
+        raise UserError(
+            f"Nothing was loaded from {path!r}, which holds the weights of another network than "
+            f"{model.name!r}: {_listed(differences, 4, '; ')}. Choose the model that they belong "
+            "to."
         )
 
 

@@ -28,13 +28,19 @@ def known_names(config: Model, names: list[str]) -> dict[str, str]:
     """
     prefix = _PREFIXES[type(config)]
     bare = not any(name.startswith(prefix) for name in names)
-    heads = ("lm_head.", "classifier.", "cls.")
 
     def known(name: str) -> str:
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        return f"{prefix}{name}" if bare and not name.startswith(heads) else name
+        return f"{prefix}{name}" if bare and not name.startswith(_HEADS) else name
 
     return {known(name): name for name in names}
+
+
+def is_head(config: Model, name: str) -> bool:
+    """Returns whether an array, by its name in `layout`, is of a head, or below no layer."""
+    prefix = _PREFIXES[type(config)]
+    beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")  # of pretraining
+    return not name.startswith(prefix) or name.startswith(beside)
 
 
 def current_name(name: str) -> str:
@@ -54,15 +60,26 @@ def current_name(name: str) -> str:
     return name
 
 
-def is_duplicate(config: Model, name: str) -> bool:
-    """Returns whether an array of a file adds nothing to the model: buffers, and tied heads."""
-    tied = isinstance(config, sizes.GPT) or getattr(config, "tied", False)
+def is_buffer(name: str) -> bool:
+    """Returns whether an array of a file is a constant or a count, which no model reads."""
     return bool(
         re.search(r"num_batches_tracked$|position_ids$|rotary_emb\.inv_freq$", name)
         or re.search(r"\.attn\.(bias|masked_bias)$", name)
-        or re.match(r"cls\.predictions\.decoder\.", name)
-        or (tied and name == "lm_head.weight")
     )
+
+
+def tied_arrays(config: Model) -> dict[str, str]:
+    """Returns arrays of heads that are tied in the model, and the names of what they repeat."""
+    if isinstance(config, sizes.GPT):
+        return {"lm_head.weight": "transformer.wte.weight"}
+    if isinstance(config, sizes.Llama) and config.tied:
+        return {"lm_head.weight": "model.embed_tokens.weight"}
+    if isinstance(config, sizes.BERT) and config.head == "masked_lm":
+        return {
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        }
+    return {}
 
 
 def _gpt(config: sizes.GPT) -> Layout:
@@ -227,6 +244,8 @@ _LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
     sizes.GPT: _gpt,
     sizes.Llama: _llama,
 }
+# Of heads, which have no prefix in files without it, either.
+_HEADS = ("lm_head.", "classifier.", "cls.", "score.", "qa_outputs.")
 _PREFIXES: dict[type[Model], str] = {
     sizes.ResNet: "resnet.",
     sizes.ConvNeXt: "convnext.",

@@ -32,6 +32,11 @@ def known_names(config: Model, names: list[str]) -> dict[str, str]:
     }
 
 
+def is_head(config: Model, name: str) -> bool:
+    """Returns whether an array, by its name in `layout`, is of a head."""
+    return name.startswith(("predictions/", "head_"))
+
+
 def _resnet(config: sizes.ResNet) -> Layout:
     if config.stride_in != "1x1":
         raise UserError(
