@@ -172,13 +172,13 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
     rows = internals.rows_of_a_scale(layer)
     if layer.quantization_mode == "int4" and rows:
         integers, scale, zero = quantizers.abs_max_quantize_grouped_with_zero_point(
-            value, block_size=rows, to_numpy=True
+            value, block_size=rows, epsilon=1e-7, to_numpy=True
         )
         assign(layer.kernel_zero, np.asarray(zero))
     else:
         bits = (-127, 127) if layer.quantization_mode == "int8" else (-8, 7)
         integers, scale = quantizers.abs_max_quantize(
-            value, axis=0, value_range=bits, to_numpy=True
+            value, axis=0, value_range=bits, epsilon=1e-7, to_numpy=True
         )
         scale = np.squeeze(np.asarray(scale), 0)
     if layer.quantization_mode == "int4":

@@ -13,6 +13,7 @@ from tftpu.config import Cluster, Optimizer, TrainOptions
 from tftpu.engines import selection
 from tftpu.engines.lowered import LoweredStep
 from tftpu.models.families.bert import TiedHeadWithBias
+from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D, DepthwiseConv2D
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
@@ -214,7 +215,7 @@ def _efficientnet_b4(fused_stages: int) -> keras.Model:
                 y = layers.Add(name=f"{name}_add")([x, y])
             x = y
     x = _norm(_conv(x, 1792, 1, 1, "top"), "top")
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)
     x = layers.Dropout(0.4, name="dropout")(x)
     return keras.Model(images, layers.Dense(1000, dtype="float32", name="head")(x))
 
@@ -234,21 +235,21 @@ def _mobile(
     else:
         if expand > 1:
             x = _norm(_conv(x, expand * channels, 1, 1, f"{name}_expand"), f"{name}_expand")
-        x = layers.DepthwiseConv2D(
+        x = DepthwiseConv2D(
             kernel, strides=stride, padding="same", use_bias=False, name=f"{name}_depthwise"
         )(x)
         x = _norm(x, f"{name}_depthwise")
         y = ops.mean(x, axis=(1, 2), keepdims=True)
         squeezed = max(1, channels // 4)
-        y = layers.Conv2D(squeezed, 1, activation="silu", name=f"{name}_squeeze")(y)
-        y = layers.Conv2D(x.shape[-1], 1, activation="sigmoid", name=f"{name}_excite")(y)
+        y = Conv2D(squeezed, 1, activation="silu", name=f"{name}_squeeze")(y)
+        y = Conv2D(x.shape[-1], 1, activation="sigmoid", name=f"{name}_excite")(y)
         x = layers.Multiply(name=f"{name}_scale")([x, y])
     x = _conv(x, width, 1, 1, f"{name}_project")
     return GhostBatchNormalization(32, epsilon=1e-3, name=f"{name}_project_norm")(x)
 
 
 def _conv(x: Any, filters: int, kernel: int, stride: int, name: str) -> Any:
-    layer = layers.Conv2D(
+    layer = Conv2D(
         filters, kernel, strides=stride, padding="same", use_bias=False, name=f"{name}_conv"
     )
     return layer(x)

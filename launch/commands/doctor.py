@@ -12,7 +12,7 @@ import re
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import config_flags
-from tftpu.launch.diagnosis import cloud, place, seen, tpu, wheels
+from tftpu.launch.diagnosis import cloud, place, seen, settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.launch.options import Overrides, flag
 
@@ -67,9 +67,9 @@ def examine(machine: Machine, buckets: list[str]) -> tuple[dict[str, str], list[
         buckets: names of the buckets that a run needs.
     """
     facts = wheels.describe(machine) | place.describe(machine) | tpu.describe(machine)
-    facts |= cloud.describe(machine)
+    facts |= cloud.describe(machine) | settings.describe(machine)
     problems = wheels.problems(machine, has_tpu=bool(tpu.devices(machine)))
-    problems += tpu.problems(machine)
+    problems += tpu.problems(machine) + settings.problems(machine)
     problems += cloud.problems(machine, buckets)
     return facts, problems
 

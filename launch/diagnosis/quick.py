@@ -3,7 +3,7 @@
 import sys
 
 from tftpu.errors import UserError
-from tftpu.launch.diagnosis import tpu, wheels
+from tftpu.launch.diagnosis import settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
 # Problems with which no step would be trained. The others are printed: they may not matter here.
@@ -21,7 +21,8 @@ def check(machine: Machine) -> None:
     Raises:
         UserError: with one of them, training is not possible.
     """
-    found = wheels.problems(machine, has_tpu=bool(tpu.devices(machine))) + tpu.problems(machine)
+    found = wheels.problems(machine, has_tpu=bool(tpu.devices(machine)))
+    found += tpu.problems(machine) + settings.problems(machine)
     fatal = [problem for problem in found if problem.name in _FATAL]
     for problem in found:
         if problem not in fatal:

@@ -6,7 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
-from tftpu.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D, DepthwiseConv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.layer_norm import LayerNormalization
@@ -39,7 +39,7 @@ def build(config: "ConvNeXt") -> keras.Model:
             borders.append(x)
             done += 1
     x = Structure(config, name="structure")(borders)
-    x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
+    x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     x = _norm(x, name="head_norm")
     # float32 logits: a softmax in bfloat16 loses too much.
     head = Dense(config.num_classes, kernel_initializer=_init(), dtype="float32", name="head")

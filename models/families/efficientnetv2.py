@@ -7,7 +7,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
-from tftpu.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D, DepthwiseConv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
@@ -47,7 +47,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
             done += 1
     x = Structure(config, name="structure")(borders)
     x = _conv_norm(x, config.head_width, 1, 1, config, name="top")
-    x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
+    x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: a softmax in bfloat16 loses too much.

@@ -6,7 +6,7 @@ import keras
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
-from tftpu.models.layers.convolution import Conv2D
+from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.pointwise import PointwiseConv, PointwiseNormalization, Sum
@@ -39,7 +39,7 @@ def build(config: "ResNet") -> keras.Model:
             x = _residual(x, width, stride, config, name=f"stage{stage + 1}_block{block + 1}")
             borders.append(x)
     x = Structure(config, name="structure")(borders)
-    x = layers.GlobalAveragePooling2D(name="pool")(x)  # (batch, channels)
+    x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: a softmax in bfloat16 loses too much.
@@ -58,7 +58,7 @@ def _stem(x: Tensor, config: "ResNet") -> Tensor:
         x = SpaceToDepthStem(config.width, outside, name="stem_conv")(x)
     else:
         end = 2 * (inside + outside[1]) + 3 - config.image_size
-        x = layers.ZeroPadding2D(((5, end), (5, end)), name="stem_pad")(x)
+        x = layers.ZeroPadding2D(((5, end), (5, end)), CHANNELS_LAST, name="stem_pad")(x)
         x = Conv2D(
             *(config.width, 7, 2),
             use_bias=False,
@@ -66,7 +66,7 @@ def _stem(x: Tensor, config: "ResNet") -> Tensor:
             name="stem_conv",
         )(x)
     x = NormWithin(config.norm_batch, border=outside, name="stem_norm")(x)
-    x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+    x = layers.MaxPooling2D(3, strides=2, data_format=CHANNELS_LAST, name="stem_pool")(x)
     # The same result as before the pool, from a quarter of the elements.
     return layers.ReLU(name="stem_act")(x)
 
@@ -105,7 +105,7 @@ def _conv_norm(
     """
     if stride > 1 and kernel > 1 and padding == "same":
         # "same" pads asymmetrically at stride 2, but published weights expect symmetric padding.
-        x = layers.ZeroPadding2D(kernel // 2, name=f"{name}_pad")(x)
+        x = layers.ZeroPadding2D(kernel // 2, CHANNELS_LAST, name=f"{name}_pad")(x)
         padding = "valid"
     ends = last or not relu  # a `Sum` comes next
     pointwise = ends and _is_pointwise(x, filters, kernel, config)
@@ -207,7 +207,7 @@ class SpaceToDepthStem(layers.Layer):
         kernel = ops.reshape(kernel, (4, 4, 4 * channels, self.filters))
         zeros = (2 + self.border[0], 1 + self.border[1])
         x = ops.pad(x, ((0, 0), zeros, zeros, (0, 0)))
-        return ops.conv(x, kernel, padding="valid", data_format="channels_last")
+        return ops.conv(x, kernel, padding="valid", data_format=CHANNELS_LAST)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         batch, height, width, _ = input_shape

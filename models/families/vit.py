@@ -12,7 +12,7 @@ import numpy as np
 from keras import layers
 
 from tftpu.models.layers.block_model import BlockModel, Structure
-from tftpu.models.layers.convolution import Conv2D
+from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.layer_norm import LayerNormalization
@@ -59,7 +59,7 @@ def build(config: "ViT") -> keras.Model:
     if config.pooling == "token":
         x = x[:, 0]
     else:
-        x = layers.GlobalAveragePooling1D(name="pool")(x)
+        x = layers.GlobalAveragePooling1D(CHANNELS_LAST, name="pool")(x)
     # Logits start at zero, as in the paper. float32: a softmax in bfloat16 loses too much.
     head = Dense(config.num_classes, kernel_initializer="zeros", dtype="float32", name="head")
     return BlockModel(images, head(x), config.name)

@@ -10,6 +10,8 @@ from tftpu.models.layers import internals
 from tftpu.models.layers.dense import dequantized_kernel
 from tftpu.tensors import ops
 
+# Of the zoo's images, whatever order keras.json chooses for layers that are not told.
+CHANNELS_LAST = "channels_last"
 _RANGES = {"int8": (-127, 127), "int4": (-8, 7)}
 
 
@@ -28,6 +30,9 @@ class QuantizedConvolution(keras.layers.Layer):
     """
 
     channel_axes = (-1,)
+
+    def __init__(self, *args: Any, data_format: str = CHANNELS_LAST, **kwargs: Any):
+        super().__init__(*args, data_format=data_format, **kwargs)
 
     @property
     def kernel(self) -> Any:
@@ -89,7 +94,7 @@ class QuantizedConvolution(keras.layers.Layer):
         together = tuple(axis for axis in range(kernel.ndim) if axis not in channels)
         mode = cast(str, self.quantization_mode)
         integers, scale = quantizers.abs_max_quantize(
-            kernel, axis=together, value_range=_RANGES[mode], to_numpy=True
+            kernel, axis=together, value_range=_RANGES[mode], epsilon=1e-7, to_numpy=True
         )
         if mode == "int4":
             integers, _, _ = quantizers.pack_int4(integers, axis=self.channel_axes[0])

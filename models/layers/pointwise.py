@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from tftpu.models.layers.convolution import Conv2D
+from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.tensors import Tensor, ops
 
@@ -43,9 +43,9 @@ class PointwiseConv(Conv2D):
     def call(self, inputs: Tensor) -> Product:
         if self.strides != (1, 1):
             # A slice would be taken of the tensor before the preceding ReLU, and both be written.
-            inputs = ops.average_pool(inputs, 1, self.strides, data_format="channels_last")
+            inputs = ops.average_pool(inputs, 1, self.strides, data_format=CHANNELS_LAST)
         kernel = self.kernel
-        product = ops.conv(inputs, kernel, data_format="channels_last")
+        product = ops.conv(inputs, kernel, data_format=CHANNELS_LAST)
         return product, inputs, ops.cast(kernel, self.compute_dtype)[0, 0]
 
     def compute_output_spec(self, inputs: Any) -> Product:
@@ -235,7 +235,7 @@ def _broadcast(value: Any, dtype: str) -> Tensor:
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:
     """Returns x @ matrix over the channels, as a convolution: a TPU keeps its memory layout."""
-    return ops.conv(x, matrix[None, None], data_format="channels_last")
+    return ops.conv(x, matrix[None, None], data_format=CHANNELS_LAST)
 
 
 def _leading_digits(x: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
 """Keras 2 and other backends of Keras 3 end with a clear message."""
 
+import os
 import subprocess
 import sys
 
+import keras
 import pytest
 
+import tftpu
 from tftpu.config import Cluster
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
@@ -90,3 +93,32 @@ def test_the_command_line_says_it_before_it_trains(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("tftpu: Keras runs on torch")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("floatx", ["float16", "float64"])
+def test_another_floatx_is_named_before_anything_is_built(floatx):
+    before = keras.config.floatx()
+    keras.config.set_floatx(floatx)
+    try:
+        with pytest.raises(UserError, match=f"floatx is '{floatx}'.*train.precision"):
+            tftpu.connect()
+    finally:
+        keras.config.set_floatx(before)
+
+
+def test_floatx_in_the_file_of_keras_is_named_before_keras_is_imported(tmp_path):
+    (tmp_path / "keras.json").write_text('{"floatx": "float16"}')
+    script = "import tftpu\ntry:\n    tftpu.connect()\nexcept tftpu.UserError as e:\n    print(e)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"KERAS_HOME": str(tmp_path), "PATH": ""},
+    )
+    assert f"{tmp_path}/keras.json sets floatx to 'float16'" in done.stdout, done.stderr
+
+
+def test_an_empty_backend_is_tensorflow(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "")
+    backend.prefer_tensorflow()
+    assert os.environ["KERAS_BACKEND"] == "tensorflow"

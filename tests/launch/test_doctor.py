@@ -281,3 +281,77 @@ def test_the_config_names_the_bucket(capsys, monkeypatch):
     assert main.main(["doctor", *flags]) == 2
     report = json.loads(capsys.readouterr().out)
     assert "gs://mine," in report["problems"][0]["what"]
+
+
+def write_keras_settings(scratch, text: str) -> str:
+    file = scratch.root.parent / ".keras" / "keras.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"image_data_format": "channels_first"}, "image_data_format='channels_first'"),
+        ({"epsilon": 0.01}, "epsilon=0.01"),
+    ],
+)
+def test_settings_of_keras_that_change_numbers_are_named(laptop, setting, said):
+    file = write_keras_settings(laptop, json.dumps(setting))
+    facts, (problem,) = laptop.examine()
+    assert facts["Changes numbers"] == f"{said} in keras.json"
+    assert problem.name == "keras-settings" and problem.what == f"{file} sets {said}."
+    assert problem.command == f"rm {file}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"floatx": "float16"}', '{"image_data_format": "rows"}', "[]", '{"nnx_enabled": true}'],
+)
+def test_settings_that_keras_cannot_train_with_are_a_problem(laptop, text):
+    file = write_keras_settings(laptop, text)
+    problem = laptop.problem()
+    assert problem.name == "keras-settings" and problem.command == f"rm {file}"
+    assert "no command trains" in problem.why
+
+
+def test_settings_as_keras_writes_them_are_no_problem(laptop):
+    written = '{"floatx": "float32", "epsilon": 1e-07, "backend": "torch"}'
+    write_keras_settings(laptop, written)
+    facts, problems = laptop.examine()
+    assert not problems and facts["Changes numbers"] == "nothing is set"
+
+
+def test_another_home_of_keras_is_read(laptop, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "keras.json").write_text('{"epsilon": 0.5}')
+    laptop.environ["KERAS_HOME"] = str(tmp_path / "elsewhere")
+    assert laptop.problem().command == f"rm {tmp_path}/elsewhere/keras.json"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("KERAS_BACKEND", "torch", "keras-backend"),
+        ("TF_USE_LEGACY_KERAS", "1", "legacy-keras"),
+        ("KERAS_NNX_ENABLED", "1", "keras-settings"),
+    ],
+)
+def test_a_variable_that_keeps_keras_from_training_is_unset_by_the_fix(
+    laptop, variable, value, name
+):
+    laptop.environ[variable] = value
+    problem = laptop.problem()
+    assert problem.name == name and problem.command == f"unset {variable}"
+
+
+def test_variables_that_change_numbers_are_named(laptop):
+    laptop.environ |= {
+        "JAX_ENABLE_X64": "1",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    facts, problems = laptop.examine()
+    assert not problems
+    assert facts["Changes numbers"] == "JAX_ENABLE_X64=1, NVIDIA_TF32_OVERRIDE=0"

@@ -1,5 +1,7 @@
 """The zoo: published sizes by name, clear errors, and models that Keras can save."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -171,3 +173,33 @@ def test_a_config_without_a_model_fails_with_a_clear_error():
 def test_fields_are_for_names_only():
     with pytest.raises(tftpu.UserError, match="only with the name of a model"):
         models.build(zoo.TINY["gpt"], layers=3)
+
+
+IMAGES = {
+    **{name: model for name, model in zoo.TINY.items() if hasattr(model, "image_size")},
+    "imagenet": dataclasses.replace(zoo.TINY["resnet"], stem="imagenet", image_size=32),
+    "blocks": dataclasses.replace(zoo.TINY["resnet"], stem="space_to_depth", image_size=32),
+    "pointwise": dataclasses.replace(zoo.TINY["resnet"], norm_batch=64),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_model_is_the_same_whatever_order_of_dimensions_keras_is_set_to(name):
+    config = IMAGES[name]
+
+    def build():
+        keras.utils.set_random_seed(1)
+        return models.build(config)
+
+    size = config.image_size
+    x = np.random.default_rng(0).normal(size=(2, size, size, 3)).astype("float32")
+    expected = build()
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        model = build()
+        given = [v.shape for v in model.weights]
+        assert given == [v.shape for v in expected.weights]
+        np.testing.assert_array_equal(model(x), expected(x))
+    finally:
+        keras.config.set_image_data_format(before)

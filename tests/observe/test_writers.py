@@ -331,3 +331,14 @@ def test_memory_does_not_grow_with_the_lines_that_are_written(tmp_path):
         if step in (150, 599):
             held.append(process.memory_info().rss / 2**20)
     assert held[1] - held[0] < 1.5, held
+
+
+def test_hyperparameters_are_written_where_tf_keras_cannot_be_imported(tmp_path, monkeypatch):
+    # As TF_USE_LEGACY_KERAS=1 makes it without Keras 2: any use of the name fails.
+    monkeypatch.setattr(tf, "keras", None)
+    for name in [name for name in sys.modules if name.startswith("tensorboard.plugins.hparams.")]:
+        monkeypatch.delitem(sys.modules, name)
+    writer = writers.TensorBoard(str(tmp_path))
+    writer.begin({"train.seed": 3})
+    writer.close()
+    assert hyperparameters(tmp_path / "train")["train.seed"].number_value == 3

@@ -1,18 +1,27 @@
 """The backend of Keras in this process: which one it is, and whether tftpu trains on it."""
 
 import importlib.metadata
+import json
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tftpu.errors import UserError
 
 SERVED = ("tensorflow", "jax")
+FLOATX = "float32"
+_ONLY_FLOAT32 = (
+    ", and tftpu keeps weights in float32: set it to 'float32', and choose the precision of the "
+    "computation by train.precision or tftpu.set_precision, as 'mixed_bfloat16'."
+)
 
 
 def prefer_tensorflow() -> None:
     """Makes Keras, which reads its backend once, take TensorFlow unless the user chose another."""
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if not os.environ.get("KERAS_BACKEND"):
+        os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 def name() -> str:
@@ -45,9 +54,9 @@ def use(wanted: str) -> None:
 
 
 def check_keras() -> None:
-    """Raises `UserError` for Keras 2, and for Keras 3 on a backend that no engine serves.
+    """Raises `UserError` for Keras 2, and for Keras 3 with settings that no engine serves.
 
-    It imports nothing: Keras reads its backend at import, once.
+    It imports nothing: Keras reads its settings at import, once.
     """
     keras: Any = sys.modules.get("keras")
     version = getattr(keras, "__version__", None) or _installed_version()
@@ -65,6 +74,51 @@ def check_keras() -> None:
             "backends: set KERAS_BACKEND=tensorflow or jax before Python starts, or `import tftpu` "
             "before keras with KERAS_BACKEND unset."
         )
+    if hasattr(keras, "config"):
+        floatx = getattr(keras.config, "floatx", lambda: FLOATX)()
+        said = "" if floatx == FLOATX else f"Keras's floatx is {floatx!r}{_ONLY_FLOAT32}"
+    else:
+        said = describe_unusable(os.environ)
+    if said:
+        raise UserError(said)
+
+
+def settings_file(environ: Mapping[str, str]) -> Path:
+    """Returns the file that Keras reads its settings from at import, if it is there."""
+    home = Path(environ.get("HOME") or "~").expanduser()
+    writable = home if os.access(home, os.W_OK) else Path("/tmp")
+    return Path(environ.get("KERAS_HOME") or writable / ".keras").expanduser() / "keras.json"
+
+
+def read_settings(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the settings in Keras's file; None if Keras does not start with what is there."""
+    try:
+        found = json.loads(settings_file(environ).read_bytes())
+    except (ValueError, FileNotFoundError):
+        return {}  # as Keras does
+    except (OSError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def describe_unusable(environ: Mapping[str, str]) -> str:
+    """Returns why no engine trains with the settings in Keras's file; "" if there is no reason."""
+    file, settings = settings_file(environ), read_settings(environ)
+    if settings is None:
+        return f"{file} holds no settings of Keras: remove it, and Keras writes it anew."
+    floatx = settings.get("floatx", FLOATX)
+    if floatx != FLOATX:
+        return f"{file} sets floatx to {floatx!r}{_ONLY_FLOAT32}"
+    order, epsilon = settings.get("image_data_format", "channels_last"), settings.get("epsilon", 0)
+    if order not in ("channels_last", "channels_first") or not isinstance(epsilon, float | int):
+        return f"{file} has settings that Keras does not know: remove it, and Keras writes it anew."
+    named = environ.get("KERAS_NNX_ENABLED", str(settings.get("nnx_enabled", False)))
+    if named.lower() in ("true", "1"):
+        return (
+            "KERAS_NNX_ENABLED, or nnx_enabled in keras.json, makes Keras's variables Flax's, and "
+            "tftpu trains Keras's own: unset it."
+        )
+    return ""
 
 
 def check_model(model: Any) -> None:

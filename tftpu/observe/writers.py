@@ -217,7 +217,8 @@ class TensorBoard(Writer):
 
     def _write_hyperparameters(self, folder: str) -> None:
         """Writes the settings for the HParams tab, which shows them with the folder's scalars."""
-        from tensorboard.plugins.hparams import api as hparams
+        # Its `api` imports tf.keras, which fails where TF_USE_LEGACY_KERAS asks for a Keras 2.
+        from tensorboard.plugins.hparams import summary_v2 as hparams
 
         if self._config:
             shown = {_column(name): value for name, value in self._config.items()}

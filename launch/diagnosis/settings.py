@@ -1,0 +1,81 @@
+"""Settings of a user's account and shell that change what Keras computes, or keep it from it."""
+
+from tftpu.engines import backend
+from tftpu.launch.diagnosis.machine import Machine, Problem
+
+# Each changes roundings or random numbers of a run that is otherwise the same, or its dtypes.
+_VARIABLES = (
+    *("JAX_ENABLE_X64", "JAX_DEFAULT_DTYPE_BITS", "JAX_DEFAULT_MATMUL_PRECISION"),
+    *("JAX_THREEFRY_PARTITIONABLE", "JAX_DEFAULT_PRNG_IMPL", "JAX_NUMPY_DTYPE_PROMOTION"),
+    *("XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE"),
+    *("TF_ENABLE_AUTO_MIXED_PRECISION", "KERAS_NNX_ENABLED"),
+)
+_DEFAULTS = {
+    "floatx": backend.FLOATX,
+    "epsilon": 1e-7,
+    "image_data_format": "channels_last",
+    "nnx_enabled": False,
+}
+
+
+def describe(machine: Machine) -> dict[str, str]:
+    """Returns the facts for the top of the report: what changes the numbers of a run."""
+    found = [f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ]
+    found += [f"{text} in keras.json" for text in _changed(machine)]
+    return {"Changes numbers": ", ".join(found) or "nothing is set"}
+
+
+def problems(machine: Machine) -> list[Problem]:
+    """Finds settings of Keras with which nothing is trained, or other models than elsewhere."""
+    found = []
+    name = machine.environ.get("KERAS_BACKEND") or backend.SERVED[0]
+    if name not in backend.SERVED:
+        found.append(
+            Problem(
+                "keras-backend",
+                f"KERAS_BACKEND is {name!r}.",
+                "tftpu trains on Keras's TensorFlow and JAX backends: no command trains.",
+                "unset KERAS_BACKEND",
+            )
+        )
+    if machine.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1"):  # as TensorFlow reads
+        found.append(
+            Problem(
+                "legacy-keras",
+                "TF_USE_LEGACY_KERAS makes tf.keras Keras 2.",
+                "tftpu trains models of Keras 3: those that code builds by tf.keras are refused.",
+                "unset TF_USE_LEGACY_KERAS",
+            )
+        )
+    unusable, changed = backend.describe_unusable(machine.environ), _changed(machine)
+    file = backend.settings_file(machine.environ)
+    if unusable:
+        found.append(
+            Problem(
+                "keras-settings",
+                unusable,
+                "Keras reads its settings when it is imported: no command trains.",
+                f"rm {file}" if file.exists() else "unset KERAS_NNX_ENABLED",
+            )
+        )
+    elif changed:
+        found.append(
+            Problem(
+                "keras-settings",
+                f"{file} sets {', '.join(changed)}.",
+                "Layers and losses of Keras that are not told compute something else than on "
+                "other machines; the models of the zoo do not.",
+                f"rm {file}",
+            )
+        )
+    return found
+
+
+def _changed(machine: Machine) -> list[str]:
+    """Returns what Keras's file sets to something else than Keras would."""
+    settings = backend.read_settings(machine.environ) or {}
+    return [
+        f"{name}={settings[name]!r}"
+        for name, default in _DEFAULTS.items()
+        if settings.get(name, default) != default
+    ]
