@@ -6,6 +6,7 @@ FOLDER/shared holds a run of the first half of the steps, and FOLDER/results.npz
 run that another engine began in FOLDER/half is ended.
 """
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 import tftpu
 from tests.support import zoo
+from tests.support.py_batches import Batches, Scaling
 from tftpu import models
 from tftpu.engines.engine import Engine
 from tftpu.models.layers.stochastic_depth import StochasticDepth
@@ -168,6 +170,23 @@ def masked(engine: Engine) -> list[float]:
     return history.history["loss"]
 
 
+def changed(engine: Engine, generated: bool) -> tuple[list[float], list[float]]:
+    """Returns the losses of data that a callback changes after each epoch: ours, and Keras's."""
+    found = []
+    for by_keras in (False, True):
+        keras.utils.set_random_seed(1)
+        with contextlib.nullcontext() if by_keras else engine.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.set_weights([np.full((6, 4), 0.1, "float32"), np.zeros(4, "float32")])
+        fit = model.fit if by_keras else tftpu.Trainer(model).fit
+        given = Batches(40, 8)
+        batches = given.generated() if generated else given
+        history = fit(batches, epochs=4, shuffle=False, callbacks=[Scaling(given)], verbose=0)
+        found.append(history.history["loss"])
+    return found[0], found[1]
+
+
 def slots_held(mesh: str) -> float:
     """Returns the largest part of a moment of Adam that a device holds, at its creation."""
     engine = tftpu.connect("none", virtual_devices=4, mesh=mesh)
@@ -256,6 +275,9 @@ def main(folder: Path) -> dict[str, Any]:
     results["named"] = [found[name] for name in ("one", "two")]
     results["masked"] = masked(tftpu.connect("none", 4, mesh="fsdp:4"))
     results["refusals"] = refusals()
+    for generated in (False, True):
+        losses = changed(tftpu.connect("none", 4, mesh="fsdp:4"), generated)
+        results[f"changed, generated: {generated}"] = np.array(losses)
     results["epochs"] = history.history["loss"]
     return results
 

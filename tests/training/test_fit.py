@@ -1,16 +1,19 @@
 """`Trainer.fit` with Keras's arguments, against Keras's own `fit`; arrays, epochs, callbacks."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.py_batches import Batches
+from tests.support.py_batches import Batches, Scaling
 from tests.support.strategies import mlp, relative
 from tests.support.training import compiled, data, examples, make_trainer
 
 ATOL = 1e-6
+DEVICES = [1, pytest.param(4, marks=pytest.mark.slow)]
 
 
 def assert_same_run(ours, history, theirs, expected):
@@ -27,7 +30,7 @@ def on_devices(count: int, **options) -> keras.Model:
         return compiled(**options)
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", DEVICES)
 def test_fit_on_arrays_equals_keras_fit_with_a_smaller_last_batch(count):
     x, y = examples()
     arguments = {
@@ -86,6 +89,57 @@ def test_every_kind_of_data_trains_as_in_keras(make, given, arguments):
     ours, theirs = compiled(make()), compiled(make())
     history = make_trainer(ours).fit(x, y, **arguments)
     assert_same_run(ours, history, theirs, theirs.fit(*given_again(given, x), **arguments))
+
+
+CHANGING = {
+    "PyDataset": lambda batches: batches,
+    "generator": Batches.generated,
+    "stream": lambda batches: batches.generated().repeat(),
+}
+
+
+@pytest.mark.parametrize("count", DEVICES)
+@pytest.mark.parametrize(("kind", "workers"), [*((kind, 1) for kind in CHANGING), ("PyDataset", 3)])
+def test_what_a_callback_changes_in_the_data_is_in_the_next_epoch_as_in_keras(kind, workers, count):
+    found, events = [], {}
+    for engine, model in (("ours", on_devices(count)), ("Keras", compiled())):
+        given = Batches(40, 8, workers=workers)
+        # Keras reads a stream ahead: to it, the same data are given in epochs.
+        stream = kind == "stream" and engine == "ours"
+        data = CHANGING["generator" if kind == "stream" and not stream else kind](given)
+        validation = Batches(20, 8, given.events, "validation ")
+        fit = make_trainer(model).fit if engine == "ours" else model.fit
+        history = fit(
+            data, epochs=4, steps_per_epoch=5 if stream else None, shuffle=False, verbose=0,
+            callbacks=[Scaling(given)], validation_data=validation,
+        )  # fmt: skip
+        found += [model, history]
+        events[engine] = given.events
+    assert_same_run(*found)
+    assert events["ours"] == events["Keras"] and "epoch 3 ends" in events["ours"]
+
+
+def test_a_data_set_is_told_of_its_passes_by_evaluate_and_predict_as_in_keras():
+    ours, theirs = Batches(20, 8), Batches(20, 8)
+    model, other = compiled(), compiled()
+    trainer = make_trainer(model)
+    expected = other.evaluate(theirs, verbose=0, return_dict=True, steps=2)
+    found = trainer.evaluate(ours, steps=2)
+    np.testing.assert_allclose(found["loss"], expected["loss"], atol=ATOL)
+    outputs = other.predict(theirs, verbose=0)
+    np.testing.assert_allclose(trainer.predict(ours), outputs, atol=ATOL)
+    assert ours.events == theirs.events and ours.events.count("begins") == 2
+
+
+def test_a_trainer_that_fits_and_predicts_again_and_again_keeps_nothing():
+    x, y = examples(48)
+    trainer, held = make_trainer(compiled()), []
+    for epochs in range(1, 5):
+        trainer.fit(x, y, batch_size=16, epochs=epochs, verbose=0, validation_data=(x, y))
+        trainer.predict(x)
+        gc.collect()
+        held.append(sum(isinstance(one, tf.Graph) for one in gc.get_objects()))
+    assert held[1:] == held[1:2] * 3
 
 
 def given_again(given, x):

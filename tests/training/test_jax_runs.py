@@ -115,6 +115,12 @@ def test_epochs_end_with_their_smaller_batch_as_on_tensorflow(run):
     np.testing.assert_allclose(run[1]["epochs"], history.history["loss"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("generated", [False, True])
+def test_what_a_callback_changes_in_the_data_is_in_the_next_epoch_as_in_keras(run, generated):
+    ours, keras = run[1][f"changed, generated: {generated}"]
+    np.testing.assert_allclose(ours, keras, rtol=1e-5)
+
+
 def test_what_cannot_be_trained_is_refused(run):
     no_rules, no_sum = run[1]["refusals"]
     assert "the Sequential 'mlp' has no sharding_rules" in no_rules

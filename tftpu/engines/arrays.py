@@ -1,6 +1,7 @@
 """Arrays in memory as batches: shuffled by a seed, and able to start at any step."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -20,7 +21,8 @@ class Arrays:
     """Batches of arrays whose first dimension counts the examples.
 
     An epoch is a permutation of the examples that depends on the seed and the number of the epoch
-    only, so that a resumed run sees the batches that it would have seen.
+    only, so that a resumed run sees the batches that it would have seen. The arrays are copied when
+    they are first read: what changes in them later is not seen, as in Keras on TensorFlow.
 
     Attributes:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of nested NumPy arrays.
@@ -68,7 +70,7 @@ class Arrays:
             )
         share = self.global_batch_size // hosts
         places = tf.range(share, dtype=tf.int64) + host * share
-        examples = self._tensors()
+        examples = self._tensors
         return _steps(step).map(
             lambda step: self._gather(examples, step * self.global_batch_size + places),
             num_parallel_calls=2,
@@ -78,7 +80,7 @@ class Arrays:
     def from_step(self, step: int) -> tf.data.Dataset:
         """Returns an endless data set from a step on, in which each epoch ends with its rest."""
         count, size, epoch = self.count, self.global_batch_size, self.epoch()
-        examples = self._tensors()
+        examples = self._tensors
 
         def batch(step):
             first = step % epoch.steps * size
@@ -91,13 +93,14 @@ class Arrays:
 
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in the order of the arrays; the last batch may be smaller."""
-        plain = dataclasses.replace(self, shuffle=False)
+        plain = dataclasses.replace(self, shuffle=False) if self.shuffle else self
         return plain.from_step(0).take(self.epoch().steps)
 
     def take(self, batches: int) -> tf.data.Dataset:
         """Returns the first batches of `once`."""
         return self.once().take(batches)
 
+    @functools.cached_property
     def _tensors(self) -> Nest:
         with tf.device("CPU"):
             return keras.tree.map_structure(tf.constant, self.parts)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tftpu.engines.arrays import Arrays, alone
 from tftpu.engines.engine import Epoch
+from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def finite_dataset(dataset: Any) -> tf.data.Dataset:
     Raises:
         UserError: not a data set, or one that never ends.
     """
-    dataset = checked(dataset.once() if isinstance(dataset, Arrays) else dataset)
+    dataset = checked(dataset.once() if isinstance(dataset, Arrays | PyBatches) else dataset)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError(
             "The evaluation data never end: pass their number of batches (steps=, or "

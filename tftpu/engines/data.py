@@ -20,6 +20,7 @@ from tftpu.engines.batches import (
     weigh,
 )
 from tftpu.engines.engine import Epoch
+from tftpu.engines.gate import Gate
 from tftpu.engines.losses import examples_of
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -49,6 +50,15 @@ class Epochs(Protocol):
         ...
 
 
+def gate_of(dataset: Any) -> Gate | None:
+    """Returns a gate for a data set that a callback may change; None for one that none can.
+
+    Arrays were copied, and a pipeline draws records of files that do not change during a run. What
+    is behind a `tf.data.Dataset` (a generator, a variable, a file) it does not tell.
+    """
+    return None if isinstance(dataset, Pipeline) else Gate()
+
+
 def length_of(dataset: Any) -> Epoch:
     """Returns the length of one pass over a data set.
 
@@ -74,6 +84,7 @@ def for_training(
     class_weight: dict[int, float] | None = None,
     host: int = 0,
     hosts: int = 1,
+    gate: Gate | None = None,
 ) -> tf.data.Dataset:
     """Returns an endless data set of complete global batches, from step `start`.
 
@@ -85,6 +96,7 @@ def for_training(
         start: number of batches to skip.
         class_weight: weight of each label, which becomes the sample weight.
         host, hosts: for a pipeline, the part of each batch that one of several hosts reads.
+        gate: that holds the data set back; None: it is read ahead.
 
     Raises:
         UserError: not a data set, or one that is empty or not batched.
@@ -95,6 +107,7 @@ def for_training(
         batches = complete_batches(dataset.from_step(0)).skip(start)
     else:
         batches = complete_batches(dataset).skip(start)
+    batches = gate.guard(batches) if gate is not None else batches
     return narrow(_weighed(batches, class_weight))
 
 
@@ -104,11 +117,12 @@ def for_epochs(
     epoch: Epoch,
     shares: int,
     class_weight: dict[int, float] | None = None,
+    gate: Gate | None = None,
 ) -> tf.data.Dataset:
     """Returns an endless data set from step `start`, in which each epoch has its own last batch.
 
     Args:
-        dataset, start, class_weight: as for `for_training`.
+        dataset, start, class_weight, gate: as for `for_training`.
         epoch: of the data set; its smaller last batch is padded as `epoch_batches` does.
         shares: number of shares that a batch is cut into.
     """
@@ -116,6 +130,7 @@ def for_epochs(
         batches = dataset.from_step(start)
     else:
         batches = checked(dataset).repeat().skip(start)
+    batches = gate.guard(batches) if gate is not None else batches
     batches = _weighed(batches, class_weight)
     return narrow(epoch_batches(batches, epoch, start, shares))
 

@@ -1,8 +1,7 @@
 """The protocol of an engine: the interface between the trainer and what runs its steps.
 
 The trainer, checkpoints, telemetry and writers depend only on the types in this file. An engine
-(`tensorflow/`) turns a compiled Keras model into an `Executor`, which trains, evaluates and
-predicts on the engine's devices and exposes its state as `Leaf`s.
+turns a compiled Keras model into an `Executor`, with its state as `Leaf`s.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ from tftpu.tpu.hardware import Hardware
 if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
     import keras
 
+    from tftpu.engines.gate import Gate
     from tftpu.engines.objective import Objective
     from tftpu.engines.sums import EvalSums, TrainSums
 
@@ -352,6 +352,7 @@ class Engine(Protocol):
         position: int,
         class_weight: dict[int, float] | None,
         epoch: Epoch | None,
+        gate: "Gate | None" = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the devices.
 
@@ -362,6 +363,7 @@ class Engine(Protocol):
             epoch: of the data set, whose last batch then is a smaller one if it is in the data: its
                 shares are padded, and a train loop of its spec leaves the padding out. None: one
                 epoch follows the other, and all batches are complete.
+            gate: that holds the data set back; None: it is read ahead.
         """
         ...
 

@@ -2,10 +2,11 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -22,13 +23,14 @@ from tftpu.tensors import Nest
 class PyBatches:
     """Batches of a `keras.utils.PyDataset`, read by index, so that they start at any step.
 
-    Its `on_epoch_begin` and `on_epoch_end` are called; what they change is not replayed by a
-    resumed run.
+    The trainer calls its `on_epoch_begin` and `on_epoch_end`; what they change is not replayed by
+    a resumed run.
 
     Attributes:
         dataset: of the user.
         shuffle: whether each epoch has its batches in another order.
         seed: of the order.
+        limit: number of batches that `once` returns; None: all.
 
     Raises:
         UserError: no batches, or processes instead of threads.
@@ -37,6 +39,7 @@ class PyBatches:
     dataset: Any
     shuffle: bool = False
     seed: int = 0
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.dataset.use_multiprocessing:
@@ -74,21 +77,44 @@ class PyBatches:
 
     def from_step(self, step: int) -> tf.data.Dataset:
         """Returns an endless data set from a step on; the last batch of an epoch may be smaller."""
-        first, steps = self._batch(0), self.dataset.num_batches
+        steps = self.dataset.num_batches
+        return self._dataset_of(lambda: self._from(step, steps))
+
+    def once(self) -> tf.data.Dataset:
+        """Returns every batch once, in order; or the first ones, up to the limit.
+
+        Raises:
+            UserError: the data set never ends, and there is no limit.
+        """
+        counts = [n for n in (self.dataset.num_batches, self.limit) if n is not None]
+        count = min(counts) if counts else self.epoch().steps
+        batches = self._dataset_of(lambda: self._read(range(count)))
+        return batches.apply(tf.data.experimental.assert_cardinality(count))
+
+    def take(self, batches: int) -> "PyBatches":
+        """Returns the data set of which `once` returns the first batches."""
+        return dataclasses.replace(self, limit=batches)
+
+    def begin_epoch(self) -> None:
+        """Tells the data set that it will be read."""
+        self.dataset.on_epoch_begin()
+
+    def end_epoch(self) -> None:
+        """Tells the data set that it was read."""
+        self.dataset.on_epoch_end()
+
+    @functools.cached_property
+    def _signature(self) -> Nest:
+        """The specs of a batch; the first is read."""
 
         def spec(array):
             size = None if self.ragged else array.shape[0]
             return tf.TensorSpec((size, *array.shape[1:]), array.dtype)
 
-        signature = keras.tree.map_structure(spec, first)
-        batches = tf.data.Dataset.from_generator(
-            lambda: self._from(step, steps), output_signature=signature
-        )
-        return batches.prefetch(tf.data.AUTOTUNE)
+        return keras.tree.map_structure(spec, self._batch(0))
 
-    def once(self) -> tf.data.Dataset:
-        """Returns every batch once, in order."""
-        return dataclasses.replace(self, shuffle=False).from_step(0).take(self.epoch().steps)
+    def _dataset_of(self, generator: Callable[[], Iterator[Nest]]) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(generator, output_signature=self._signature)
 
     def _from(self, step: int, steps: int | None) -> Iterator[Nest]:
         """Yields the batches from a step on, without end."""
@@ -101,9 +127,7 @@ class PyBatches:
             if self.shuffle:  # a smaller batch stays the last one
                 full = steps - self.ragged
                 order[:full] = np.random.default_rng([self.seed, epoch]).permutation(full)
-            self.dataset.on_epoch_begin()
             yield from self._read(order[done:].tolist())
-            self.dataset.on_epoch_end()
             epoch, done = epoch + 1, 0
 
     def _read(self, indices: Iterable[int]) -> Iterator[Nest]:
@@ -131,6 +155,24 @@ class PyBatches:
                 "(x, y) or (x, y, sample_weight)."
             )
         return alone(_as_arrays(batch))
+
+
+@contextlib.contextmanager
+def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
+    """Tells a `PyDataset` that it is read once inside; others are not told.
+
+    Args:
+        dataset: that is read.
+        evaluates: whether it is evaluated, before which Keras ends an epoch, too.
+    """
+    told = isinstance(dataset, PyBatches)
+    if told and evaluates:
+        dataset.end_epoch()
+    if told:
+        dataset.begin_epoch()
+    yield
+    if told:
+        dataset.end_epoch()
 
 
 def _as_arrays(part: Nest) -> Nest:

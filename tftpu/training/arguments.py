@@ -192,7 +192,7 @@ def evaluation_data(
         dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
     else:
         _refuse_beside_dataset(x, y, sample_weight, batch_size, name)
-        dataset = PyBatches(x).once() if isinstance(x, keras.utils.PyDataset) else x
+        dataset = PyBatches(x) if isinstance(x, keras.utils.PyDataset) else x
     if steps is None:
         return dataset
     if not hasattr(dataset, "take"):

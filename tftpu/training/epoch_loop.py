@@ -1,15 +1,18 @@
-"""A train loop over epochs that end with a smaller batch, as in Keras."""
+"""Epochs as in Keras: read one after the other, each of which may end with a smaller batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from tftpu.engines.data import gate_of
 from tftpu.engines.engine import Dataset, Engine, Epoch, LoopResult, TrainLoop
+from tftpu.engines.gate import Gate
+from tftpu.engines.py_dataset import PyBatches
 from tftpu.engines.sums import TrainSums
 
 
-class EpochBatches(Iterator[Any]):
+class EpochBatches:
     """An iterator of `Engine.batches` that knows its position.
 
     Args:
@@ -30,10 +33,6 @@ class EpochBatches(Iterator[Any]):
     @property
     def left(self) -> int:
         return self._epoch.steps - 1 - self._position % self._epoch.steps
-
-    def __next__(self) -> Any:
-        self.moved(1)
-        return next(self.batches)
 
     def moved(self, count: int) -> None:
         """Counts batches that a device loop took."""
@@ -88,13 +87,57 @@ class EpochLoop:
         return self._full.diverged(sums)
 
 
-def batches_from(
-    engine: Engine, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
-) -> Callable[[int], Iterator[Any]]:
-    """Returns a function that opens a data set at a position, for the train loop of its epochs."""
+class Feed:
+    """The batches of a run. An epoch is read once it begins, after the callbacks of the last one.
 
-    def batches(position: int) -> Iterator[Any]:
-        found = engine.batches(dataset, position, class_weight, epoch)
-        return EpochBatches(found, position, epoch) if epoch is not None else found
+    Args:
+        engine: whose devices they go to.
+        dataset, class_weight, epoch: as for `Engine.batches`.
+    """
 
-    return batches
+    def __init__(
+        self,
+        engine: Engine,
+        dataset: Dataset,
+        class_weight: dict[int, float] | None,
+        epoch: Epoch | None,
+    ):
+        self._engine = engine
+        self._dataset = dataset
+        self._class_weight = class_weight
+        self._epoch = epoch
+        self._gate: Gate | None = None
+        self._within = False  # an epoch
+        self._admitted = False  # to what was opened
+        if isinstance(dataset, PyBatches):
+            dataset.end_epoch()  # Keras does so before the first epoch, too
+
+    def open(self, position: int) -> Any:
+        """Returns the batches from a position on, for the train loop; ends those before."""
+        self.close()
+        self._gate, self._admitted = gate_of(self._dataset), False
+        batches = self._engine.batches(
+            self._dataset, position, self._class_weight, self._epoch, self._gate
+        )
+        if self._epoch is None or self._epoch.last is None:
+            return batches
+        return EpochBatches(batches, position, self._epoch)
+
+    def begin_epoch(self, steps: int) -> None:
+        """Begins an epoch, of which so many steps are left; within one, does nothing."""
+        if not self._within and isinstance(self._dataset, PyBatches):
+            self._dataset.begin_epoch()
+        if not self._admitted and self._gate is not None:
+            self._gate.admit(steps)
+        self._within = self._admitted = True
+
+    def end_epoch(self) -> None:
+        """Ends the epoch, if one has begun."""
+        if self._within and isinstance(self._dataset, PyBatches):
+            self._dataset.end_epoch()
+        self._within = self._admitted = False
+
+    def close(self) -> None:
+        """Ends what was opened."""
+        if self._gate is not None:
+            self._gate.close()

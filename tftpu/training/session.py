@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from tftpu.runtime.preemption import PreemptionNotice
 from tftpu.training.better import smaller_is_better
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.context import RunContext
+from tftpu.training.epoch_loop import Feed
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import Reporter
 from tftpu.training.saver import Saver
@@ -36,7 +37,7 @@ class Session:
         context: the trainer's parts.
         loop: trains on the devices.
         timetable: the steps at which something is due.
-        batches: returns an iterator over the batches from a position.
+        feed: of the batches.
         validation_data: evaluated when an epoch ends; None: nothing is.
         callbacks: of Keras.
         reporter: returns a reporter of a run that begins at a step.
@@ -53,7 +54,7 @@ class Session:
         context: RunContext,
         loop: TrainLoop,
         timetable: Timetable,
-        batches: Callable[[int], Iterator[Any]],
+        feed: Feed,
         validation_data: Any,
         callbacks: Callbacks,
         reporter: Callable[[int], Reporter],
@@ -64,7 +65,7 @@ class Session:
         self._clock = context.account.clock
         self._loop = loop
         self._timetable = timetable
-        self._batches = batches
+        self._feed = feed
         self._validation_data = validation_data
         self._callbacks = callbacks
         self._last_finite: np.ndarray | None = None
@@ -104,7 +105,7 @@ class Session:
         context, ended = self._context, goodput.FAILED
         try:
             self._begin()
-            batches = self._batches(self.progress.position)
+            batches = self._feed.open(self.progress.position)
             with (
                 context.engine.hosts.together(),
                 PreemptionNotice(self._options.grace_seconds, self._saver.newest) as notice,
@@ -116,7 +117,7 @@ class Session:
                     sums, steps = self._advance(batches, notice)
                     if self._loop.diverged(sums):
                         self._roll_back(steps)
-                        batches = self._batches(self.progress.position)
+                        batches = self._feed.open(self.progress.position)
                         continue
                     self._count(sums, steps)
                     asked = self._any_asks(notice)
@@ -142,10 +143,11 @@ class Session:
 
     # One device loop
 
-    def _advance(self, batches: Iterator[Any], notice: PreemptionNotice) -> tuple[np.ndarray, int]:
+    def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
         """Runs steps on the devices up to the next stop; returns their sums and their number."""
         profiler, first = self._context.profiler, not self._loop.compiled(batches)
         stop = self._timetable.next_stop(self._step, profiler.boundaries(self._step))
+        self._feed.begin_epoch(self._timetable.left_of_epoch(self._step))
         self._callbacks.batch_begin(self._step)
         count, start = stop - self._step, time.monotonic()
         part = "compiling" if first else "profiling" if profiler.running else self._part
@@ -218,6 +220,8 @@ class Session:
         sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
+        if self._timetable.evaluation_due(self._step) or self._step >= self._timetable.steps:
+            self._feed.end_epoch()
         logs = self._executor.train_sums.read(sums)
         results: dict[str, float] = {}
         if self._validation_data is not None:
@@ -246,9 +250,7 @@ class Session:
             return
         sign = -1.0 if smaller_is_better(metric) else 1.0
         # A value of another metric, which an earlier start of the run had, compares with nothing.
-        if before is not None and before.metric != metric:
-            before = None
-        if before is None or sign * value > sign * before.value:
+        if before is None or before.metric != metric or sign * value > sign * before.value:
             self.progress.best = Best(metric, value)
             self._save(now=True, best=self.progress.best)
 
@@ -340,6 +342,7 @@ class Session:
             last_first.callback(self._reporter.end, state)
             last_first.callback(self._callbacks.end)
             last_first.callback(self._context.profiler.stop)
+            last_first.callback(self._feed.close)
             self._settle()
 
     def _host_lost(self, error: BaseException) -> HostLost:

@@ -51,6 +51,10 @@ class Timetable:
             stops.append(before_last)
         return min(self.steps, *stops)
 
+    def left_of_epoch(self, step: int) -> int:
+        """Returns the number of steps from a step to the end of its epoch."""
+        return min(self.steps, (step // self.epoch_steps + 1) * self.epoch_steps) - step
+
     def log_due(self, step: int) -> bool:
         """Returns whether a line of metrics is due after a step."""
         return step % self.options.log_every == 0

@@ -10,6 +10,7 @@ from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
 from tftpu.engines.objective import LossFunction, Objective, objectives_of
+from tftpu.engines.py_dataset import one_pass
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
 from tftpu.inference import export, quantizing
@@ -24,7 +25,7 @@ from tftpu.training.arguments import CallbackArgument, Length
 from tftpu.training.base import Base
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
 from tftpu.training.context import RunContext, config_of
-from tftpu.training.epoch_loop import batches_from
+from tftpu.training.epoch_loop import Feed
 from tftpu.training.programs import Programs
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
@@ -243,7 +244,7 @@ class Trainer:
         dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
         executor = self._programs.executor_for_prediction(dataset)
         listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
-        with self.hosts.together():
+        with self.hosts.together(), one_pass(dataset):
             return predict_with(listed, self.model, lambda: executor.predictions(dataset), prints)
 
     def predict_batches(self, x: Any, batch_size: int | None = None) -> Iterator[Nest]:
@@ -338,10 +339,10 @@ class Trainer:
                 if validation_data is not None:  # mistakes are found before training
                     self._programs.executor_for_evaluation(validation_data)
             output = self._output(loop, spec, verbose)
-            batches = batches_from(self.engine, dataset, class_weight, epoch)
+            feed = Feed(self.engine, dataset, class_weight, epoch)
             listed = Callbacks(callbacks, self.model, timetable)
             session = Session(
-                self._context(), loop, timetable, batches, validation_data, listed,
+                self._context(), loop, timetable, feed, validation_data, listed,
                 lambda start: Reporter(output, timetable.steps, start),
             )  # fmt: skip
             try:
@@ -353,7 +354,8 @@ class Trainer:
         """Returns the results of an evaluation of a finite data set, which was checked."""
         executor = self.executor
         compiled, clock = executor.evaluation_compiled, self.account.clock
-        with contextlib.nullcontext() if compiled else self._watchdog.paused():
+        paused = contextlib.nullcontext() if compiled else self._watchdog.paused()
+        with paused, one_pass(dataset, evaluates=True):
             sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
         return executor.eval_sums.read(sums)
 

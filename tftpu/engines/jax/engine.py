@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.engine import Epoch, Hosts
+from tftpu.engines.gate import Gate
 from tftpu.engines.jax import creation, feed, initial
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax.executor import JaxExecutor
@@ -99,10 +100,11 @@ class JaxEngine:
         position: int,
         class_weight: dict[int, float] | None = None,
         epoch: Epoch | None = None,
+        gate: Gate | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches."""
         return feed.training_batches(
-            dataset, position, self.data_shares, self._part, class_weight, epoch
+            dataset, position, self.data_shares, self._part, class_weight, epoch, gate
         )
 
     def evaluation_spec(self, dataset: Any) -> Nest:

@@ -11,6 +11,7 @@ from tftpu.engines import data
 from tftpu.engines.batches import data_errors
 from tftpu.engines.data import Epochs, Pipeline
 from tftpu.engines.engine import Epoch
+from tftpu.engines.gate import Gate
 from tftpu.engines.jax import mesh as meshes
 from tftpu.engines.jax import placing
 from tftpu.engines.jax.mesh import Part
@@ -32,6 +33,7 @@ def training_batches(
     part: Part,
     class_weight: dict[int, float] | None = None,
     epoch: Epoch | None = None,
+    gate: Gate | None = None,
 ) -> Iterator[Nest]:
     """Returns an endless iterator over a part of the global batches from step `start`.
 
@@ -41,14 +43,14 @@ def training_batches(
         dataset, start, class_weight: as for `tftpu.engines.data.for_training`.
         shares: number of shares that a batch is cut into.
         part: of each batch that this process feeds.
-        epoch: as for `tftpu.engines.engine.Engine.batches`.
+        epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        batches = arrays_of(data.for_epochs(dataset, start, epoch, shares, class_weight))
+        batches = arrays_of(data.for_epochs(dataset, start, epoch, shares, class_weight, gate))
     elif isinstance(dataset, Pipeline):
         return arrays_of(data.for_training(dataset, start, class_weight, part.index, part.count))
     else:
-        batches = arrays_of(data.for_training(dataset, start, class_weight))
+        batches = arrays_of(data.for_training(dataset, start, class_weight, gate=gate))
     return (_cut(batch, part) for batch in batches)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
 from tftpu.engines.engine import Epoch
+from tftpu.engines.gate import Gate
 from tftpu.engines.objective import Objective
 from tftpu.engines.tensorflow import feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
@@ -100,9 +101,10 @@ class TensorFlowEngine:
         position: int,
         class_weight: dict[int, float] | None = None,
         epoch: Epoch | None = None,
+        gate: Gate | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the replicas."""
-        return feed.training_iterator(dataset, position, self.strategy, class_weight, epoch)
+        return feed.training_iterator(dataset, position, self.strategy, class_weight, epoch, gate)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""

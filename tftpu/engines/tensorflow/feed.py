@@ -9,8 +9,9 @@ import tensorflow as tf
 from tftpu.engines.arrays import alone
 from tftpu.engines.data import Epochs, Pipeline, for_epochs, for_evaluation, for_training
 from tftpu.engines.engine import Epoch
+from tftpu.engines.gate import Gate, endless
 from tftpu.engines.losses import examples_of
-from tftpu.engines.tensorflow.hosts import input_hosts
+from tftpu.engines.tensorflow.hosts import input_hosts, reads_elsewhere
 
 
 def training_iterator(
@@ -19,18 +20,21 @@ def training_iterator(
     strategy: tf.distribute.Strategy,
     class_weight: dict[int, float] | None = None,
     epoch: Epoch | None = None,
+    gate: Gate | None = None,
 ) -> Iterator[Any]:
     """Returns an iterator over the shares of the global batches from step `start`.
 
     Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
-    With an epoch, its batches are those of `for_epochs`.
+    With an epoch, its batches are those of `for_epochs`. A gate holds back what this machine reads.
     """
+    gate = None if reads_elsewhere(strategy) else gate
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
         shares = strategy.num_replicas_in_sync
-        batches = for_epochs(dataset, start, epoch, shares, class_weight)
+        batches = for_epochs(dataset, start, epoch, shares, class_weight, gate)
         return iter(distribute(batches, strategy))
     if not isinstance(dataset, Pipeline):
-        return iter(distribute(for_training(dataset, start, class_weight), strategy))
+        batches = for_training(dataset, start, class_weight, gate=gate)
+        return iter(distribute(batches, strategy))
 
     def of_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
@@ -39,7 +43,7 @@ def training_iterator(
         batches = for_training(dataset, start, class_weight, host, hosts)
         if share * hosts < dataset.global_batch_size:
             batches = batches.rebatch(share, drop_remainder=True)
-        return _endless(batches).prefetch(tf.data.AUTOTUNE)
+        return endless(batches).prefetch(tf.data.AUTOTUNE)
 
     return iter(strategy.distribute_datasets_from_function(of_host))
 
@@ -85,11 +89,4 @@ def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext)
         cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], alone(batch))
         return cut
 
-    return _endless(dataset.map(part).rebatch(share, drop_remainder=True)).prefetch(
-        tf.data.AUTOTUNE
-    )
-
-
-def _endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Marks a data set as endless: on several hosts, others lose their static shape."""
-    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return endless(dataset.map(part).rebatch(share, drop_remainder=True)).prefetch(tf.data.AUTOTUNE)

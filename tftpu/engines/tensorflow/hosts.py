@@ -61,3 +61,10 @@ def input_hosts(strategy: Any) -> int:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return hosts.task().count
     return 1
+
+
+def reads_elsewhere(strategy: Any) -> bool:
+    """Returns whether the data are read by another machine: of a TPU that a name connects to."""
+    if not isinstance(strategy, tf.distribute.TPUStrategy):
+        return False
+    return not all("job:localhost" in device for device in strategy.extended.worker_devices)
