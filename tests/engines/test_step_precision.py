@@ -71,7 +71,7 @@ def test_without_an_overflow_the_same_step_moves_the_weights():
     _, step, before, results = trained(
         "mixed_float16", 4, 1, random_batches(1, BATCH, False), scale=1024.0
     )
-    assert "skipped_steps" not in results[0]
+    assert results[0]["skipped_steps"] == 0
     assert float(step.state.model.optimizer.dynamic_scale.numpy()) == 1024.0
     assert int(step.state.parts[0].optimizer.iterations.numpy()) == 1
     assert relative(step.state.model.get_weights()[0], before[0]) > 1e-4
@@ -90,6 +90,22 @@ def test_the_scale_doubles_after_enough_steps_without_overflow():
     stepping.train(engine, step, batches)
     assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
     assert int(model.optimizer.step_counter.numpy()) == 2
+
+
+def test_an_epoch_whose_steps_all_overflow_has_no_loss_and_no_metrics():
+    keras.config.set_dtype_policy("mixed_float16")
+    with tftpu.connect(virtual_devices=2).scope():
+        model = mlp()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, weighted_metrics=["accuracy"])
+    (first, _, third) = random_batches(3, 16, True)
+    first[2][:] = 1e9  # beyond float16's 65,504
+    data = tf.data.Dataset.from_tensor_slices(tuple(map(np.concatenate, zip(first, third))))
+    history = make_trainer(model).fit(data.batch(16), epochs=2, steps_per_epoch=1).history
+    assert history["skipped_steps"] == [1, 0]
+    for name in ("loss", "accuracy", "grad_norm"):
+        assert np.isnan(history[name]).tolist() == [True, False], name
+    assert {len(values) for values in history.values()} == {2}
 
 
 def test_a_loss_that_stays_infinite_at_the_least_scale_ends_the_run():

@@ -12,10 +12,9 @@ import numpy as np
 
 from tftpu.engines.losses import Losses, Term
 from tftpu.engines.names import without_counters
+from tftpu.engines.parts import Part
 from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
-
-_LEAST = 1e-30  # divisor of what has nothing to divide
 
 
 class PartSums(NamedTuple):
@@ -76,11 +75,13 @@ class TrainSums(_Sums):
     A step of a smaller batch counts as a part of a step.
 
     Args:
-        losses: those of each objective.
+        parts: the objectives.
     """
 
-    def __init__(self, losses: Sequence[Losses]):
+    def __init__(self, parts: Sequence[Part]):
+        losses = [part.losses for part in parts]
         super().__init__(losses, 3 + sum(2 + len(one.terms) for one in losses))
+        self._may_skip = any(part.scaler is not None for part in parts)
 
     def vector(
         self,
@@ -121,17 +122,26 @@ class TrainSums(_Sums):
 
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
-        return sum(float(loss / max(taken, _LEAST)) for taken, loss, _ in self._parts(sums))
+        skipped = self.all_skipped(sums)
+        # An objective that was not due has no loss.
+        means = [_mean(loss, taken) for taken, loss, _ in self._parts(sums) if taken or skipped]
+        return sum(means) if means else float("nan")
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
-        """Returns the means of the loss, its terms, the metrics and the gradient's norm."""
+        """Returns the means of the loss, its terms, the metrics and the gradient's norm.
+
+        They are NaN where nothing was summed up, as after steps that all overflowed.
+        """
         steps, norm, skipped = sums[:3]
-        results = {"loss": self.loss(sums)}
-        for one, (taken, _, terms) in zip(self._losses, self._parts(sums)):
-            results.update(_logged(one.terms, terms, np.full(len(terms), max(taken, _LEAST))))
-        results.update(self._metrics(sums[len(sums) - sum(self._sizes) :]))
-        results["grad_norm"] = float(norm / max(steps - skipped, _LEAST))
-        if skipped:
+        results, parts = {"loss": self.loss(sums)}, self._parts(sums)
+        for one, (taken, _, terms) in zip(self._losses, parts):
+            named = zip(one.terms, terms)
+            results.update({t.logged: _mean(value, taken) for t, value in named if t.logged})
+        metrics = self._metrics(sums[len(sums) - sum(self._sizes) :])
+        seen = any(taken for taken, *_ in parts)
+        results.update({name: value if seen else np.nan for name, value in metrics.items()})
+        results["grad_norm"] = _mean(norm, steps - skipped)
+        if self._may_skip:
             results["skipped_steps"] = float(skipped)
         return results
 
@@ -190,6 +200,11 @@ class EvalSums(_Sums):
     def result_names(self) -> list[str]:
         """Names of the results of an evaluation."""
         return list(self.read(np.zeros(self.size)))
+
+
+def _mean(total: float, count: float) -> float:
+    """Returns a mean; NaN if nothing was summed up."""
+    return float(total / count) if count else float("nan")
 
 
 def _number(name: str, value: Tensor) -> float:

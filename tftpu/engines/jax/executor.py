@@ -65,7 +65,7 @@ class JaxExecutor:
         self.variables.place()
         self._shares = meshes.batch_shares(mesh)
         self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.losses)
+        self.train_sums = TrainSums(self.variables.parts)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         self._separable: dict[str, bool] = {}

@@ -45,7 +45,7 @@ class TrainStep:
         self.cut = Cut(state.layout, share_spec, state.options.gradient_accumulation_steps)
         self._parts = [PartStep(state, i, self.cut) for i in range(len(state.parts))]
         _refuse_counters([state.untrained[i] for part in self._parts for i in part.changed])
-        self.sums = TrainSums(state.losses)
+        self.sums = TrainSums(state.parts)
         self._every = [part.every for part in state.parts]
 
     @functools.cached_property

@@ -57,7 +57,7 @@ class TensorFlowExecutor:
         with target.compiling_for(platform), strategy.scope():
             self.variables = ModelState(model, batch_spec, options, objectives, labelled)
             self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.losses)
+        self.train_sums = TrainSums(self.variables.parts)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         shares = strategy.num_replicas_in_sync

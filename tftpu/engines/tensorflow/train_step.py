@@ -68,7 +68,7 @@ class TrainStep:
         self.statistics = list(changed.values())
         _refuse_counters(self.statistics)
         self.divisors = [value for part in self._parts for value in part.divisors]
-        self.sums = TrainSums(state.losses)
+        self.sums = TrainSums(state.parts)
         self.accumulator = Accumulator(self.sums.size, "train_sums")
 
     @functools.cached_property
