@@ -42,6 +42,12 @@ class Options(texts.TextOptions, finished.RunOf):
     port: int | None = flag(
         None, "port; 0 takes a free one", metavar="PORT", minimum=0, shown="AIP_HTTP_PORT, or 8080"
     )
+    allow_hosts: str | None = flag(
+        None,
+        "names by which requests may call it, besides its own; * for any",
+        metavar="NAME,...",
+        shown="* on Vertex AI",
+    )
     name: str | None = flag(
         None, "name in the addresses of TensorFlow Serving", metavar="NAME", shown="that of the run"
     )
@@ -62,6 +68,7 @@ def run(options: Options) -> None:
     _check_text_flags(options, path)
     quieten_tensorflow()
     try:
+        from tftpu.inference.server import origins
         from tftpu.inference.server import run as server
         from tftpu.inference.server.answering import Limits
         from tftpu.inference.server.app import About
@@ -78,6 +85,7 @@ def run(options: Options) -> None:
         name=options.name or name.removesuffix(".onnx"),
         health=os.environ.get("AIP_HEALTH_ROUTE", "/health"),
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
+        hosts=(*origins.own_hosts(host), *_allowed(options.allow_hosts, on_vertex)),
     )
     model, step = _loaded(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
@@ -95,6 +103,13 @@ def run(options: Options) -> None:
         print(f"{source} on the {model.device}: {address}{about.predict}", flush=True)
 
     server.serve(model, about, limits, at, ready)
+
+
+def _allowed(hosts: str | None, on_vertex: bool) -> list[str]:
+    """Returns names of hosts that are allowed as well."""
+    if hosts is None:  # only Vertex AI itself reaches its containers, by names of its own choice
+        return ["*"] if on_vertex else []
+    return [name.strip() for name in hosts.split(",") if name.strip()]
 
 
 def _check_text_flags(options: Options, path: str | None) -> None:

@@ -44,7 +44,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.onnx")
-        shape = _exported(path, given.small)
+        shape = exported(path, given.small)
         images = np.random.default_rng(0).integers(0, 256, (64, *shape), np.uint8)
         command = [sys.executable, "-c", _MAIN, "serve", f"--model={path}", "--port=0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -58,7 +58,7 @@ def main() -> None:
             server.terminate()
 
 
-def _exported(path: str, small: bool) -> tuple[int, ...]:
+def exported(path: str, small: bool) -> tuple[int, ...]:
     """Exports a model; returns the shape of its images."""
     from tftpu import models
     from tftpu.inference.exporting import export

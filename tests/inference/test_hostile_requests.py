@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from tests.support import hostile_requests, serving
-from tests.support.serving import ask, pixels, running
+from tests.support.serving import ask, head_of_post, pixels, running
 
 REQUESTS = 500  # to each kind of model
 
@@ -42,7 +42,7 @@ def test_no_request_ends_the_server_or_is_its_fault(kind):
         expected = ask(port, "POST", "/predict", good)
         assert expected[0] == 200
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-        idle[0].sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        idle[0].sendall(head_of_post(9) + b"{")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             found = collections.Counter(pool.map(lambda r: status_of(port, r), requests))

@@ -17,7 +17,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.support import serving
-from tests.support.serving import CLASSES, SHAPE, ask, pixels, running
+from tests.support.serving import CLASSES, SHAPE, ask, head_of_post, pixels, running
 from tftpu.errors import UserError
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.generate import Part, Row
@@ -172,7 +172,7 @@ def test_limits_of_size_of_time_and_of_what_waits():
 
 def test_bodies_that_come_slowly_or_are_too_many():
     gate, seen = threading.Event(), []
-    head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
+    head = head_of_post(900)
     with running(held(gate, seen), body=1000, seconds=2.0) as port, contextlib.ExitStack() as stack:
         slow = []
         for _ in range(18):
@@ -247,8 +247,8 @@ def test_a_client_that_leaves_is_no_longer_computed_for():
             time.sleep(0.01)
         body = json.dumps({"instances": [7] * 50}).encode()
         with socket.create_connection(("127.0.0.1", port)) as connection:
-            head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-            connection.sendall(head % len(body) + body)
+            head = head_of_post(len(body))
+            connection.sendall(head + body)
             time.sleep(0.3)
         time.sleep(0.3)
         gate.set()

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -16,14 +17,14 @@ import pytest
 import uvicorn
 
 from tests.support import serving
-from tests.support.serving import SHAPE, ask, running
+from tests.support.serving import SHAPE, ask, head_of_post, running
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server import payloads, run
 from tftpu.inference.server.answering import Limits
 from tftpu.inference.server.app import About
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.protocol import Patient
-from tftpu.inference.server.served import Served
+from tftpu.inference.server.served import Refused, Served
 
 DOUBLE = Served((Input("x", (), "int32"),), ("y",), lambda given: {"y": given["x"] * 2})
 
@@ -48,6 +49,60 @@ def test_images_that_would_unpack_to_gigabytes_are_refused():
     given = Input("x", (4096, 4096, 3), "uint8")
     with pytest.raises(BadRequest, match=r"have 288 MiB once unpacked: send fewer"):
         payloads.request({"instances": [{"b64": "AAAA"}] * 6}, [given])
+
+
+@pytest.mark.parametrize(
+    ("instance", "many"),
+    [("[[]]", "lists and objects"), ("[" * 900 + "]" * 900, "lists and objects"), ("1", "values")],
+)
+def test_a_body_that_would_become_many_objects_is_refused_before_it_does(instance, many):
+    instances = ",".join([instance] * (10**6 // (len(instance) + 1)))
+    body = f'{{"instances":[{instances}]}}'.encode()
+    tracemalloc.start()
+    try:
+        payloads.parsed(body, 10**6)
+    except BadRequest as error:
+        assert f" {many}, and may have " in str(error)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10**5  # 60 times the body as objects
+
+
+@pytest.fixture
+def no_collector():
+    """Frees only what nothing refers to, as the collector does between its rare rounds."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("fault", ["an object", "refused", "a failure", "a timeout"])
+def test_a_request_that_got_an_error_leaves_nothing_behind(no_collector, monkeypatch, fault):
+    monkeypatch.setattr(payloads.gc, "enable", lambda: None)  # not by the server, either
+    count, gate = 60_000, threading.Event()
+
+    def call(given: Any) -> Any:
+        if fault == "refused":
+            raise Refused("not this one")
+        if fault == "a failure":
+            raise ZeroDivisionError
+        if fault == "a timeout":
+            assert gate.wait(30)
+        return {"y": given["x"]}
+
+    body = {"instances": [{}] * count if fault == "an object" else [7] * count}
+    limits = {"batch": count, "seconds": 0.5 if fault == "a timeout" else 60.0, "waiting": count}
+    expected = {"an object": 400, "refused": 400, "a failure": 500, "a timeout": 504}[fault]
+    with running(Served(DOUBLE.inputs, ("y",), call), **limits) as port:
+        for turn in range(5):
+            status, _ = ask(port, "POST", "/predict", body)
+            assert status == expected
+            if turn == 0:  # what the libraries keep for good is there
+                tracemalloc.start()
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        gate.set()
+    assert kept < 4 * count * 2, f"{kept:,} bytes"  # the arrays alone are 4 * count, each time
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8", "bool"])
@@ -85,8 +140,8 @@ def closed(connection: socket.socket) -> bool:
     "sent",
     [
         b"",
-        b"POST /predict HTTP/1.1\r\nHost: a\r\n",
-        b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /health HTTP/1.1\r\nHo",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHo",
     ],
 )
 def test_a_connection_without_a_whole_head_is_closed(sent):
@@ -103,7 +158,7 @@ def test_a_body_that_does_not_end_is_closed_after_its_answer():
         running(DOUBLE, Hasty, body=1000) as port,
         socket.create_connection(("127.0.0.1", port), timeout=10) as connection,
     ):
-        head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
+        head = head_of_post(1000000000)
         connection.sendall(head)
         assert b" 413 " in connection.recv(1000)
         end = time.monotonic() + 20
@@ -122,7 +177,7 @@ def test_a_client_that_does_not_read_its_answer_is_closed():
         socket.create_connection(("127.0.0.1", port)) as connection,
     ):
         body = b'{"instances":[1]}'
-        head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = head_of_post(len(body))
         connection.sendall(head + body)
         time.sleep(3)
         connection.settimeout(10)

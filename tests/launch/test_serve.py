@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.support.serving import SHAPE, ask, pixels
+from tests.support.serving import JSON, SHAPE, ask, pixels
 from tftpu.inference.exporting import export
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
@@ -73,8 +73,8 @@ def test_vertex_ais_contract_and_an_end_that_answers_first(exported):
     }
     with serving("--host=127.0.0.1", **variables) as (process, port):
         assert ask(port, "GET", "/v1/endpoints/1/health") == (200, {})
-        body = {"instances": given.tolist()}
-        status, answer = ask(port, "POST", "/v1/endpoints/1:predict", body)
+        body, called = {"instances": given.tolist()}, {**JSON, "Host": "any.name.of.vertex.ai"}
+        status, answer = ask(port, "POST", "/v1/endpoints/1:predict", body, called)
         assert status == 200
         rows = answer["predictions"]
         np.testing.assert_allclose([row["logits"] for row in rows], expected, rtol=1e-6)
@@ -106,9 +106,12 @@ def test_a_saved_model_is_served(exported):
     given = pixels(2)
     session = onnxruntime.InferenceSession(exported["onnx"])
     [expected] = session.run(["logits"], {"images": given})
-    with serving(f"--model={exported['saved_model']}", "--port=0") as (process, port):
+    flags = f"--model={exported['saved_model']}", "--port=0", "--allow_hosts=a.example,b.example"
+    with serving(*flags) as (process, port):
         path = "/v1/models/saved:predict"
-        status, answer = ask(port, "POST", path, {"inputs": given.tolist()})
+        assert ask(port, "GET", path[:-8], headers={"Host": "c.example"})[0] == 403
+        called = {**JSON, "Host": "b.example"}
+        status, answer = ask(port, "POST", path, {"inputs": given.tolist()}, called)
         assert status == 200
         np.testing.assert_allclose(answer["outputs"]["logits"], expected, rtol=1e-5)
         assert process.poll() is None

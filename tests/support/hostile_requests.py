@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+_JSON = "Content-Type: application/json"
+
 
 def drawn(number: int, path: str) -> bytes:
     """Returns the bytes of a request, always the same for a number.
@@ -24,7 +26,7 @@ def drawn(number: int, path: str) -> bytes:
 def _post(path: str, body: bytes, **headers: str) -> bytes:
     length = {"Content-Length": str(len(body))}
     lines = [f"{name}: {value}" for name, value in {**length, **headers}.items()]
-    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", *lines]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", _JSON, *lines]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
@@ -112,7 +114,8 @@ def _wrong_length(rng: random.Random, path: str) -> bytes:
 
 
 def _chunks(rng: random.Random, path: str) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    lines = ["Host: localhost", _JSON, "Transfer-Encoding: chunked"]
+    head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode()
     size = rng.choice([b"ffffffffffffffff", b"-1", b"zz", b"3", b"0"])
     return head + size + b"\r\n" + rng.choice([b"abc\r\n", b"", b'{"a":1}\r\n0\r\n\r\n'])
 
@@ -131,7 +134,7 @@ def _addresses(rng: random.Random, path: str) -> bytes:
     method = rng.choice(["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "FOO"])
     odd = ["/../../etc/passwd", "/%00", "/" + "a" * 5000, "//", "/v1/models/m:predict/..", "*"]
     target = rng.choice([*odd, path, path + "?" + "a=1&" * 500])
-    return f"{method} {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
+    return f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
 _KINDS: list[Callable[[random.Random, str], bytes]] = [

@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from tftpu.inference.generate import Writer
 from tftpu.inference.server import run
 from tftpu.inference.server.answering import Limits
 from tftpu.inference.server.app import About
+from tftpu.inference.server.origins import LOOPBACK
 from tftpu.inference.server.protocol import Patient
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
@@ -53,12 +54,16 @@ def letters() -> Language:
 
 @contextlib.contextmanager
 def running(
-    model: Served | Language, protocol: type[asyncio.Protocol] = Patient, **limits: Any
+    model: Served | Language,
+    protocol: type[asyncio.Protocol] = Patient,
+    hosts: tuple[str, ...] = LOOPBACK,
+    **limits: Any,
 ) -> Iterator[int]:
     """Serves a model under the name "m"; yields the port."""
     at = run.bound("127.0.0.1", 0)
     run.listen(at)
-    server = run.server_of(model, About(name="m"), Limits(**limits), protocol=protocol)
+    about = About(name="m", hosts=hosts)
+    server = run.server_of(model, about, Limits(**limits), protocol=protocol)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:
@@ -73,7 +78,12 @@ def running(
         assert not thread.is_alive()
 
 
-def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+JSON = {"Content-Type": "application/json"}
+
+
+def ask(
+    port: int, method: str, path: str, body: Any = None, headers: Mapping[str, str] = JSON
+) -> tuple[int, Any]:
     """Returns the status and the JSON, or the bytes, of an answer.
 
     Args:
@@ -81,10 +91,11 @@ def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         method: such as "POST".
         path: such as "/predict".
         body: bytes, or what is sent as JSON.
+        headers: beside those of every request; "Host" replaces the usual one.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sent = body if isinstance(body, bytes | None) else json.dumps(body)
-    connection.request(method, path, sent)
+    connection.request(method, path, sent, dict(headers))
     answer = connection.getresponse()
     read = answer.read()
     connection.close()
@@ -95,3 +106,9 @@ def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
 def pixels(count: int, seed: int = 0) -> np.ndarray:
     """Returns images for `images`."""
     return np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), np.uint8)
+
+
+def head_of_post(size: int) -> bytes:
+    """Returns the head of a request with a body of some bytes."""
+    lines = ["Host: localhost", "Content-Type: application/json", f"Content-Length: {size}"]
+    return "\r\n".join(["POST /predict HTTP/1.1", *lines, "", ""]).encode()

@@ -1,9 +1,13 @@
 """The limits, counts and explained errors that all routes with a body have in common."""
 
 import asyncio
+import concurrent.futures
+import ctypes
 import dataclasses
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,6 +20,9 @@ from tftpu.inference.server.served import Refused
 from tftpu.inference.server.text import Stopped
 
 Answer = Callable[[bytearray], Awaitable[Response]]
+_T = TypeVar("_T")
+LONG = 2**16  # bytes of JSON that the event loop itself has time for
+_LONGEST = 2**18  # bytes of bodies that are read beside each other; larger ones in turn
 _BODIES = 16  # of the largest size, that are held at once
 _IGNORED = 4  # times the largest size: what is read of a body that is too large
 
@@ -48,6 +55,10 @@ class _Large(Exception):  # noqa: N818
     """A body beyond the limit."""
 
 
+class _NotJson(Exception):  # noqa: N818
+    """A body that does not say that it is JSON."""
+
+
 _STATUSES = {  # of answers to what is no failure of the server
     BadRequest: 400,
     Refused: 400,
@@ -56,6 +67,7 @@ _STATUSES = {  # of answers to what is no failure of the server
     _Slow: 408,
     _Large: 413,
     MemoryError: 413,
+    _NotJson: 415,
     Busy: 429,
     Stopped: 503,
     TimeoutError: 504,
@@ -68,6 +80,7 @@ class Answered:
     def __init__(self, limits: Limits, counts: Counts):
         self._limits, self._counts = limits, counts
         self._held = 0  # bytes of the bodies of all requests
+        self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")
 
     def __call__(self, answer: Answer, route: str) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -84,18 +97,49 @@ class Answered:
             await self._read(request, body)
             async with asyncio.timeout(self._limits.seconds):
                 return await _unless_gone(request, answer(body))
-        except tuple(_STATUSES) as error:
-            status = next(s for kind, s in _STATUSES.items() if isinstance(error, kind))
-            headers = {"Retry-After": "1"} if status == 429 else None
-            return as_json(payloads.error(self._said(error) or str(error)), status, headers)
         except Exception as error:  # one request must not end the server
-            self._counts.failure(error)
-            return as_json(payloads.error(_failed(error)), 500)
+            return self._explain(error)
         finally:
-            self._held -= len(body)
+            size = len(body)
+            self._held -= size
+            body.clear()
+            if size > _LONGEST:
+                _return_memory()
+
+    async def parse(self, parse: Callable[[dict[str, Any]], _T], body: bytearray) -> _T:
+        """Returns what the object of a body says; a large one is read in a thread.
+
+        The largest are read in turn: while one of them becomes objects, nothing else of Python
+        runs, and these take many times its memory. After each, all else has as much time.
+        """
+
+        def read() -> _T:
+            begun = time.perf_counter()
+            given = payloads.parsed(body, self._limits.body)
+            if len(body) > _LONGEST:
+                time.sleep(time.perf_counter() - begun)
+            return parse(given)
+
+        if len(body) <= LONG:
+            return read()
+        reader = self._reader if len(body) > _LONGEST else None
+        return await asyncio.get_running_loop().run_in_executor(reader, read)
+
+    def _explain(self, error: Exception) -> Response:
+        """Returns the answer for an error, and forgets what its traceback holds."""
+        known = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), None)
+        if known is None:
+            self._counts.failure(error)
+        said = _failed(error) if known is None else self._said(error) or str(error)
+        _forget(error)
+        headers = {"Retry-After": "1"} if known == 429 else None
+        return as_json(payloads.error(said), known or 500, headers)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         """Reads the body of a request."""
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        if kind.strip().lower() != "application/json":  # any page in a browser can send others
+            raise _NotJson
         most, size = self._limits.body, 0
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > _IGNORED * most:
@@ -123,6 +167,7 @@ class Answered:
         return {
             _Slow: f"The body took longer than {seconds:g} s.",
             _Large: f"A body may have {self._limits.body / 2**20:g} MiB.",
+            _NotJson: "Send JSON, and the header Content-Type: application/json.",
             MemoryError: "The server has not enough memory for this request: send fewer examples.",
             Busy: "Too many requests wait: try again later.",
             TimeoutError: f"The answer took longer than {seconds:g} s.",
@@ -146,12 +191,32 @@ class Answered:
         except Exception as error:
             self._counts.failure(error)
             said = _failed(error)
+            _forget(error)
         yield b"data: " + payloads.error(said) + b"\n\n"
 
 
 def _failed(error: Exception) -> str:
     """Returns what a client learns of a failure: its kind; the rest is in the log."""
     return f"The model failed: {type(error).__name__}."
+
+
+def _forget(error: BaseException) -> None:
+    """Frees what the frames of an error hold: the body as objects, the arrays of a batch.
+
+    Some of these frames hold the task or the future that holds the error, a circle that only the
+    collector would find, after many requests more.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
+
+
+def _return_memory() -> None:
+    """Returns freed memory to the system, which glibc keeps for each of its threads."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have no such function
+    if trim is not None:
+        trim(0)
 
 
 async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Response:

@@ -5,18 +5,19 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tftpu.errors import UserError
-from tftpu.inference.server import payloads
-from tftpu.inference.server.answering import Answer, Answered, Limits, as_json
+from tftpu.inference.server import origins, payloads
+from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
 from tftpu.inference.server.served import Served
@@ -25,9 +26,6 @@ from tftpu.inference.server.text import Language, Texts
 if TYPE_CHECKING:
     from tftpu.inference.generate import Row
     from tftpu.inference.server.completions import Completion
-
-_T = TypeVar("_T")
-_LONG = 2**16  # bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +36,7 @@ class About:
         name: in the addresses of TensorFlow Serving.
         version: likewise, 1 or more.
         health, predict: Vertex AI's routes.
+        hosts: names that requests may call the server; see `origins.OwnHosts`.
 
     Raises:
         UserError: one of them cannot be part of an address.
@@ -47,6 +46,7 @@ class About:
     version: int = 1
     health: str = "/health"
     predict: str = "/predict"
+    hosts: tuple[str, ...] = origins.LOOPBACK
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name, re.ASCII):
@@ -68,12 +68,13 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
         limits: of requests.
     """
     counts = Counts()
+    answered = Answered(limits, counts)
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
-        predict = _predictions(model, work)
+        predict = _predictions(model, work, answered)
     else:
         work = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
-        predict = _texts(model, work, limits)
+        predict = _texts(model, work, limits, answered)
     counts.gauge(lambda: work.waiting)
     task: set[asyncio.Task[None]] = set()
 
@@ -93,7 +94,6 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
     async def metrics(_: Request) -> Response:
         return Response(counts.text(), media_type=counts.media_type)
 
-    answered = Answered(limits, counts)
     model_at = f"/v1/models/{about.name}"
     versions = model_at, f"{model_at}/versions/{about.version}"
     routes = [
@@ -111,41 +111,37 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
         complete = answered(_completions(model, work, about.name, limits, answered), "completions")
         routes.append(Route("/v1/completions", complete, methods=["POST"]))
     failures = {HTTPException: _refusal(routes)}
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures)
+    own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
     app.router.redirect_slashes = False  # it would name the host that the client named
     app.state.stop = work.stop if isinstance(work, Texts) else lambda: None
     return app
 
 
-async def _parsed(parse: Callable[[bytearray], _T], body: bytearray) -> _T:
-    """Returns what a body says; a large one is read in a thread, beside other requests."""
-    return await asyncio.to_thread(parse, body) if len(body) > _LONG else parse(body)
-
-
-def _predictions(model: Served, batcher: Batcher) -> Answer:
-    def parse(body: bytearray) -> payloads.Request:
-        return payloads.request(payloads.parsed(body), model.inputs)
+def _predictions(model: Served, batcher: Batcher, answered: Answered) -> Answer:
+    def parse(given: dict[str, Any]) -> payloads.Request:
+        return payloads.request(given, model.inputs)
 
     async def answer(body: bytearray) -> Response:
-        asked = await _parsed(parse, body)
+        asked = await answered.parse(parse, body)
         found = await batcher.outputs(asked.arrays, asked.count)
-        if sum(value.nbytes for value in found.values()) > _LONG:
+        if sum(value.nbytes for value in found.values()) > LONG:
             return as_json(await asyncio.to_thread(payloads.answer, found, asked))
         return as_json(payloads.answer(found, asked))
 
     return answer
 
 
-def _texts(model: Language, texts: Texts, limits: Limits) -> Answer:
+def _texts(model: Language, texts: Texts, limits: Limits, answered: Answered) -> Answer:
     """Returns the texts of Vertex AI's and TensorFlow Serving's requests: prompts as instances."""
     from tftpu.inference.server import completions
 
-    def parse(body: bytearray) -> "list[Row]":
-        prompts, given = completions.instances(payloads.parsed(body), limits.batch)
-        return completions.rows(prompts, given, model, limits.tokens)
+    def parse(given: dict[str, Any]) -> "list[Row]":
+        prompts, parameters = completions.instances(given, limits.batch)
+        return completions.rows(prompts, parameters, model, limits.tokens)
 
     async def answer(body: bytearray) -> Response:
-        rows = await _parsed(parse, body)
+        rows = await answered.parse(parse, body)
         found = []
         for row, parts in zip(rows, texts.ask(rows)):
             text, tokens = await completions.joined(parts, model, row)
@@ -160,13 +156,12 @@ def _completions(
 ) -> Answer:
     from tftpu.inference.server import completions
 
-    def parse(body: bytearray) -> "Completion":
-        given = payloads.parsed(body)
+    def parse(given: dict[str, Any]) -> "Completion":
         completions.check_model(given, name)
         return completions.completion(given, model, limits.tokens, limits.batch)
 
     async def answer(body: bytearray) -> Response:
-        asked = await _parsed(parse, body)
+        asked = await answered.parse(parse, body)
         written = completions.Answer(asked, texts.ask(asked.rows), model, name)
         if not asked.stream:
             return as_json(await written.whole())

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -58,7 +59,12 @@ class Batcher:
         item = _Waiting(arrays, count, asyncio.get_running_loop().create_future())
         self._queue.append(item)
         self._came.set()
-        return await item.found
+        try:
+            return await item.found
+        except asyncio.CancelledError:  # it need not wait with its arrays for its turn
+            with contextlib.suppress(ValueError):
+                self._queue.remove(item)
+            raise
 
     async def run(self) -> None:
         """Computes what comes, until it is cancelled."""
@@ -86,16 +92,16 @@ class Batcher:
         try:
             parts = _divided(await self._together(items), [item.count for item in items])
         except Exception as error:
-            if len(items) == 1:
-                if not items[0].found.done():
-                    items[0].found.set_exception(error)
-                return
-            for item in items:  # whose is the one that failed?
-                await self._compute([item])
+            if len(items) == 1 and not items[0].found.done():
+                items[0].found.set_exception(error)
+        else:
+            for item, part in zip(items, parts):
+                if not item.found.done():
+                    item.found.set_result(part)
             return
-        for item, part in zip(items, parts):
-            if not item.found.done():
-                item.found.set_result(part)
+        # Whose is the one that failed? Its error must not lead to that of all, nor to their arrays.
+        for item in items if len(items) > 1 else ():
+            await self._compute([item])
 
     async def _together(self, items: Sequence[_Waiting]) -> Arrays:
         if not items:

@@ -7,6 +7,7 @@ https://www.tensorflow.org/tfx/serving/api_rest.
 import base64
 import binascii
 import dataclasses
+import gc
 import io
 import itertools
 import math
@@ -21,7 +22,9 @@ from tftpu.inference.server.served import Arrays
 
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
+_LOOKED_AT = 1000  # examples, to say what is wrong with them
 _LONGEST_SIDE = 16_384  # pixels of an image, in messages
+_PER_VALUE, _PER_LIST = 4, 16  # bytes of the largest body; as objects, each takes 10 to 100 times
 _UNPACKED = 256 * 2**20  # bytes of the images of a request; a file of a few may hold millions
 
 
@@ -48,16 +51,33 @@ class Request:
     rows: bool
 
 
-def parsed(body: bytes | bytearray) -> dict[str, Any]:
+def parsed(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     """Returns the object of a body.
 
+    Args:
+        body: JSON.
+        largest: bytes that a body may have, which also limit the objects that it becomes.
+
     Raises:
-        BadRequest: it is no JSON object.
+        BadRequest: it is no JSON object, or one of too many values.
     """
+    counts = {  # at most, as texts may hold these characters, too
+        "values": (body.count(b","), largest // _PER_VALUE),
+        "lists and objects": (body.count(b"[") + body.count(b"{"), largest // _PER_LIST),
+    }
+    for name, (count, most) in counts.items():
+        if count > most:
+            raise BadRequest(
+                f"The body has {count:,} {name}, and may have {most:,}: send fewer examples at "
+                "once, and images as files."
+            )
+    gc.disable()  # JSON has no circles, and the collector would look for them all along
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is no JSON: {error}.") from error
+    finally:
+        gc.enable()
     if not isinstance(found, dict):
         raise BadRequest('The body must be a JSON object such as {"instances": [...]}.')
     return found
@@ -172,7 +192,7 @@ def _numbers(values: list[Any], given: Input) -> np.ndarray:
 
 def _misshapen(values: list[Any], given: Input) -> BadRequest:
     """Returns the error for examples of another shape than the model takes."""
-    shapes = {_shape(value) for value in values}
+    shapes = {_shape(value) for value in values[:_LOOKED_AT]}
     if len(shapes) > 1 or given.shape in shapes:
         return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
     return BadRequest(f"{_takes(given)}; given was {list(shapes.pop())}.")
