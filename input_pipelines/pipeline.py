@@ -366,7 +366,8 @@ def _is_one(examples: Batch) -> Tensor:
 
 def _plain(error: Exception) -> str:
     """Returns an error's message without TensorFlow's names of nodes."""
-    text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", str(error))
+    text = str(error).partition("\nTraceback")[0]  # of a function in Python
+    text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", text)
     return " ".join(text.split()).rstrip(". ")
 
 

@@ -2,24 +2,32 @@
 
 For a JPEG, only the rows and blocks that the crop needs are decoded; if the crop is at least twice
 the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
-aliases less. Every other image (PNG, BMP, GIF's first frame, a JPEG with bytes after its end) is
-decoded completely. Decoding is exact (accurate integer DCT, smooth chroma), in training and
-evaluation: the fast approximations save no measurable time. Only the last column of a crop differs
-slightly in colour from the complete image, if a JPEG stores colours at half the resolution: their
-neighbour is not decoded.
+aliases less. Every other image is decoded completely: by TensorFlow a PNG, and a JPEG with bytes
+after its end; by Pillow (`formats.pillow`) a JPEG in CMYK, a PNG with EXIF data, and other formats.
+Images are turned upright as their EXIF data say.
+
+Decoding is exact (accurate integer DCT, smooth chroma), in training and evaluation: the fast
+approximations save no measurable time. Only the last column of a crop differs slightly in colour
+from the complete image, if a JPEG stores colours at half the resolution: their neighbour is not
+decoded.
 
 Resizing is bilinear with pixel centres at halves, rounded to uint8, without a filter.
 """
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tftpu.input_pipelines.augment import draws
+from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.tensors import Tensor
 
 ATTEMPTS = 10  # to find a random crop that fits into the image
 NUMBERS = 2 * ATTEMPTS + 2  # random numbers of a crop
+_EXIF = 24 + (1 << 16)  # bytes of a JPEG that hold its EXIF data, at most
 
 Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
 
@@ -90,10 +98,11 @@ def cropped(
         return resized(_part(of_channels(image, channels), window), size)
 
     def fused() -> Tensor:
+        turn = _Turn(image)
         shape = tf.image.extract_jpeg_shape(image)
-        top, left, height, width = window(shape[0], shape[1])
-        place = tf.stack([top, left, height, width])
-        shorter = tf.minimum(height, width)
+        height, width = turn.swapped(shape[0], shape[1])
+        place = tf.stack(turn.stored(window(height, width), height, width))
+        shorter = tf.minimum(place[2], place[3])
 
         def at(ratio: int) -> Tensor:
             return _decode_part(image, place, ratio, channels)
@@ -107,25 +116,52 @@ def cropped(
 
         pixels = tf.cond(shorter < 2 * size, lambda: at(1), smaller)
         # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
-        return resized(tf.cast(pixels, tf.float32), size)
+        return turn.upright(resized(tf.cast(pixels, tf.float32), size))
 
     def whole() -> Tensor:
         return resized(_part(decoded(image, channels), window), size)
 
     # A decoder that stops below the crop would not notice that the file is truncated.
     ends = tf.equal(tf.strings.substr(image, -2, 2), b"\xff\xd9")
-    pixels = tf.cond(_is_jpeg(image) & ends, fused, whole)
+    pixels = tf.cond(_is_plain_jpeg(image) & ends, fused, whole)
     return tf.ensure_shape(pixels, (size, size, channels))
 
 
 def decoded(image: Tensor, channels: int) -> Tensor:
-    """Decodes a JPEG, PNG, BMP or GIF (first frame) to (height, width, channels), uint8."""
-    pixels = tf.cond(
-        _is_jpeg(image),
-        lambda: tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE"),
-        lambda: tf.io.decode_image(image, channels, expand_animations=False),
-    )
+    """Decodes an image of any format that `formats.pillow` reads, upright.
+
+    Args:
+        image: encoded, a scalar string.
+        channels: of the result: 3, or 1 for grey levels; images are converted.
+
+    Returns:
+        (height, width, channels), uint8.
+    """
+
+    def jpeg() -> Tensor:
+        pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
+        return _Turn(image).upright(pixels)
+
+    def other() -> Tensor:
+        return tf.cond(_is_plain_png(image), lambda: tf.io.decode_png(image, channels), by_pillow)
+
+    def by_pillow() -> Tensor:
+        return _in_python(functools.partial(pillow.pixels, channels=channels), image, tf.uint8)
+
+    pixels = tf.cond(_is_plain_jpeg(image), jpeg, other)
     return tf.ensure_shape(pixels, (None, None, channels))
+
+
+def why_not(image: bytes) -> str:
+    """Returns why an image cannot be decoded, as the end of a sentence; "" if it can be."""
+    try:
+        decoded(tf.constant(image), 3)
+    except ValueError as error:  # of Pillow
+        return str(error).partition("\nTraceback")[0]
+    except tf.errors.OpError as error:
+        said = error.message.partition("}} ")[2] or error.message
+        return f"cannot be decoded ({said.partition(' [Op:')[0]})"
+    return ""
 
 
 def of_channels(image: Tensor, channels: int) -> Tensor:
@@ -146,8 +182,83 @@ def resized(image: Tensor, size: int) -> Tensor:
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
-def _is_jpeg(image: Tensor) -> Tensor:
-    return tf.equal(tf.strings.substr(image, 0, 3), b"\xff\xd8\xff")
+def _in_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType) -> Tensor:
+    """Returns what a function makes of the bytes of an image; this process has to compute it."""
+
+    def of_value(value: Any) -> np.ndarray:  # bytes, or outside of graphs an array of them
+        return np.asarray(function(np.asarray(value, object).item()), dtype.as_numpy_dtype)
+
+    return tf.numpy_function(of_value, [image], dtype)
+
+
+class _Turn:
+    """The turn that the EXIF data of a JPEG ask for: a transposition, then flips.
+
+    Args:
+        image: a JPEG, a scalar string.
+    """
+
+    def __init__(self, image: Tensor):
+        # Read in Python, but few JPEGs have EXIF data: after 6 bytes, or after those of JFIF.
+        head = tf.strings.substr(image, 0, 28)
+        stated = tf.strings.regex_full_match(head, r"(\C{6}|\C{24})Exif\C*")
+        begin = tf.strings.substr(image, 0, _EXIF)
+        number = tf.cond(
+            stated, lambda: _in_python(pillow.orientation, begin, tf.int32), lambda: tf.constant(1)
+        )
+        self._turned = number > 1
+        self._transposed = number >= 5
+        self._down = tf.reduce_any(number == [3, 4, 7, 8])
+        self._across = tf.reduce_any(number == [2, 3, 6, 7])
+
+    def swapped(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the height and width after the turn, or before it."""
+        return tf.where(self._transposed, width, height), tf.where(self._transposed, height, width)
+
+    def stored(self, window: Window, height: Tensor, width: Tensor) -> Window:
+        """Returns where the file holds a window of the upright image of this height and width."""
+        top, left, rows, columns = window
+        top = tf.where(self._down, height - top - rows, top)
+        left = tf.where(self._across, width - left - columns, left)
+        return *self.swapped(top, left), *self.swapped(rows, columns)
+
+    def upright(self, pixels: Tensor) -> Tensor:
+        """Turns an image, or a part of it, as the file holds it: (height, width, channels)."""
+
+        def turned() -> Tensor:
+            found = tf.cond(
+                self._transposed, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels
+            )
+            found = tf.cond(self._down, lambda: tf.reverse(found, [0]), lambda: found)
+            return tf.cond(self._across, lambda: tf.reverse(found, [1]), lambda: found)
+
+        return tf.cond(self._turned, turned, lambda: pixels)
+
+
+def _is_plain_jpeg(image: Tensor) -> Tensor:
+    """Returns whether an image is a JPEG in grey or colours, neither in CMYK nor too large."""
+
+    def is_plain() -> Tensor:
+        shape = tf.image.extract_jpeg_shape(image, tf.int64)
+        return (shape[0] * shape[1] <= pillow.MAX_PIXELS) & (shape[2] < 4)
+
+    found = tf.equal(tf.strings.substr(image, 0, 3), pillow.JPEG)
+    return tf.cond(found, is_plain, lambda: tf.constant(False))
+
+
+def _is_plain_png(image: Tensor) -> Tensor:
+    """Returns whether an image is a PNG without EXIF data, and not too large."""
+
+    def is_plain() -> Tensor:
+        head = tf.strings.substr(image, 0, 4096)
+        without = tf.strings.regex_replace(head, "eXIf", "")
+        sizes = tf.io.decode_raw(tf.strings.substr(image, 16, 8), tf.int32, little_endian=False)
+        few = tf.reduce_prod(tf.cast(sizes, tf.int64)) <= pillow.MAX_PIXELS
+        return few & tf.equal(tf.strings.length(without), tf.strings.length(head))
+
+    found = tf.equal(tf.strings.substr(image, 0, 8), pillow.PNG)
+    found &= tf.strings.length(image) >= 24
+    return tf.cond(found, is_plain, lambda: tf.constant(False))
 
 
 def _part(image: Tensor, window: Callable[[Tensor, Tensor], Window]) -> Tensor:

@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.convert import processes
 from tftpu.input_pipelines.formats import manifest as manifests
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Manifest, Shard
-from tftpu.input_pipelines.tensors import Tensor
 from tftpu.storage import files
 
 _BATCH = 256  # records parsed at a time
@@ -100,10 +100,10 @@ def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> It
 
     def check(batch: list[bytes], names: list[str]) -> None:
         examples = parse(tf.constant(batch), tf.constant(names))
-        for name in images:
-            image: Tensor
-            for image in examples[name]:
-                tf.io.decode_image(image, expand_animations=False)
+        for image in images:
+            for data in examples[image].numpy():
+                if why := decode.why_not(data):
+                    raise tf.errors.DataLossError(None, None, f"{image!r} {why}")
 
     names = [f"record {first + n} of {path}" for n in range(len(batch))]
     try:

@@ -13,21 +13,36 @@ from tftpu.input_pipelines.tensors import Tensor
 
 
 class Damage(NamedTuple):
-    """The first record of a file that cannot be read, and why."""
+    """What is wrong with a file.
+
+    Attributes:
+        record: the first record that cannot be read; the number of all records if each can be.
+        reason: why it cannot be.
+        empty: records without a byte, which no reader can use.
+    """
 
     record: int
     reason: str
+    empty: frozenset[int]
+
+    def of(self, record: int) -> str:
+        """Returns what is wrong with a record; "" if nothing is."""
+        if record in self.empty:
+            return "is empty: whatever wrote the file stored nothing there"
+        return f"cannot be read: {self.reason}" if record >= self.record else ""
 
 
-def first(path: str, compression: str) -> Damage | None:
-    """Returns the first record of a file that cannot be read; None if all can be."""
-    number = 0
+def scan(path: str, compression: str) -> Damage:
+    """Reads a file, up to the first record that cannot be read."""
+    number, empty = 0, []
     try:
-        for _ in tfrecord.records(path, compression):
+        for _, record in tfrecord.records(path, compression):
+            if not record:
+                empty.append(number)
             number += 1
     except UserError as error:
-        return Damage(number, str(error).removesuffix("."))
-    return None
+        return Damage(number, str(error).removesuffix("."), frozenset(empty))
+    return Damage(number, "the file ends before it", frozenset(empty))
 
 
 def readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Shards:
         self.shuffle = shuffle
         self.at_most = tracks
         self.local = local
-        self._lost: dict[str, damage.Damage | None] = {}
+        self._lost: dict[str, damage.Damage] = {}
         self._on_disk = bool(local) or not any(files.is_remote(p.path) for p in self.pieces)
         self.count = sum(piece.examples for piece in self.pieces)
         if not self.count:
@@ -122,12 +122,9 @@ class Shards:
         shard = int(np.searchsorted(firsts, number, side="right")) - 1
         piece = self.pieces[shard]
         if piece.path not in self._lost:
-            first = functools.partial(damage.first, piece.path, self.compression)
-            self._lost[piece.path] = files.retried(piece.path, first)
-        found = self._lost[piece.path]
-        if found is None or piece.first + number - firsts[shard] < found.record:
-            return ""
-        return f"cannot be read: {found.reason}"
+            scan = functools.partial(damage.scan, piece.path, self.compression)
+            self._lost[piece.path] = files.retried(piece.path, scan)
+        return self._lost[piece.path].of(int(piece.first + number - firsts[shard]))
 
     def tracks(self, global_batch_size: int) -> Tracks:
         """Returns the partition of an epoch for batches of this size."""

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy import stats
 
 from tests.support import photos
@@ -58,6 +58,40 @@ def test_the_fused_decoder_gives_the_pixels_of_the_complete_image():
     after_the_end = decode.cropped(tf.constant(image + b"\0\0"), window, SIZE, 3)
     assert (fused.numpy() == whole.numpy()).all()
     assert (fused.numpy() == after_the_end.numpy()).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_images_are_turned_upright_as_their_exif_data_say(kind):
+    """Complete ones, crops of them, and a JPEG that is decoded completely and then cropped."""
+    window = fixed(13, 7, 61, 43)
+    crop = tf.function(
+        lambda data: decode.cropped(data, window, SIZE, 3),
+        input_signature=[tf.TensorSpec((), tf.string)],
+    )
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = photos.encoded(
+            photos.pixels(80, 100),
+            kind,
+            exif=exif,
+            **({"subsampling": 0} if kind == "JPEG" else {"lossless": True}),
+        )
+        upright = np.asarray(ImageOps.exif_transpose(opened(data)))
+        assert upright.shape == ((80, 100, 3) if orientation < 5 else (100, 80, 3))
+        assert (decode.decoded(tf.constant(data), 3).numpy() == upright).all()
+        expected = decode.cropped(tf.constant(upright), window, SIZE, 3).numpy().astype(int)
+        assert np.abs(crop(data) - expected).max() <= 1
+        assert np.abs(crop(data + b"\0") - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "damage", [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0II*\0" * 9]
+)
+def test_damaged_exif_data_turn_nothing(damage):
+    data = photos.encoded(photos.pixels(40, 50), exif=damage)
+    ours = decode.decoded(tf.constant(data), 3).numpy()
+    assert (ours == np.asarray(opened(data))).all()
 
 
 @pytest.mark.parametrize("ratio", [2, 4, 8])
