@@ -133,7 +133,8 @@ def _check_same_run(
         if dataclasses.is_dataclass(now):
             recorded = _defaults(now) | recorded  # of fields newer than the run
             for name in operational_fields(now):
-                recorded.pop(name, None), fields.pop(name, None)
+                recorded.pop(name, None)
+                fields.pop(name, None)
         if group == "model" and experiment.model.lora:  # the digest of these weights is compared
             recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
         differing = _differences(group, recorded, fields)

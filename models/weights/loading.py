@@ -267,10 +267,11 @@ class _Layout(NamedTuple):
     def list_untied(self, arrays: dict[str, StoredArray]) -> list[str]:
         """Describes the arrays of a file that are tied in the model, and differ in the file."""
         both = [pair for pair in self.tied.items() if self.known.keys() >= set(pair)]
+        names = [(self.known[repeated], self.known[tied]) for repeated, tied in both]
         return [
-            f"its {self.known[pair[0]]} is not {self.known[pair[1]]} again, as in the model"
-            for pair in both
-            if not np.array_equal(*(arrays[self.known[name]].content() for name in pair))
+            f"its {repeated} is not {tied} again, as in the model"
+            for repeated, tied in names
+            if not np.array_equal(arrays[repeated].content(), arrays[tied].content())
         ]
 
 
