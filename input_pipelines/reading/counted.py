@@ -12,6 +12,7 @@ from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.storage import files
+from tftpu.storage.checksums import check_seal, sealed
 
 
 def read_manifest(
@@ -86,9 +87,21 @@ def _counted(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     changed = os.path.getmtime(path) if not files.is_remote(path) else 0
     key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
     note = files.join(cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json")
-    if files.exists(note):
-        kept = json.loads(files.read(note))
-        return Shard(**{**kept, "name": name, "offsets": tuple(kept["offsets"])}), compression
+    kept = _kept(note)
+    if kept is not None:
+        return dataclasses.replace(kept, name=name), compression
     found = dataclasses.replace(tfrecord.scan(path, compression), name=name)
-    files.write_whole(note, json.dumps(dataclasses.asdict(found)).encode())
+    files.write_whole(note, sealed(json.dumps({"shard": dataclasses.asdict(found)})))
     return found, compression
+
+
+def _kept(note: str) -> Shard | None:
+    """Returns the result of an earlier scan; None if there is none, or it is damaged."""
+    try:
+        data = files.read(note)
+        if not check_seal(data):
+            return None
+    except (OSError, ValueError):
+        return None
+    found = json.loads(data)["shard"]
+    return Shard(**{**found, "offsets": tuple(found["offsets"])})

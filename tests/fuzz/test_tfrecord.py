@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support.fuzzing import damaged, fuzzed, only_user_errors
 from tests.support.hostile import masked, stated_length
 from tftpu.input_pipelines.formats import tfrecord
+from tftpu.input_pipelines.reading import counted
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 
 WHOLE = b"".join(tfrecord.frame(bytes([n]) * 9 * n) for n in range(6))
@@ -59,3 +60,20 @@ def test_what_training_reads(tmp_path, content, compressed):
     found = [record.numpy() for record, _ in source.once()]
     assert len(found) == 2 * COUNT
     assert found[:COUNT] == [*expected[:COUNT], *[b""] * (COUNT - len(expected))]
+
+
+def test_a_damaged_note_of_what_was_counted_is_counted_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "records"
+    folder.mkdir()
+    (folder / "train-0").write_bytes(WHOLE)
+    whole = counted.read_manifest(str(folder), "train", {})
+    (note,) = (tmp_path / "cache" / "counted").iterdir()
+    content = note.read_bytes()
+    for index in range(len(content)):
+        for damage in (bytes([content[index] ^ 1 << index % 8]), b""):
+            note.write_bytes(content[:index] + damage + content[index + 1 :])
+            assert counted.read_manifest(str(folder), "train", {}) == whole
+    for other in (b"", b"[]", b"\xff", content[:20]):
+        note.write_bytes(other)
+        assert counted.read_manifest(str(folder), "train", {}) == whole
