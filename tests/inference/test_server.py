@@ -17,7 +17,15 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.support import serving
-from tests.support.serving import CLASSES, SHAPE, ask, head_of_post, pixels, running
+from tests.support.serving import (
+    CLASSES,
+    SHAPE,
+    ask,
+    head_of_post,
+    pixels,
+    running,
+    wait_for_waiting,
+)
 from tftpu.errors import UserError
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.generate import Part, Row
@@ -140,7 +148,7 @@ def test_what_waits_is_the_next_batch_and_a_bad_example_is_its_own():
         while not seen:
             time.sleep(0.01)
         others = [post(2, 3), post(13), post(4)]
-        time.sleep(0.5)
+        wait_for_waiting(port, 4)
         gate.set()
         assert first.result() == (200, {"predictions": [2]})
         assert others[0].result() == (200, {"predictions": [4, 6]})
@@ -154,7 +162,7 @@ def test_what_waits_is_the_next_batch_and_a_bad_example_is_its_own():
 
 def test_limits_of_size_of_time_and_of_what_waits():
     gate, seen = threading.Event(), []
-    limits = {"body": 1000, "seconds": 1.0, "waiting": 3, "batch": 2}
+    limits = {"body": 1000, "seconds": 3.0, "waiting": 3, "batch": 2}
     with running(held(gate, seen), **limits) as port:
         assert ask(port, "POST", "/predict", b" " * 1001)[0] == 413
         with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -162,7 +170,9 @@ def test_limits_of_size_of_time_and_of_what_waits():
             for value in range(1, 7):
                 body = {"instances": [value]}
                 asked.append(pool.submit(ask, port, "POST", "/predict", body))
-                time.sleep(0.05)
+                while not seen:
+                    time.sleep(0.01)
+                wait_for_waiting(port, min(value - 1, 3))
             statuses = [future.result()[0] for future in asked]
         assert statuses == [504, 504, 504, 504, 429, 429]
         gate.set()
@@ -249,8 +259,8 @@ def test_a_client_that_leaves_is_no_longer_computed_for():
         with socket.create_connection(("127.0.0.1", port)) as connection:
             head = head_of_post(len(body))
             connection.sendall(head + body)
-            time.sleep(0.3)
-        time.sleep(0.3)
+            wait_for_waiting(port, 50)
+        wait_for_waiting(port, 0)
         gate.set()
         first.join()
         assert ask(port, "POST", "/predict", {"instances": [5]}) == (200, {"predictions": [10]})

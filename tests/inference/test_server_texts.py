@@ -3,14 +3,13 @@
 import concurrent.futures
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from tests.support import serving
-from tests.support.serving import ask, running
+from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import UserError
 from tftpu.inference.generate import Part
 from tftpu.inference.server import run
@@ -80,8 +79,7 @@ def test_a_short_text_is_answered_while_a_long_one_is_written():
         assert waiting.wait(30)
         short, long = (post(given) for given in body(1, 3))  # these two are the next batch
         waiting.clear()
-        while ask(port, "GET", "/metrics")[1].count(b"tftpu_waiting 2.0") == 0:
-            time.sleep(0.01)
+        wait_for_waiting(port, 2)
         gate.set()
         assert first.result()[0] == 200
         gate.clear()

@@ -86,7 +86,8 @@ def test_vertex_ais_contract_and_an_end_that_answers_first(exported):
 
         thread = threading.Thread(target=large)
         thread.start()
-        time.sleep(0.3)  # by now it is read, or computed
+        while not found and b"tftpu_waiting 0.0" in ask(port, "GET", "/metrics")[1]:
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         thread.join(30)
         assert process.wait(30) == 0

@@ -73,7 +73,7 @@ def times(jobs):
 
 def test_two_compilers_run_side_by_side_where_memory_and_cores_allow(stand_in, jobs, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    stand_in(1)
+    stand_in(2)
     assert [error for error, _ in run_both(jobs, Processes(Progress()))] == ["", ""]
     (start, end), (other_start, other_end) = times(jobs)
     assert max(start, other_start) < min(end, other_end)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import keras
 import pytest
@@ -113,8 +114,8 @@ def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     trainer.fit(data().cache().repeat().map(slowly), steps=50)
     wall = time.monotonic() - began
     seconds = trainer.account.seconds()
-    # A busy machine stretches both, each in its own way.
-    assert 0.85 * 50 * 0.02 < seconds["input_wait"] < wall - seconds["step"]
+    # What is read ahead during a step is not waited for, and a busy machine's steps are long.
+    assert 0.85 * 50 * 0.02 - seconds["step"] < seconds["input_wait"] < wall - seconds["step"]
     text = (tmp_path / "train.log").read_text()
     assert "Input wait is " in text and "`tftpu data check`" in text
 
@@ -132,19 +133,19 @@ def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     assert seconds["input_wait"] < 0.3 * seconds["step"]
 
 
-def test_nested_blocks_count_once():
+def test_nested_blocks_count_once(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(goodput, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     clock = goodput.Clock()
-    began = time.monotonic()
+    now[0] += 0.5
     with clock.spend("evaluation"):
-        time.sleep(0.05)
+        now[0] += 1.0
         with clock.spend("compiling"):
-            time.sleep(0.1)
-        time.sleep(0.05)
-    passed = time.monotonic() - began
+            now[0] += 4.0
+        now[0] += 2.0
     seconds = clock.seconds()
-    assert seconds["compiling"] == pytest.approx(0.1, abs=0.03)
-    assert seconds["evaluation"] == pytest.approx(0.1, abs=0.03)
-    assert sum(seconds.values()) == pytest.approx(passed, abs=0.01)
+    assert (seconds["starting"], seconds["compiling"], seconds["evaluation"]) == (0.5, 4.0, 3.0)
+    assert sum(seconds.values()) == 7.5
 
 
 @pytest.mark.parametrize(

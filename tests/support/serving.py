@@ -103,6 +103,12 @@ def ask(
     return answer.status, json.loads(read) if as_json else read
 
 
+def wait_for_waiting(port: int, count: int) -> None:
+    """Waits until so many examples, or texts, wait for the model of a server."""
+    while f"tftpu_waiting {count:.1f}" not in ask(port, "GET", "/metrics")[1].decode():
+        time.sleep(0.01)
+
+
 def pixels(count: int, seed: int = 0) -> np.ndarray:
     """Returns images for `images`."""
     return np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), np.uint8)
