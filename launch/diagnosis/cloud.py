@@ -67,9 +67,10 @@ def _credentials_file(machine: Machine) -> Path:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _bucket(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
