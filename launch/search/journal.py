@@ -6,6 +6,7 @@ the others take the next number. So no lock is needed, and any number of machine
 
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Iterable
@@ -49,6 +50,8 @@ class Journal(BaseJournalBackend):
                 self._read_new()
 
     def _read_new(self) -> None:
+        # A file is created after those before it: all that are listed now can be read.
+        listed = 0 if self._files else _highest(self._folder) + 1
         while (data := _content(self._path(self._files))) is not None:
             try:
                 self._logs += _entries(data)
@@ -58,9 +61,21 @@ class Journal(BaseJournalBackend):
                     "restore it, or begin anew in another workdir."
                 ) from error
             self._files += 1
+        if self._files < listed:
+            raise UserError(
+                f"{self._path(self._files)} of the search's record is missing: restore it, or "
+                "begin anew in another workdir."
+            )
 
     def _path(self, number: int) -> str:
         return files.join(self._folder, f"{number:0{_DIGITS}}.jsonl")
+
+
+def _highest(folder: str) -> int:
+    """Returns the highest number of a file in a folder; -1 if there is none."""
+    names = buckets.listing(folder) if files.is_remote(folder) else files.names_in(folder)
+    found = (re.fullmatch(rf"([0-9]{{{_DIGITS}}})\.jsonl", name) for name in names)
+    return max((int(name[1]) for name in found if name), default=-1)
 
 
 def _entries(data: bytes) -> list[dict[str, Any]]:

@@ -8,7 +8,9 @@ from optuna.storages import JournalStorage
 
 from tests.support import fake_storage
 from tests.support.fake_storage import BUCKET, Fault
+from tftpu.errors import UserError
 from tftpu.launch.search.journal import Journal
+from tftpu.storage import buckets, files
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -53,6 +55,20 @@ def test_entries_of_writers_at_the_same_time_are_all_kept_in_one_order(folder):
     for index in range(4):  # each writer's own order stays
         assert [e["number"] for e in found if e["writer"] == index] == list(range(10))
     assert all(list(journal.read_logs(0)) == found for journal in journals)
+
+
+def test_a_file_that_is_missing_is_named_and_its_number_is_not_taken_again(folder):
+    place, service = folder
+    for number in range(3):
+        Journal(place).append_logs([{"a": number}])
+    lost = f"{place}/00000001.jsonl"
+    if service is None:
+        files.remove(lost)
+    else:
+        buckets.remove(lost, buckets.read(lost)[1])
+    for act in (lambda: Journal(place).read_logs(0), lambda: Journal(place).append_logs([{}])):
+        with pytest.raises(UserError, match=r"00000001\.jsonl of the search's record is missing"):
+            act()
 
 
 def test_an_answer_that_is_lost_writes_an_entry_once(tmp_path):
