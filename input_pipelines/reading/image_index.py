@@ -116,8 +116,8 @@ def _class_id(place: str, label: str, num_classes: int) -> int:
         )
     if num_classes and number >= num_classes:
         raise UserError(
-            f"{place} has the class id {number}, and there are {num_classes} classes, from 0: set "
-            f"num_classes to {number + 1}, or correct the label."
+            f"{place} has the class id {number}, and there are {num_classes} classes, from 0: "
+            f"correct it, or set num_classes to {number + 1} for all splits of the data set."
         )
     return number
 
