@@ -8,6 +8,7 @@ from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.reading import image_files
 
 _OF_IMAGES = ("images", "index")
+_OF_CLASSES = {"classes": (*_OF_IMAGES, "tfrecord"), "num_classes": ("index", "tfrecord")}
 HELD_OUT = "validation"  # the split that `validation_fraction` makes
 
 
@@ -29,6 +30,9 @@ def of(conversion: Conversion, validation_fraction: float = 0.0) -> list[Convers
             "validation_fraction and skip_bad are for images and index. For tfds, "
             "--split=validation=train[90%:] holds a share out."
         )
+    for name, kinds in _OF_CLASSES.items():
+        if getattr(options, name) and kind not in kinds:
+            raise UserError(f"{name} is for {', '.join(kinds)}: {conversion.source} has its own.")
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
     found = image_files.splits_in(what) if kind == "images" else {}

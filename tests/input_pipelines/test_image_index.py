@@ -14,7 +14,7 @@ from tests.support import data_sets
 from tests.support.conversions import silent
 from tftpu import input_pipelines
 from tftpu.errors import UserError
-from tftpu.input_pipelines.convert import converter
+from tftpu.input_pipelines.convert import converter, splits
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.reading import image_index
@@ -170,3 +170,5 @@ def test_a_conversion_takes_the_classes_that_are_given(tmp_path):
     assert named.features["label"].num_classes == 3 and named.about["classes"] == ["3", "1", "0"]
     with pytest.raises(UserError, match="the class id 3, and there are 3 classes"):
         convert("d", num_classes=3)
+    with pytest.raises(UserError, match="num_classes is for index, tfrecord"):
+        splits.of(Conversion("text:a.txt", "out", ReadOptions(num_classes=3)))

@@ -179,6 +179,9 @@ def test_the_command_line_converts_them(tmp_path, capsys):
     assert re.search(r"record \d+ of .*train-0000.*first_class, the lowest class id", said), said
     assert command_line.main([*wrong, "--first_class=1"]) == 0
     assert labels_of(settings(tmp_path / "out")) == RIGHT
+    again = ["data", "convert", f"--source=tfrecord:{tmp_path}/out", f"--output={tmp_path}/again"]
+    assert command_line.main([*again, "--first_class=1"]) == 2
+    assert "first_class is for records without a manifest" in capsys.readouterr().err
     assert command_line.main(["data", "verify", f"{tmp_path}/out"]) == 0
 
 

@@ -28,6 +28,7 @@ _ONLY = {
     "data_dir": ("tfds",),
     "features": ("tfds", "tfrecord", "bigquery"),
     **dict.fromkeys(("tokenizer", "end_of_text", "context", "field"), ("text",)),
+    **dict.fromkeys(("image_feature", "label_feature", "first_class"), ("tfrecord",)),
     "snapshot": ("bigquery",),
     "skip_bad": ("images", "index"),
 }

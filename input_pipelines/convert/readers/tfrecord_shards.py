@@ -22,10 +22,20 @@ _BATCH = 256  # records parsed at a time
 
 
 def of_tfrecords(folder: str, options: ReadOptions) -> "ShardReader | ImageRecordReader":
-    """Returns a reader of a split: of a data set with a manifest, or of another writer's images."""
-    if files.exists(files.join(folder, manifest.NAME)):
-        return ShardReader(folder, options)
-    return ImageRecordReader(folder, options)
+    """Returns a reader of a split: of a data set with a manifest, or of another writer's images.
+
+    Raises:
+        UserError: an option that is for the other of the two.
+    """
+    described = files.exists(files.join(folder, manifest.NAME))
+    names = ("features",) if not described else ("image_feature", "label_feature", "first_class")
+    for name in names:
+        if getattr(options, name) != getattr(ReadOptions, name):
+            raise UserError(
+                f"{name} is for records {'with' if name == 'features' else 'without'} a manifest, "
+                f"unlike those of {folder}: leave it out."
+            )
+    return (ShardReader if described else ImageRecordReader)(folder, options)
 
 
 class ShardReader(OrderedReader):
