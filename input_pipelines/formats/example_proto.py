@@ -8,10 +8,11 @@ import tensorflow as tf
 from google.protobuf import message
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.tensors import Tensor
 
-_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_IMAGES = (pillow.JPEG, pillow.PNG, b"GIF8", b"II*\0", b"MM\0*")  # what files of images begin with
 _DTYPES = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
 
 Parser = Callable[[Tensor, Tensor], dict[str, Tensor]]

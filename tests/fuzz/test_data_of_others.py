@@ -121,7 +121,7 @@ def check_index(folder: Path, found: Any, rows: list[dict]) -> None:
             assert image.label == float(label) and image.label < found.num_classes
 
 
-@fuzzed(150, file=file_of_rows(index_rows(IDS) | index_rows(LABELS)))
+@fuzzed(80, file=file_of_rows(index_rows(IDS) | index_rows(LABELS)))
 def test_each_row_of_an_index(folder, file):
     name, content, rows = file
     path = write(folder, name, content)
@@ -129,7 +129,7 @@ def test_each_row_of_an_index(folder, file):
     assert image_index.find_index(str(folder), "t") == path
 
 
-@fuzzed(100, file=file_of_rows(index_rows(IDS)), classes=st.integers(1, 1000))
+@fuzzed(50, file=file_of_rows(index_rows(IDS)), classes=st.integers(1, 1000))
 def test_class_ids_of_a_later_split(folder, file, classes):
     """With a number of classes each id below it is right, and the first above it is named."""
     name, content, rows = file
@@ -152,7 +152,7 @@ def damaged_file(draw, rows: st.SearchStrategy) -> tuple[str, bytes]:
     return name, draw(damaged(content))
 
 
-@fuzzed(150, file=damaged_file(index_rows(LABELS)))
+@fuzzed(80, file=damaged_file(index_rows(LABELS)))
 def test_a_damaged_index(folder, file):
     name, content = file
     path = write(folder, name, content)
@@ -210,13 +210,13 @@ def read_texts(folder: Path, files: dict[str, bytes]) -> list[str]:
     return [t for part in reader.parts for piece in part for t in reader._read(*piece)]
 
 
-@fuzzed(120, drawn=corpus(), hidden=st.booleans())
+@fuzzed(60, drawn=corpus(), hidden=st.booleans())
 def test_each_text(tmp_path, drawn, hidden):
     files, texts = drawn
     assert read_texts(tmp_path, {**files, **({".DS_Store": b"\0"} if hidden else {})}) == texts
 
 
-@fuzzed(60, drawn=corpus(), bad=st.sampled_from(NO_TEXT))
+@fuzzed(30, drawn=corpus(), bad=st.sampled_from(NO_TEXT))
 def test_what_is_no_text_is_named(tmp_path, drawn, bad):
     name, content = bad
     with pytest.raises(UserError) as error:
@@ -224,7 +224,7 @@ def test_what_is_no_text_is_named(tmp_path, drawn, bad):
     assert f"{tmp_path}/{name}" in str(error.value)
 
 
-@fuzzed(120, file=damaged_file(TEXTS))
+@fuzzed(60, file=damaged_file(TEXTS))
 def test_damaged_texts(tmp_path, file):
     name, content = file
     with only_user_errors():
@@ -292,7 +292,7 @@ def expected_label(row: dict, described: dict) -> int | None:
     return number if 0 <= number < len(CLASSES) else None
 
 
-@fuzzed(12, drawn=record_files())
+@fuzzed(8, drawn=record_files())
 def test_each_record_of_another_writer(tmp_path_factory, drawn):
     files, described, compression = drawn
     folder = tmp_path_factory.mktemp("records")

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tests.support import data_sets
 from tftpu import input_pipelines
 from tftpu.errors import UserError
+from tftpu.input_pipelines.convert.readers import addresses
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.sources import Augment, Records, StreamedImages
 from tftpu.launch import main as command_line
@@ -183,6 +185,17 @@ def test_the_command_line_converts_them(tmp_path, capsys):
     assert command_line.main([*again, "--first_class=1"]) == 2
     assert "first_class is for records without a manifest" in capsys.readouterr().err
     assert command_line.main(["data", "verify", f"{tmp_path}/out"]) == 0
+
+
+def test_a_conversion_names_an_image_that_cannot_be_decoded(tmp_path):
+    def make(number: int) -> bytes:
+        data = data_sets.picture(number)
+        return record(image=data[: 300 if number == 3 else None], label=0)
+
+    folder = write(tmp_path / "in", make, ("train-0",))
+    reader = addresses.reader_of(f"tfrecord:{folder}", ReadOptions(num_classes=1))
+    with pytest.raises(UserError, match=r"record 3 of .*train-0: the image cannot be decoded"):
+        list(reader.examples(reader.parts[0]))
 
 
 def test_images_without_labels_are_predicted(tmp_path):

@@ -105,22 +105,24 @@ class ImageRecordReader(OrderedReader):
     def examples(self, part: Part) -> Iterator[Example]:
         import tensorflow as tf
 
+        from tftpu.input_pipelines.augment import decode
+
         parse = self._records.parser(self._found)
-
-        def parsed(records: list[bytes]) -> Iterator[Example]:
-            values = parse(tf.constant(records))
-            for image, label in zip(values["image"].numpy(), values["label"].numpy()):
-                yield {"image": image, "label": label}
-
         for names, records in _batches(part[0], self._found.compression):
             try:
-                yield from parsed(records)
+                values = parse(tf.constant(records))
             except tf.errors.InvalidArgumentError:
                 for name, record in zip(names, records):
                     try:
-                        list(parsed([record]))
+                        parse(tf.constant([record]))
                     except tf.errors.InvalidArgumentError as error:
                         raise UserError(f"{name}: {_plain(error)}.") from error
+                raise
+            columns = values["image"].numpy(), values["label"].numpy()
+            for name, image, label in zip(names, *columns):
+                if why := decode.why_not(image):
+                    raise UserError(f"{name}: the image {why}. Leave this record out.")
+                yield {"image": image, "label": label}
 
 
 def _batches(path: str, compression: str) -> Iterator[tuple[list[str], list[bytes]]]:
