@@ -115,7 +115,7 @@ def build_trainer(
     return Trainer(
         model,
         workdir,
-        experiment.train,
+        dataclasses.replace(experiment.train, best_metric=experiment.best_metric),
         objectives=objectives_of(experiment, model),
         hyperparameters=hyperparameters(experiment),
         sample=lambda trainer: sample.text(experiment, trainer),
@@ -239,10 +239,10 @@ def evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
 
 def _objective(experiment: Experiment) -> tuple[Any, Any, Any]:
     """Returns the loss, the metrics and the weighted metrics for `keras.Model.compile`."""
-    metrics = keras_objects.metrics_of(experiment.metrics)
-    weighted = keras_objects.metrics_of(experiment.weighted_metrics, "weighted_metrics")
+    metrics = keras_objects.made(experiment.metrics, "metrics")
+    weighted = keras_objects.made(experiment.weighted_metrics, "weighted_metrics")
     if experiment.loss is not None:
-        return keras_objects.losses_of(experiment), metrics, weighted
+        return keras_objects.made(experiment.loss, "loss"), metrics, weighted
     if not metrics and not weighted:
         metrics, weighted = _default_metrics(experiment.data)
     return SmoothedCrossentropy(experiment.train.label_smoothing), metrics, weighted

@@ -6,7 +6,6 @@ made in the scope of its devices, however many models are built from one config.
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import types
 from collections.abc import Callable
@@ -14,12 +13,7 @@ from typing import Any
 
 from tftpu.config import Experiment, Function, KerasObject, Optimizer
 from tftpu.config.objects import names_in
-from tftpu.errors import UserError, did_you_mean
-from tftpu.launch.startup import import_tensorflow
-
-_CONTAINERS = (list, tuple, dict)
-# Names that `keras.Model.compile` alone understands.
-_COMPILE_ONLY = ("accuracy", "acc", "ce", "crossentropy")
+from tftpu.errors import UserError
 
 
 def described(experiment: Experiment) -> Experiment:
@@ -70,59 +64,20 @@ def optimizer_of(experiment: Experiment, build: Callable[..., Any]) -> Any:
     return made(optimizer, "optimizer")
 
 
-def losses_of(experiment: Experiment) -> Any:
-    """Returns the losses of an experiment for `keras.Model.compile`."""
-    import keras
-
-    return made(experiment.loss, "loss", keras.losses)
-
-
-def check_names(experiment: Experiment) -> None:
-    """Checks the names of losses and metrics, without making a model.
-
-    Imports Keras if there is a name to check, and checks nothing where it is not installed.
-
-    Raises:
-        UserError: Keras has none of a name.
-    """
-    fields = {"loss": "losses", "metrics": "metrics", "weighted_metrics": "metrics"}
-    found = [(f, m, n) for f, m in fields.items() for n in _texts(getattr(experiment, f))]
-    if not found or importlib.util.find_spec("tensorflow") is None:
-        return
-    import_tensorflow()
-    for field, module, name in found:
-        _named(name, field, importlib.import_module(f"keras.{module}"))
-
-
-def metrics_of(value: Any, name: str = "metrics") -> Any:
-    """Returns metrics for `keras.Model.compile`.
-
-    Args:
-        value: the experiment's `metrics` or `weighted_metrics`.
-        name: which of them, for errors.
-    """
-    import keras
-
-    return made(value, name, keras.metrics)
-
-
-def made(value: Any, name: str, known: types.ModuleType | None = None) -> Any:
+def made(value: Any, name: str) -> Any:
     """Returns the Keras objects that a value of a config describes.
 
     Args:
         value: names, descriptions, functions, or lists and dicts of them.
         name: of the field, for errors.
-        known: module of Keras whose names are allowed.
 
     Raises:
-        UserError: Keras has no object of a name, or a class or function is missing.
+        UserError: a class or function is missing.
     """
     if isinstance(value, dict):
-        return {key: made(part, f"{name}[{key!r}]", known) for key, part in value.items()}
+        return {key: made(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [made(part, name, known) for part in value]
-    if isinstance(value, str) and known is not None:
-        return _named(value, name, known)
+        return [made(part, name) for part in value]
     if isinstance(value, Function):
         return _looked_up(value.name, name)
     if isinstance(value, KerasObject):
@@ -188,29 +143,6 @@ def _recorded(callback: Any) -> Any:
         if isinstance(getattr(callback, key, None), bool | int | float | str)
     }
     return KerasObject({"module": cls.__module__, "class_name": cls.__name__, "config": settings})
-
-
-def _texts(value: Any) -> list[str]:
-    """Returns the texts in a value, and in lists and dicts of it."""
-    if isinstance(value, str):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value
-    return [t for part in parts for t in _texts(part)] if isinstance(value, _CONTAINERS) else []
-
-
-def _named(value: str, name: str, known: types.ModuleType) -> str:
-    """Returns a name as it is, if Keras knows it."""
-    if value in _COMPILE_ONLY:
-        return value
-    try:
-        known.get(value)
-    except ValueError as error:
-        names = [n for n in dir(known) if not n.startswith("_")]
-        raise UserError(
-            f"{name} is {value!r}, and keras.{known.__name__.rpartition('.')[2]} has nothing of "
-            f"that name.{did_you_mean(value, names)}"
-        ) from error
-    return value
 
 
 def _looked_up(path: str, name: str) -> Any:

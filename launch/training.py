@@ -38,7 +38,6 @@ def train(
     if experiment.model.lora and base and not files.is_remote(base):
         # Whoever opens the run, from wherever, loads these weights again.
         experiment.model.init_from = os.path.abspath(base)
-    keras_objects.check_names(experiment)  # before the data are opened
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:

@@ -1,6 +1,7 @@
 """Exceptions that end a run with a clear message instead of a traceback."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -60,10 +61,15 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
         " Did you mean 'x'?", or " Allowed: x, y, z.", with the leading space.
     """
     allowed = sorted(allowed)
-    # A part of a name ("float16" of "mixed_float16") says more than a similar one ("float32").
-    near = [name for name in allowed if given in name.split("_")]
+    # Parts of a name ("float16" of "mixed_float16") say more than a similar one ("float32").
+    near = [name for name in allowed if _parts(name).issuperset(_parts(given))]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]!r}?"
     return f" Allowed: {', '.join(allowed)}." if allowed else ""
+
+
+def _parts(name: str) -> set[str]:
+    """Returns the words of a name such as "mean_squared_error" or "MeanSquaredError"."""
+    return set(re.split(r"_|(?<=[a-z])(?=[A-Z])", name))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
 from tftpu.installation import command
-from tftpu.launch import config_flags, keras_objects
+from tftpu.launch import config_flags
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.runtime.preemption import PREEMPTED
 
@@ -189,7 +189,6 @@ def _check(
 
     _check_devices(experiment.cluster, options.parallel or 1)
     checks.check_space(dimensions, plan.overrides, experiment)
-    keras_objects.check_names(experiment)  # by the backend that was chosen
     if plan.slice:
         pricing.check()
 

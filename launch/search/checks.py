@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import conditions, config_flags, keras_objects
+from tftpu.launch import conditions, config_flags
 from tftpu.launch.search.space import Dimension, overrides
 
 _BEST = "train.best_metric"
-_NAMED = ("loss", "metrics", "weighted_metrics")  # whose names only Keras knows
 _DRAWS = 200  # with which a value may be allowed
 
 
@@ -26,7 +25,7 @@ def metric_of(given: str | None, changes: Sequence[str], experiment: Experiment)
     Raises:
         UserError: an override names another metric, or no evaluation of the config has it.
     """
-    own = experiment.train.best_metric or "loss"
+    own = experiment.best_metric or "loss"
     named = [change for change in changes if change.startswith(f"--config.{_BEST}=")]
     if given and named and given != own:
         raise UserError(f"{named[-1]} and --metric={given} differ: leave out one of them.")
@@ -65,8 +64,6 @@ def _check_value(
             for change in overrides(values):
                 config_flags.override(changed, change)
             changed.validate()
-            if field in _NAMED:
-                keras_objects.check_names(changed)
             return
         except UserError as error:
             refusal = refusal or error

@@ -43,6 +43,10 @@ def test_an_object_that_cannot_be_made_again_is_refused_with_its_config(changes,
     [
         ("loss=hubber", "loss is 'hubber', and keras.losses has nothing of that name. Did you"),
         ("metrics=auk", "metrics is 'auk'"),
+        ("loss=sparse_crossentropy", "Did you mean 'sparse_categorical_crossentropy'?"),
+        ("loss=crossentropy", "loss is 'crossentropy', and keras.losses has nothing of that name"),
+        ("metrics=MeanIoU", "metrics is 'MeanIoU', which needs arguments"),
+        ("optimizer=adamm", "Did you mean 'adam'?"),
         ("weighted_metrics=mae,auk", "weighted_metrics is 'auk'"),
     ],
 )

@@ -355,5 +355,14 @@ def test_the_resolved_config_is_shown(tmp_path, capsys):
 
 def test_functions_and_objects_are_described_as_plain_data(tmp_path):
     settings = config_flags.load(write(tmp_path, "loss={'dense': losses.half}"), [])
-    made = keras_objects.losses_of(settings)
+    made = keras_objects.made(settings.loss, "loss")
     assert made["dense"](np.ones((2, 1)), np.zeros((2, 1))).numpy().tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("named", "marking"), [("acc", "accuracy"), ("accuracy", "acc")])
+def test_the_best_checkpoint_is_marked_by_accuracy_however_it_is_spelled(named, marking, tmp_path):
+    rest = f"loss='mse', metrics='mae', train=tftpu.Train(steps=6, best_metric={marking!r})"
+    path = write(tmp_path, rest)
+    given = [f"--config={path}", "--workdir=run", f"--config.metrics={named}"]
+    assert main(["train", *given]) == 0
+    assert json.loads(Path("run/result.json").read_text())["best"]["metric"] == named

@@ -111,11 +111,6 @@ REFUSED = {
         ).batch(4),
         "RaggedTensor",
     ),
-    "host op": (
-        lambda: compiled(with_layer(keras.layers.RandomRotation(0.1, name="augment"))),
-        images,
-        "The layer 'augment' uses the op ImageProjectiveTransformV3",
-    ),
 }
 
 

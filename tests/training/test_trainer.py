@@ -66,7 +66,8 @@ def test_sample_weights_work_as_in_keras():
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_class_weights_work_as_in_keras(one_hot):
+@pytest.mark.parametrize("kind", [int, float, np.float32])
+def test_class_weights_work_as_in_keras(one_hot, kind):
     batches = data()
     options = {}
     if one_hot:
@@ -74,7 +75,8 @@ def test_class_weights_work_as_in_keras(one_hot):
         options["loss"] = keras.losses.CategoricalCrossentropy(from_logits=True)
     ours, theirs = compiled(**options), compiled(**options)
     weights = {0: 0.5, 1: 2.0, 3: 4.0}
-    make_trainer(ours).fit(batches, steps=6, class_weight=weights)
+    given = {kind(label): weight for label, weight in weights.items()}
+    make_trainer(ours).fit(batches, steps=6, class_weight=given)
     theirs.fit(batches, verbose=0, class_weight=weights)
     for a, e in zip(ours.get_weights(), theirs.get_weights()):
         assert relative(a, e) < 1e-5

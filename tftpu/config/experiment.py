@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tftpu.config import keras_names
 from tftpu.config.data import Data
 from tftpu.config.fields import OPERATIONAL
 from tftpu.config.mesh import AUTO as AUTO_MESH
@@ -217,6 +218,9 @@ class Experiment:
         self.cluster.validate()
         self.data.validate()
         self.train.validate()
+        keras_names.check_losses("loss", self.loss)
+        keras_names.check_metrics("metrics", self.metrics)
+        keras_names.check_metrics("weighted_metrics", self.weighted_metrics)
         if self.loss is not None and self.train.label_smoothing:
             raise UserError(
                 f"train.label_smoothing={self.train.label_smoothing} is of the default loss, and "
@@ -228,6 +232,14 @@ class Experiment:
         norm_batch = getattr(self.model, "norm_batch", 1)
         group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
         self.model.validate(Share(self.data.global_batch_size, shares, microbatches, group))
+
+    @property
+    def best_metric(self) -> str:
+        """`train.best_metric` as the metrics spell it: to Keras "acc" and "accuracy" are one."""
+        name = self.train.best_metric
+        named = keras_names.texts_in([self.metrics, self.weighted_metrics])
+        other = {"accuracy": "acc", "acc": "accuracy"}.get(name, "")
+        return other if other in named and name not in named else name
 
     def _check_adapters(self) -> None:
         model = self.model

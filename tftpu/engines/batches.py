@@ -246,9 +246,9 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
             f"class_weight needs one label per example, and the labels have the shape {y.shape}: "
             "put the weights into the dataset as (features, labels, sample_weight) instead."
         )
-    table = np.ones(max(class_weight) + 1, np.float32)
+    table = np.ones(int(max(class_weight)) + 1, np.float32)
     for label, weight in class_weight.items():
-        table[label] = weight
+        table[int(label)] = weight  # labels of a CSV are often floats
     one_hot = y.shape.rank == 2 and y.shape[1] != 1
     labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
     known = (labels >= 0) & (labels < len(table))  # others weigh 1, as in Keras

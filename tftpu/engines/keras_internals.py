@@ -4,6 +4,7 @@ Tried with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one o
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -175,9 +176,12 @@ def match_losses(
 
 
 def bound_metrics(model: keras.Model) -> list[BoundMetric]:
-    """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
+    """Returns the metrics of a compiled and built model, in the order of `compute_metrics`.
+
+    A loss function builds none of those that a model compiled itself with.
+    """
     compiled: Any = getattr(model, "_compile_metrics", None)
-    if compiled is None:
+    if compiled is None or not compiled.built:
         return []
     return [
         BoundMetric(metric, output, weighted)
@@ -211,12 +215,31 @@ def compiled_states(model: keras.Model) -> list[keras.Variable]:
     return [v for metric in (*metrics, *means) for v in metric.variables]
 
 
-def compile_arguments(model: keras.Model) -> list[str]:
-    """Returns which of a loss and metrics a model was compiled with, in words."""
+def compiled_parts(model: keras.Model) -> list[str]:
+    """Returns which of a loss and metrics a model is compiled with, in words."""
     if not getattr(model, "compiled", False):
         return []
     given = {"a loss": model._compile_loss, "metrics": model._compile_metrics}
     return [name for name, part in given.items() if part is not None]
+
+
+def compile_arguments(model: keras.Model) -> list[str]:
+    """Returns which of a loss and metrics the last `compile` of a model was given, in words.
+
+    Keras keeps the loss of an earlier call. Nor does one count that `compile` fills in itself, as
+    that of KerasHub's tasks does: `compile(optimizer, box_loss="auto")`.
+    """
+    config: Any = getattr(model, "_compile_config", None)
+    given = config.config if config is not None else {}
+    parameters = inspect.signature(type(model).compile).parameters.values()
+    own = [p.name for p in parameters if isinstance(p.default, str) and p.name != "optimizer"]
+    kinds = {"a loss": ("loss",), "metrics": ("metrics", "weighted_metrics")}
+    return [
+        kind
+        for kind, names in kinds.items()
+        if any(given.get(name) is not None for name in names)
+        and not any(name.endswith(names[0]) for name in own)
+    ]
 
 
 def compiled_names(model: keras.Model) -> dict[str, list[str]]:

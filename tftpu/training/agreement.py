@@ -29,7 +29,7 @@ def refuse_other_parts(model: keras.Model, spec: Nest, labels: bool = True) -> N
         )
     if not labels or unlabelled(spec) is False or overrides_compute_loss(model):
         return
-    given = keras_internals.compile_arguments(model)
+    given = keras_internals.compiled_parts(model)
     if given:
         raise UserError(
             f"The model was compiled with {' and '.join(given)}, which need labels, and the data "

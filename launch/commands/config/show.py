@@ -12,7 +12,7 @@ from typing import Any
 
 from tftpu.config import Function, KerasObject
 from tftpu.engines import selection
-from tftpu.launch import config_flags, keras_objects, startup
+from tftpu.launch import config_flags, startup
 from tftpu.launch.options import Overrides, argument, flag
 
 
@@ -34,7 +34,6 @@ def run(options: Options) -> None:
     """
     experiment = config_flags.load(options.name, list(options.overrides))
     experiment.validate()
-    keras_objects.check_names(experiment)
     if options.sharding:
         selection.choose_backend(dataclasses.replace(experiment.cluster, engine="jax"))
         startup.import_tensorflow()

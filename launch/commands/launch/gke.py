@@ -10,7 +10,6 @@ preemption or a crash, and the run resumes. Prepare the cluster as the guide on 
 import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch import keras_objects
 from tftpu.launch.cloud import engine, gke, job, shipment
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
@@ -58,7 +57,6 @@ def run(options: Options) -> None:
         UserError: a value that GKE would reject, a missing value, or the run failed.
     """
     experiment = options.experiment()
-    keras_objects.check_names(experiment)
     wanted = parse_slice(options.slice)
     gke.check_slice(wanted)
     queue_s = job.seconds("queue_timeout", options.queue_timeout)

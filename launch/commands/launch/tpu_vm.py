@@ -11,7 +11,7 @@ import dataclasses
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import keras_objects, startup
+from tftpu.launch import startup
 from tftpu.launch.cloud import engine, google_cloud, job, shipment, tpu_vm
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
@@ -57,7 +57,6 @@ def run(options: Options) -> None:
             capacity or quota, or the run failed.
     """
     experiment = options.experiment()
-    keras_objects.check_names(experiment)
     wanted = parse_slice(options.slice)
     trained_by = engine.for_slice(experiment, wanted)
     order = _order(options, wanted, trained_by)

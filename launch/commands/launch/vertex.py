@@ -8,7 +8,6 @@ and of more than 4 chips, need the JAX engine.
 
 import dataclasses
 
-from tftpu.launch import keras_objects
 from tftpu.launch.cloud import engine, google_cloud, job, vertex
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.options import flag
@@ -30,7 +29,6 @@ def run(options: Options) -> None:
             the job failed.
     """
     experiment = options.experiment()
-    keras_objects.check_names(experiment)
     wanted = parse_slice(options.slice)
     vertex.check_slice(wanted)
     trained_by = engine.for_slice(experiment, wanted)

@@ -13,7 +13,7 @@ import dataclasses
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import conditions, config_flags, keras_objects
+from tftpu.launch import conditions, config_flags
 from tftpu.launch.cloud import engine, job, vertex
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.options import flag, required
@@ -103,7 +103,6 @@ def _experiment(options: Options) -> Experiment:
 def _training(options: Options) -> vertex.Order:
     """Returns the custom job that trains; a dry run has a placeholder for the project."""
     experiment = _experiment(options)
-    keras_objects.check_names(experiment)
     conditions.check("--gate", options.gate, experiment)
     wanted = parse_slice(options.slice)
     vertex.check_slice(wanted)

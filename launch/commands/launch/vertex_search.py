@@ -8,7 +8,7 @@ preempted. The service chooses the values; what it cannot express is refused.
 
 import dataclasses
 
-from tftpu.launch import config_flags, keras_objects
+from tftpu.launch import config_flags
 from tftpu.launch.cloud import engine, job, vertex, vertex_search
 from tftpu.launch.cloud.vertex_options import VertexOptions
 from tftpu.launch.cloud.vertex_search import Search
@@ -49,7 +49,6 @@ def run(options: Options) -> None:
             job failed.
     """
     experiment = options.experiment()
-    keras_objects.check_names(experiment)
     metric = checks.metric_of(options.metric, options.overrides, experiment)
     dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
     checks.check_space(dimensions, options.overrides, experiment)

@@ -16,6 +16,7 @@ from tftpu.engines.tensorflow import flops, update, xla_ops
 from tftpu.engines.tensorflow.gradients import Description, ShareGradients
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
+from tftpu.tpu import target
 
 
 class PartResult(NamedTuple):
@@ -137,7 +138,7 @@ class PartStep:
 
 
 def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
-    """Traces a forward pass once, and rejects ops that XLA cannot compile."""
+    """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
     results = []
     division = Division(state.replicas, state.options.gradient_accumulation_steps)
 
@@ -149,7 +150,8 @@ def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forwar
         return keras.tree.flatten((computed.elements, computed.added, results[-1].statistics))
 
     graph = tf.function(trace, autograph=False).get_concrete_function(microbatch).graph
-    xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
+    if target.platform() == "tpu":
+        xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
     return results[-1]
 
 

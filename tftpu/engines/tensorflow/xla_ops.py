@@ -1,4 +1,4 @@
-"""Ops that XLA cannot compile, rejected before training with the name of their layer."""
+"""Ops that XLA cannot compile, rejected before training on a TPU with the name of their layer."""
 
 import tensorflow as tf
 
@@ -9,6 +9,9 @@ from tftpu.errors import UserError
 _INSTEAD = {
     "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
     "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
+    # Keras's layers that rotate, zoom, shift or shear images.
+    "ImageProjectiveTransformV3": "The JAX engine trains it, by tftpu.connect(engine='jax') or "
+    "--config.cluster.engine=jax; or move it to the input pipeline (tf.data).",
 }
 
 

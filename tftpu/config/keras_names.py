@@ -1,0 +1,90 @@
+"""The names of losses and metrics that Keras knows, which are checked without importing it."""
+
+from typing import Any
+
+from tftpu.errors import UserError, did_you_mean
+
+
+def _names(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
+LOSSES = _names(
+    """
+    BCE BinaryCrossentropy BinaryFocalCrossentropy CTC CategoricalCrossentropy
+    CategoricalFocalCrossentropy CategoricalHinge Circle CosineSimilarity Dice Hinge Huber KLD
+    KLDivergence LogCosh MAE MAPE MSE MSLE MeanAbsoluteError MeanAbsolutePercentageError
+    MeanSquaredError MeanSquaredLogarithmicError Poisson SparseCategoricalCrossentropy
+    SquaredHinge Tversky bce binary_crossentropy binary_focal_crossentropy
+    categorical_crossentropy categorical_focal_crossentropy categorical_hinge circle
+    cosine_similarity ctc dice hinge huber kl_divergence kld log_cosh mae mape
+    mean_absolute_error mean_absolute_percentage_error mean_squared_error
+    mean_squared_logarithmic_error mse msle poisson sparse_categorical_crossentropy
+    squared_hinge tversky
+    """
+)
+METRICS = _names(
+    """
+    acc
+    AUC Accuracy BCE BinaryAccuracy BinaryCrossentropy BinaryIoU CategoricalAccuracy
+    CategoricalCrossentropy CategoricalHinge ConcordanceCorrelation CosineSimilarity F1Score
+    FBetaScore FalseNegatives FalsePositives Hinge KLDivergence LogCoshError MAE MAPE MSE MSLE
+    Mean MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError
+    MeanSquaredLogarithmicError PearsonCorrelation Poisson Precision R2Score Recall
+    RootMeanSquaredError SparseCategoricalAccuracy SparseCategoricalCrossentropy
+    SparseTopKCategoricalAccuracy SquaredHinge Sum TopKCategoricalAccuracy TrueNegatives
+    TruePositives accuracy auc bce binary_accuracy binary_crossentropy binary_io_u
+    categorical_accuracy categorical_crossentropy categorical_hinge concordance_correlation
+    cosine_similarity f1_score f_beta_score false_negatives false_positives hinge kl_divergence
+    log_cosh_error mae mape mean mean_absolute_error mean_absolute_percentage_error
+    mean_squared_error mean_squared_logarithmic_error mse msle pearson_correlation poisson
+    precision r2_score recall root_mean_squared_error sparse_categorical_accuracy
+    sparse_categorical_crossentropy sparse_top_k_categorical_accuracy squared_hinge sum
+    top_k_categorical_accuracy true_negatives true_positives
+    """
+)
+# Of metrics that Keras does not make without arguments.
+WITH_ARGUMENTS = _names(
+    """
+    IoU MeanIoU OneHotIoU OneHotMeanIoU PrecisionAtRecall RecallAtPrecision
+    SensitivityAtSpecificity SpecificityAtSensitivity io_u mean_io_u one_hot_io_u
+    one_hot_mean_io_u precision_at_recall recall_at_precision sensitivity_at_specificity
+    specificity_at_sensitivity
+    """
+)
+
+
+def check_losses(field: str, value: Any) -> None:
+    """Raises `UserError` for a name in a value, or in lists and dicts of it, of no loss."""
+    for name in texts_in(value):
+        if name not in LOSSES:
+            _refuse(field, name, "losses", LOSSES)
+
+
+def check_metrics(field: str, value: Any) -> None:
+    """Raises `UserError` for a name in a value, or in lists and dicts of it, of no metric."""
+    for name in texts_in(value):
+        if name in WITH_ARGUMENTS:
+            raise UserError(
+                f"{field} is {name!r}, which needs arguments: give the object of keras.metrics in "
+                "a config file, with them."
+            )
+        if name not in METRICS:
+            _refuse(field, name, "metrics", METRICS)
+
+
+def texts_in(value: Any) -> list[str]:
+    """Returns the texts in a value, and in lists and dicts of it."""
+    if isinstance(value, str):
+        return [value]
+    is_nested = isinstance(value, list | tuple | dict)
+    parts = value.values() if isinstance(value, dict) else value
+    return [t for one in parts for t in texts_in(one)] if is_nested else []
+
+
+def _refuse(field: str, name: str, module: str, known: tuple[str, ...]) -> None:
+    alike = [one for one in known if one.islower() == name.islower()]
+    raise UserError(
+        f"{field} is {name!r}, and keras.{module} has nothing of that name."
+        f"{did_you_mean(name, alike)}"
+    )
