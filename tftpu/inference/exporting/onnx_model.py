@@ -8,7 +8,7 @@ from typing import Any
 
 from tftpu import installation
 from tftpu.errors import UserError
-from tftpu.inference.exporting import onnx_weights
+from tftpu.inference.exporting import onnx_operations, onnx_weights
 from tftpu.inference.exporting.serving import BATCH, Serving
 
 OPSET = 18
@@ -41,7 +41,14 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
     try:
         function = serving.open_function() if serving.quantized else serving.function
-        model, _ = tf2onnx.convert.from_function(function, function.input_signature, opset=OPSET)
+        function = onnx_operations.without_nested_programs(function)
+        model, _ = tf2onnx.convert.from_function(
+            function,
+            function.input_signature,
+            opset=OPSET,
+            custom_op_handlers=onnx_operations.handlers(),
+        )
+        onnx_operations.store_constants(model, function)
         if serving.quantized:
             model = onnx_weights.with_integers(model, list(serving.quantized.values()))
         onnx.checker.check_model(model)
