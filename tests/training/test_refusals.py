@@ -8,6 +8,7 @@ import tensorflow as tf
 import tftpu
 from tests.support.strategies import mlp
 from tests.support.training import compiled, data, examples, make_trainer
+from tftpu.engines import batches
 from tftpu.errors import UserError
 
 
@@ -197,6 +198,44 @@ def test_an_unknown_best_metric_fails_before_a_step_is_trained():
 def test_endless_evaluation_data_fails():
     with pytest.raises(UserError, match="never end"):
         make_trainer(compiled()).evaluate(data().repeat())
+
+
+def generated(parts, until=lambda: False) -> tf.data.Dataset:
+    """Returns a data set without a known length, which repeats a batch until something is so."""
+
+    def batches():
+        while not until():
+            yield parts
+
+    spec = tuple(tf.TensorSpec((None, *part.shape[1:]), part.dtype) for part in parts)
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+def test_counting_the_batches_of_data_without_an_end_is_told_and_ends(monkeypatch, caplog):
+    monkeypatch.setattr(batches, "_LONG", 0.1)
+    monkeypatch.setattr(batches, "_LONGEST", 0.5)
+    with pytest.raises(UserError, match=r"did not end.*pass steps_per_epoch="):
+        make_trainer(compiled()).fit(generated(examples(8)), epochs=2)
+    assert "does not say how many batches it has" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_evaluation_and_prediction_data_that_may_have_no_end_are_told(method, monkeypatch, caplog):
+    monkeypatch.setattr(batches, "_LONG", 0.1)
+    said = "If it never ends, pass steps="
+    endless = generated(examples(8), until=lambda: said in caplog.text)
+    getattr(make_trainer(compiled()), method)(endless)
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_parts_of_a_batch_of_different_sizes_are_named(static):
+    (x, y), (more, _) = examples(64), examples(192)
+    unequal = generated((x, more, y)).map(lambda x, more, y: ({"x": x, "more": more}, y))
+    if static:
+        unequal = tf.data.Dataset.from_tensors(({"x": x, "more": more}, y)).repeat()
+    with pytest.raises(UserError, match=r"parts of (64, 192|192, 64, 64) examples: they must hold"):
+        make_trainer(compiled()).fit(unequal, steps=2)
 
 
 def test_growing_evaluation_batches_fail_with_a_clear_error():

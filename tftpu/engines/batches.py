@@ -4,8 +4,8 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -15,10 +15,21 @@ from tftpu.engines.arrays import Arrays, alone
 from tftpu.engines.engine import Epoch
 from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
+from tftpu.tensors import Nest
 
 logger = logging.getLogger(__name__)
 
 _LONG = 10.0  # seconds of reading that deserve an explanation
+_LONGEST = 3600.0  # seconds of counting the batches of a data set that may never end
+
+_CUT = "pass steps= (validation_steps= to fit), or cut it with .take(batches)"
+_UNEQUAL = (
+    "A batch holds parts of {} examples: they must hold the same number. Is the dataset batched? "
+    "If a part has several examples for each one of another, give it one more axis, such as "
+    "(64, 3, …) for 192 examples beside 64."
+)
+
+_T = TypeVar("_T")
 
 
 def complete_batches(dataset: Any) -> tf.data.Dataset:
@@ -57,7 +68,7 @@ def epoch_of(dataset: Any) -> Epoch:
     """Returns the length of one pass over a data set; reads all of it where tf.data has to.
 
     Raises:
-        UserError: not a data set, or one that never ends.
+        UserError: not a data set, or one that never ends, or not for an hour.
     """
     dataset = checked(dataset)
     known = int(dataset.cardinality())
@@ -71,15 +82,16 @@ def epoch_of(dataset: Any) -> Epoch:
         return Epoch(known, specs[0].shape[0])
     started = time.monotonic()
     sizes = dataset.map(lambda *batch: tf.shape(keras.tree.flatten(batch)[0])[0])
-    zero = tf.constant(0)
-    # The number of batches, and the sizes of the first and the last.
-    steps, first, last = (
-        int(value)
-        for value in sizes.reduce(
-            (zero, zero, zero),
-            lambda seen, size: (seen[0] + 1, tf.where(seen[0] == 0, size, seen[1]), size),
-        )
-    )
+    steps = first = last = 0
+    instead = "pass steps_per_epoch= with epochs=, or steps="
+    with data_errors():
+        for last in map(int, told(sizes.as_numpy_iterator(), known, instead)):
+            steps, first = steps + 1, first or last
+            if known < 0 and time.monotonic() - started > _LONGEST:
+                raise UserError(
+                    f"The dataset had {steps:,} batches in {_LONGEST / 60:.0f} minutes and did not "
+                    f"end, so nothing tells how long an epoch is: {instead}."
+                )
     if steps == 0:
         raise UserError("The dataset is empty.")
     if time.monotonic() - started > _LONG:
@@ -90,6 +102,31 @@ def epoch_of(dataset: Any) -> Epoch:
             time.monotonic() - started,
         )
     return Epoch(steps, first, last if last != first else None)
+
+
+def told(items: Iterable[_T], batches: int | None, instead: str = _CUT) -> Iterator[_T]:
+    """Yields items, one for each batch of a data set that is read to its end.
+
+    If their number is not known, it may have no end: the user is told while it is read.
+
+    Args:
+        items: to yield.
+        batches: their number; None or tf.data's own for a number that is not known.
+        instead: what the user can do.
+    """
+    started, due = time.monotonic(), _LONG
+    for number, item in enumerate(items, 1):
+        yield item
+        seconds = time.monotonic() - started
+        if (batches is None or batches < 0) and seconds >= due:
+            logger.warning(
+                "The dataset does not say how many batches it has: %s were read in %.0f s, and it "
+                "did not end yet. If it never ends, %s.",
+                f"{number:,}",
+                seconds,
+                instead,
+            )
+            due *= 2
 
 
 def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -181,8 +218,9 @@ def static_batch_size(dataset: tf.data.Dataset) -> int:
     sizes = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)} - {None}
     if sizes:
         return sizes.pop()
-    for batch in dataset.take(1):
-        return int(tf.shape(keras.tree.flatten(batch)[0])[0])
+    with data_errors():
+        for batch in dataset.take(1):
+            return int(tf.shape(keras.tree.flatten(batch)[0])[0])
     raise UserError("The dataset is empty.")
 
 
@@ -295,10 +333,20 @@ def checked(dataset: Any) -> tf.data.Dataset:
     specs = keras.tree.flatten(dataset.element_spec)
     if any(spec.shape.rank == 0 for spec in specs):
         raise UserError("The dataset is not batched: add .batch(global_batch_size).")
-    sizes = {spec.shape[0] for spec in specs} - {None}
-    if len(sizes) > 1:
-        raise UserError(
-            f"The parts of a batch hold {', '.join(map(str, sorted(sizes)))} examples: they must "
-            "hold the same number. Is the dataset batched?"
-        )
-    return dataset
+    sizes = {spec.shape[0] for spec in specs}
+    if None not in sizes and len(sizes) > 1:
+        raise UserError(_UNEQUAL.format(", ".join(map(str, sorted(sizes)))))
+    return dataset if len(specs) == 1 or None not in sizes else dataset.map(_of_equal_parts)
+
+
+@tf.autograph.experimental.do_not_convert
+def _of_equal_parts(*batch: Nest) -> Any:
+    """Returns a batch, after checking that its parts hold the same number of examples."""
+    counts = tf.stack([tf.shape(part)[0] for part in keras.tree.flatten(batch)])
+    before, after = _UNEQUAL.split("{}")
+    found = tf.strings.reduce_join(tf.strings.as_string(counts), separator=", ")
+    same = tf.debugging.Assert(
+        tf.reduce_all(counts == counts[0]), [tf.strings.join([before, found, after])]
+    )
+    with tf.control_dependencies([same]):
+        return keras.tree.map_structure(tf.identity, alone(batch))

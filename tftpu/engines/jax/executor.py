@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
-from tftpu.engines.batches import finite_dataset, narrow
+from tftpu.engines.batches import finite_dataset, narrow, told
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed, functions, placing
 from tftpu.engines.jax import mesh as meshes
@@ -145,7 +145,7 @@ class JaxExecutor:
             self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(whole)))
         values, sums = self._eval_step.values(), self._zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-            for batch, valid in batches:
+            for batch, valid in told(batches, int(padded.cardinality())):
                 placed = self._placed(batch), None if valid is None else self._placed(valid)
                 before, sums = sums, self._evaluate(values, sums, *placed)
                 # Devices of a CPU that are many batches apart wait for each other forever.
@@ -156,13 +156,14 @@ class JaxExecutor:
     def predictions(self, dataset: Any) -> Iterator[Nest]:
         """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
         values = self._eval_step.values()
-        batches = feed.arrays_of(data.for_evaluation(dataset, self._shares))
+        padded = data.for_evaluation(dataset, self._shares)
+        batches = feed.arrays_of(padded)
 
         def computed() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
                 yield self._predict(values, self._placed(data.features_of(batch))), valid
 
-        for outputs, valid in one_ahead(computed()):
+        for outputs, valid in told(one_ahead(computed()), int(padded.cardinality())):
             kept = np.asarray(valid) > 0
             yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
 

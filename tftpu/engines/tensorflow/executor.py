@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import data
-from tftpu.engines.batches import data_errors, finite_dataset, narrow
+from tftpu.engines.batches import data_errors, finite_dataset, narrow, told
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import examples_of
@@ -150,8 +151,8 @@ class TensorFlowExecutor:
                 self._eval_loop(iterator, tf.constant(count))
             else:
                 with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
-                    while True:
-                        self._eval_loop(iterator, tf.constant(1))
+                    for one in told(itertools.repeat(tf.constant(1)), count):
+                        self._eval_loop(iterator, one)
         self.evaluation_compiled = True
         return accumulator.drain()
 
@@ -172,7 +173,7 @@ class TensorFlowExecutor:
                     while True:
                         yield self._predict(iterator)
 
-        for found in one_ahead(computed()):
+        for found in told(one_ahead(computed()), int(batches.cardinality())):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
             outputs, valid = parts
             kept = valid > 0

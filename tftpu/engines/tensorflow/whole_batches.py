@@ -1,11 +1,12 @@
 """Evaluation without padding, for losses and metrics that would see it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tftpu.engines.batches import finite_dataset, narrow
+from tftpu.engines.batches import finite_dataset, narrow, told
 from tftpu.engines.losses import examples_of
 from tftpu.engines.tensorflow.eval_step import EvalStep
 from tftpu.engines.tensorflow.loops import traced_for
@@ -34,10 +35,8 @@ class WholeBatches:
     def run(self, dataset: Any) -> None:
         """Runs over a finite data set once; the step's accumulator adds up."""
         replicas = self._strategy.num_replicas_in_sync
-        iterator = iter(narrow(finite_dataset(dataset)))
-        # A plain `for` loop makes TensorFlow write about the end of the data to stderr.
-        while bool((item := iterator.get_next_as_optional()).has_value()):
-            batch = item.get_value()
+        batches = narrow(finite_dataset(dataset))
+        for batch in told(_each(batches), int(batches.cardinality())):
             if examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:
@@ -60,3 +59,10 @@ class WholeBatches:
             return keras.tree.map_structure(lambda t: t[first : first + size], batch)
 
         return self._strategy.experimental_distribute_values_from_function(share)
+
+
+def _each(batches: tf.data.Dataset) -> Iterator[Any]:
+    # A plain `for` loop makes TensorFlow write about the end of the data to stderr.
+    iterator = iter(batches)
+    while bool((item := iterator.get_next_as_optional()).has_value()):
+        yield item.get_value()
