@@ -5,7 +5,7 @@ images:FOLDER with all images below it, tfrecord:FOLDER or tfrecord:FOLDER:SPLIT
 
 The output is a folder of shards, each the predictions of a fixed range of records, with the file
 and the number of every record, and a manifest, which is written last. The same command continues
-what was ended at any moment.
+what was ended at any moment, and writes damaged files again; with --verify it only names them.
 
     tftpu predict --workdir=runs/digits_resnet --input=images:scans --output=predicted
 """
@@ -64,6 +64,7 @@ class Options(DeviceOptions, finished.RunOf):
         "1/1", "number of this machine, and of all that share the work", metavar="K/N"
     )
     skip_bad: bool = flag(False, "write the reason for a record that cannot be read, and continue")
+    verify: bool = flag(False, "only check the files that are there, by their checksums")
 
 
 def run(options: Options) -> None:
@@ -75,6 +76,9 @@ def run(options: Options) -> None:
     share = _share(options.share)
     files.check_folder("--output", options.output)
     _check_table(form, options)
+    if options.verify:
+        _verify(options.output.rstrip("/"))
+        return
     form = "parquet" if form == "bigquery" else form
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
@@ -119,6 +123,19 @@ def run(options: Options) -> None:
     _say_what_is_there(job, records, complete)
     if complete and options.table is not None:
         _load(job, options.table)
+
+
+def _verify(output: str) -> None:
+    """Checks complete predictions. Raises `UserError` if any file is damaged."""
+    from tftpu.inference.predict import verify
+
+    problems = verify(output)
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise UserError(
+            f"{output} is damaged; the same command without --verify writes these again:\n{listed}"
+        )
+    print(f"all files in {output} are as they were written")
 
 
 class _Changed:
@@ -206,11 +223,13 @@ def _check_table(form: str, options: Options) -> None:
 
 def _load(job: "Job", table: str) -> None:
     from tftpu.inference.predict import MANIFEST
+    from tftpu.inference.prediction.sums import without_sums
     from tftpu.input_pipelines.datasets import bigquery_load
 
-    manifest = files.read(files.join(job.output, MANIFEST)).decode()
-    uris = [files.join(job.output, shard["name"]) for shard in json.loads(manifest)["shards"]]
-    name = bigquery_load.load(uris, table, job.output + manifest)
+    manifest = without_sums(json.loads(files.read(files.join(job.output, MANIFEST))))
+    uris = [files.join(job.output, shard["name"]) for shard in manifest["shards"]]
+    # Written again, and by whichever version, they are the same rows, which are loaded once.
+    name = bigquery_load.load(uris, table, job.output + json.dumps(manifest, indent=1))
     print(f"loaded into {table} by the job {name}")
 
 

@@ -72,6 +72,26 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert set(json.loads(bad)) == {"file", "record", "error"}
 
 
+def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, capsys):
+    given = ["predict", f"--workdir={run}", f"--input=images:{folder}", f"--output={tmp_path}/out"]
+    given += ["--records_per_shard=20"]
+    assert main([*given, "--verify"]) == 2
+    assert "no manifest.json" in capsys.readouterr().err
+    assert main(given) == 0
+    assert main([*given, "--verify"]) == 0
+    assert "are as they were written" in capsys.readouterr().out
+    shard = tmp_path / "out" / "predictions-00001-of-00003.jsonl"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:100])
+    assert main([*given, "--verify"]) == 2
+    assert f"{shard.name} has 100 bytes, and {len(whole):,} were written" in capsys.readouterr().err
+    assert shard.read_bytes() == whole[:100]
+    assert main(given) == 0
+    assert f"1 files of {tmp_path}/out are damaged" in capsys.readouterr().err
+    assert shard.read_bytes() == whole
+    assert main([*given, "--verify"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

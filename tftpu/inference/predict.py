@@ -1,28 +1,35 @@
 """Predictions for data of any size, in files that are written whole, each record exactly once.
 
 The records are cut into ranges that depend on neither the batch nor the devices. A range is one
-shard: it is there, complete, or it is not. So a prediction that was ended at any moment continues
-with the ranges that are missing, and several machines share the work by taking ranges in turn.
-The manifest is written last, by whoever finds all shards there.
+shard: it is there, as it was written, or it is not. So a prediction that was ended at any moment
+continues with the ranges that are missing or damaged, and several machines share the work by taking
+ranges in turn. The manifest is written last, by whoever finds all shards there.
 """
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
 
 from tftpu.engines.outputs import joined
 from tftpu.errors import UserError
+from tftpu.inference.prediction import sums
 from tftpu.inference.prediction.outputs import Columns
+from tftpu.inference.prediction.sums import Sums
 from tftpu.storage import claims, files
 from tftpu.tensors import Nest
 
+_log = logging.getLogger(__name__)
+
 MANIFEST, PLAN = "manifest.json", "plan.json"
 RECORDS_PER_SHARD = 4096
+_NAMED = 20  # damaged files, in a message
 _WAITING = 2  # shards that may wait to be written, each in memory
 
 
@@ -119,18 +126,58 @@ def predict(
     records.kept(range(0), job.keep)  # an unknown field is refused before anything is computed
     shards = _shards(records.count, job)
     mine = shards[job.share[0] - 1 :: job.share[1]]
-    with claims.claim(_claimed(job)):
-        _check_plan(job, records)
-        _remove_unfinished(job, mine)
-        there = set(files.names_in(job.output))
-        missing = [shard for shard in mine if shard.name not in there]
+    plan = _plan(job, records)
+    with claims.claim(_claimed(job)), contextlib.ExitStack() as stack:
+        known = _known_sums(job, plan)
+        _check_plan(job, plan, known)
+        names = [shard.name for shard in mine]
+        _remove_unfinished(job, [known.name, *names])
+        known.start(names)
+        stack.callback(known.close)
+        missing = _missing(job, mine, known)
         done, all_mine = (sum(len(s.numbers) for s in part) for part in (missing, mine))
         done = all_mine - done
         report(done, all_mine)
-        for shard in _written(trainer, records, job, missing):
+        written = stack.enter_context(
+            contextlib.closing(_written(trainer, records, job, missing, known))
+        )
+        for shard in written:
             done += len(shard.numbers)
             report(done, all_mine)
-        return _completed(job, shards)
+        known.close()
+        return _completed(job, plan, shards, known)
+
+
+def verify(output: str) -> list[str]:
+    """Compares the files of complete predictions with their manifest; returns what is wrong.
+
+    Raises:
+        UserError: they are not complete, or were written without checksums.
+    """
+    path = files.join(output, MANIFEST)
+    if not files.exists(path):
+        raise UserError(f"{output} has no {MANIFEST}: these predictions are not complete.")
+    manifest, listed = sums.read_manifest(path)
+    if manifest is None:
+        return [f"{MANIFEST} is not what was written"]
+    if not listed and manifest["shards"]:
+        raise UserError(
+            f"{path} has no checksums: it was written by an earlier version of tftpu. The same "
+            "command without --verify adds those of the files as they are."
+        )
+    there = sums.stored_sums(output, [*listed, PLAN])
+    plan = {name: value for name, value in manifest.items() if name not in ("shards", "crc32c")}
+    expected = {PLAN: sums.sum_of(sums.seal(plan)), **listed}
+    problems = []
+    for name, wanted in expected.items():
+        found = there.get(name)
+        if found is None:
+            problems.append(f"{name} is missing")
+        elif found.bytes != wanted.bytes:
+            problems.append(f"{name} has {found.bytes:,} bytes, and {wanted.bytes:,} were written")
+        elif found != wanted:
+            problems.append(f"{name} is not what was written (CRC32C)")
+    return problems
 
 
 def _shards(count: int, job: Job) -> list[_Shard]:
@@ -150,14 +197,9 @@ def _claimed(job: Job) -> str:
     return job.output if machines == 1 else f"{job.output}/.share-{machine}-of-{machines}"
 
 
-def _check_plan(job: Job, records: Records) -> None:
-    """Writes what the folder holds, or compares it.
-
-    Raises:
-        UserError: the folder holds predictions of something else.
-    """
-    path = files.join(job.output, PLAN)
-    plan = {
+def _plan(job: Job, records: Records) -> dict[str, Any]:
+    """Returns what the folder holds."""
+    return {
         **job.plan,
         "records": records.count,
         "keep": list(job.keep),
@@ -165,28 +207,74 @@ def _check_plan(job: Job, records: Records) -> None:
         "records_per_shard": job.records_per_shard,
         "machines": job.share[1],
     }
+
+
+def _known_sums(job: Job, plan: Mapping[str, Any]) -> Sums:
+    """Returns the sums of the shards that any machine has written so far."""
+    manifest, listed = sums.read_manifest(files.join(job.output, MANIFEST))
+    same = manifest is not None and all(manifest.get(name) == plan[name] for name in plan)
+    return Sums(job.output, plan, listed if same else {}, job.share)
+
+
+def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
+    """Writes what the folder holds, or compares it.
+
+    Raises:
+        UserError: the folder holds predictions of something else.
+    """
+    path = files.join(job.output, PLAN)
     if not files.exists(path):
-        files.write_whole(path, json.dumps(plan, indent=1).encode())
+        files.write_whole(path, sums.seal(plan))
     # Read again what was written: another machine may have begun at the same time.
+    content = files.read(path)
+    if content == sums.seal(plan):
+        return
+    if known.of_plan:
+        _log.warning("%s is damaged, and is written again.", path)
+        files.write_whole(path, sums.seal(plan))
+        return
     try:
-        found = json.loads(files.read(path))
-    except ValueError:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UserError(f"{path} is damaged: choose another output folder.")
     for name in {**plan, **found}:
-        if plan.get(name) != found.get(name):
+        if name != "crc32c" and plan.get(name) != found.get(name):
             raise UserError(
                 f"{job.output} holds predictions with {name} = {found.get(name)!r}, and these "
                 f"have {plan.get(name)!r}: choose another output folder, or remove that one."
             )
+    files.write_whole(path, sums.seal(plan))  # an earlier version did not seal it
 
 
-def _remove_unfinished(job: Job, mine: Sequence[_Shard]) -> None:
+def _missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
+    """Returns the shards of this machine that are not there as they were written."""
+    there = sums.stored_sums(job.output, [shard.name for shard in mine])
+    if there and not known.begun:
+        _log.warning(
+            "%s has %d files that an earlier version of tftpu wrote without checksums: they are "
+            "taken as they are.",
+            *(job.output, len(there)),
+        )
+        for name, found in there.items():
+            known.add(name, found)
+    wrong = {name for name, found in there.items() if known.known.get(name) != found}
+    damaged = sorted(wrong & set(known.known))
+    if damaged:
+        _log.warning(
+            "%d files of %s are damaged, and are written again: %s%s.",
+            *(len(damaged), job.output, ", ".join(damaged[:_NAMED])),
+            ", …" if len(damaged) > _NAMED else "",
+        )
+    return [shard for shard in mine if shard.name not in there or shard.name in wrong]
+
+
+def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
     """Removes what a process left that was killed while it wrote; nobody else writes these."""
     if files.is_remote(job.output):
         return  # where an object appears when it is complete
-    own = [shard.name for shard in mine] + ([PLAN, MANIFEST] if job.share[1] == 1 else [])
+    own = [*mine, *((PLAN, MANIFEST) if job.share[1] == 1 else ())]
     begins = tuple(f".{name}." for name in own)
     for name in files.names_in(job.output):
         if name.startswith(begins) and name.endswith(".tmp"):
@@ -194,8 +282,8 @@ def _remove_unfinished(job: Job, mine: Sequence[_Shard]) -> None:
 
 
 def _written(
-    trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard]
-) -> Iterator[_Shard]:
+    trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard], known: Sums
+) -> Generator[_Shard]:
     """Yields each shard once it is written, which another thread does while the devices compute."""
     if not missing:
         return
@@ -203,7 +291,7 @@ def _written(
     pool = concurrent.futures.ThreadPoolExecutor(1, "predictions")
     try:
         for shard, outputs in _computed(trainer, records, missing):
-            waiting.append(pool.submit(_write, records, job, shard, outputs))
+            waiting.append(pool.submit(_write, records, job, known, shard, outputs))
             while len(waiting) > _WAITING:
                 yield waiting.popleft().result()
         while waiting:
@@ -232,7 +320,7 @@ def _computed(
         yield shard, keras.tree.map_structure(lambda array, size=size: array[:size], joined(parts))
 
 
-def _write(records: Records, job: Job, shard: _Shard, outputs: Nest) -> _Shard:
+def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest) -> _Shard:
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, "record": numbers}
     found = {**records.kept(shard.numbers, job.keep), **job.columns(outputs)}
@@ -241,21 +329,27 @@ def _write(records: Records, job: Job, shard: _Shard, outputs: Nest) -> _Shard:
             raise UserError(f"The input's field {name!r} has the name of a column: do not keep it.")
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
+    content = job.encode({**columns, **found}, errors)
     claims.check(_claimed(job))
-    files.write_whole(files.join(job.output, shard.name), job.encode({**columns, **found}, errors))
+    files.write_whole(files.join(job.output, shard.name), content)
+    known.add(shard.name, sums.sum_of(content))
     return shard
 
 
-def _completed(job: Job, shards: Sequence[_Shard]) -> bool:
+def _completed(job: Job, plan: Mapping[str, Any], shards: Sequence[_Shard], known: Sums) -> bool:
     """Returns whether all shards are there, after writing the manifest if they are."""
-    there = set(files.names_in(job.output))
+    known.read()  # what other machines have written meanwhile
+    there = set(files.names_in(job.output)) & set(known.known)
     if not all(shard.name in there for shard in shards):
         return False
-    manifest = {
-        **json.loads(files.read(files.join(job.output, PLAN))),
-        "shards": [
-            {"name": s.name, "first": s.numbers.start, "records": len(s.numbers)} for s in shards
-        ],
-    }
-    files.write_whole(files.join(job.output, MANIFEST), json.dumps(manifest, indent=1).encode())
+    listed = [
+        {
+            "name": shard.name,
+            "first": shard.numbers.start,
+            "records": len(shard.numbers),
+            **known.known[shard.name]._asdict(),
+        }
+        for shard in shards
+    ]
+    files.write_whole(files.join(job.output, MANIFEST), sums.seal({**plan, "shards": listed}))
     return True

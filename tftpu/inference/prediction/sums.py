@@ -1,0 +1,174 @@
+"""Sizes and checksums of the shards of a prediction, by which a damaged one is found.
+
+    .sums-1-of-2.jsonl  those of one machine, a line for each shard that it writes
+    manifest.json       those of all machines, once all shards are there
+
+Each line, and each sealed JSON file, has a checksum of its own: a damaged one counts as none.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import google_crc32c
+
+from tftpu.storage import buckets, files, lines, side_files
+from tftpu.storage.own_files import OwnFile
+
+_BEGIN = ".sums-"
+_SEAL = "crc32c"
+
+
+class Sum(NamedTuple):
+    """The size and the CRC32C of a file, the latter in 8 hexadecimal digits."""
+
+    bytes: int
+    crc32c: str
+
+
+def sum_of(data: bytes) -> Sum:
+    """Returns the size and the checksum of a file's content."""
+    return Sum(len(data), f"{google_crc32c.value(data):08x}")
+
+
+def stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
+    """Returns the sums of those files that are there, by name; a bucket knows them itself."""
+    if buckets.is_address(folder):
+        there = buckets.listing(folder)
+        return {name: Sum(*there[name][:2]) for name in names if name in there}
+    found = {}
+    for name in names:
+        try:
+            found[name] = Sum(*buckets.checksum(files.join(folder, name))[:2])
+        except OSError:  # not there, or a disk that cannot read it any longer
+            continue
+    return found
+
+
+def seal(record: Mapping[str, Any]) -> bytes:
+    """Returns an object as the content of a JSON file that ends in the checksum of the rest."""
+    return json.dumps({**record, _SEAL: _checksum(record)}, indent=1).encode()
+
+
+def is_sealed(record: Mapping[str, Any], data: bytes) -> bool:
+    """Returns whether a file is, byte for byte, what `seal` returned."""
+    return seal({name: value for name, value in record.items() if name != _SEAL}) == data
+
+
+def without_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a manifest as versions without checksums wrote it."""
+    plain = {name: value for name, value in manifest.items() if name != _SEAL}
+    names = ("name", "first", "records")
+    return {**plain, "shards": [{n: shard[n] for n in names} for shard in plain["shards"]]}
+
+
+class Sums:
+    """The sums of a folder's shards, of which those of this machine are written here.
+
+    Args:
+        folder: of the shards.
+        plan: what is predicted; sums of anything else do not count.
+        manifest: the sums in a manifest of that plan, by name.
+        share: number of this machine, from 1, and of all machines.
+
+    Attributes:
+        name: of the file of this machine.
+        known: by name.
+        begun: whether a machine has kept sums in this folder; versions before did not.
+        of_plan: whether it has kept any for this plan.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        plan: Mapping[str, Any],
+        manifest: Mapping[str, Sum],
+        share: tuple[int, int],
+    ):
+        self._folder, self._plan = folder, _checksum(plan)
+        self.name = f"{_BEGIN}{share[0]}-of-{share[1]}.jsonl"
+        self._lines: lines.Lines | None = None
+        self._flushed = 0.0
+        self.begun = self.of_plan = bool(manifest)
+        self.known = dict(manifest)
+        self.read()
+
+    def read(self) -> None:
+        """Reads what all machines have written by now."""
+        for name in files.names_in(self._folder):
+            if name.startswith(_BEGIN) and name.endswith(".jsonl"):
+                self.begun = True
+                self.known.update(self._read(name))
+
+    def start(self, shards: Iterable[str]) -> None:
+        """Begins to write the sums of this machine's shards; restores lines that are damaged."""
+        own = OwnFile(self._folder, self.name)
+        entries = {"": Sum(0, ""), **{s: self.known[s] for s in shards if s in self.known}}
+        data = b"".join(self._line(*entry) for entry in entries.items())
+        if _content(own.path) != data:
+            own.write(data)
+        self._lines = lines.Lines(own.path)
+
+    def add(self, name: str, found: Sum) -> None:
+        """Notes a shard that this machine has written; a bucket takes a change a second."""
+        assert self._lines is not None
+        self.known[name] = found
+        self._lines.append(self._line(name, found).decode())
+        if time.monotonic() - self._flushed >= lines.SECONDS:
+            self._lines.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Writes what is not written yet."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def _line(self, name: str, found: Sum) -> bytes:
+        record = [self._plan, name, *found]
+        return f"{_checksum(record)} {json.dumps(record)}\n".encode()
+
+    def _read(self, name: str) -> dict[str, Sum]:
+        """Returns the sums of a machine that are undamaged and of this plan."""
+        found = {}
+        for line in (_content(files.join(self._folder, name)) or b"").split(b"\n"):
+            try:
+                record = json.loads(line.partition(b" ")[2])
+                plan, shard, size, crc32c = record
+            except (ValueError, TypeError, RecursionError):
+                continue
+            entry = Sum(size, crc32c)
+            if plan == self._plan and self._line(shard, entry) == line + b"\n":
+                found[shard] = entry
+        self.of_plan |= bool(found)
+        return {shard: entry for shard, entry in found.items() if shard}
+
+
+def read_manifest(path: str) -> tuple[dict[str, Any] | None, dict[str, Sum]]:
+    """Returns a manifest, and the sums of its shards by name.
+
+    It is None if there is none or it is damaged; without sums, if it was written without them.
+    """
+    try:
+        data = files.read(path)
+        record = json.loads(data)
+        if not isinstance(record["shards"], list):
+            return None, {}
+        if _SEAL not in record and not any("bytes" in shard for shard in record["shards"]):
+            return record, {}
+        sums = {shard["name"]: Sum(shard["bytes"], shard["crc32c"]) for shard in record["shards"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None, {}
+    return (record, sums) if is_sealed(record, data) else (None, {})
+
+
+def _content(path: str) -> bytes | None:
+    """Returns the content of a file of sums; None if there is none, or it cannot be read."""
+    try:
+        return side_files.content(path) if side_files.is_there(path) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _checksum(value: Any) -> str:
+    return f"{google_crc32c.value(json.dumps(value).encode()):08x}"
