@@ -13,7 +13,7 @@ from tftpu.input_pipelines.tensors import Tensor
 
 
 class Damage(NamedTuple):
-    """What is wrong with a file.
+    """The damage of a file.
 
     Attributes:
         record: the first record that cannot be read; the number of all records if each can be.

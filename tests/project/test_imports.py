@@ -47,8 +47,6 @@ TENSORFLOW_FREE = (
 )
 # The public face imports everything lazily, by name.
 FACE = ("tftpu", "tftpu.models", "tftpu.input_pipelines", "tftpu.preflight")
-# Modules over 400 lines, each with the reason.
-LONG: dict[str, str] = {}
 
 
 def below(name: str, part: str) -> bool:
@@ -108,16 +106,6 @@ def test_private_interfaces_are_used_in_separate_files_only():
         "models/kernels/internals.py",
         "models/layers/internals.py",
     }
-
-
-def test_no_file_is_longer_than_400_lines():
-    long = {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("tftpu", "models", "input_pipelines", "launch", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-        if len(path.read_text().splitlines()) > 400
-    }
-    assert long == set(LONG)
 
 
 def test_import_tftpu_loads_neither_tensorflow_nor_keras():

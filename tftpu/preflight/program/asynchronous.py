@@ -26,7 +26,7 @@ def begins(instruction: Instruction, computation: Computation) -> bool:
 
 
 def is_on_sparse_core(start: Instruction) -> bool:
-    """Returns whether the SparseCore does the work, while the TensorCore goes on."""
+    """Returns whether the SparseCore does the work, beside the TensorCore."""
     return 'async_execution_thread="sparsecore"' in start.rest
 
 
