@@ -182,5 +182,5 @@ def test_objects_of_a_bucket_are_compared_by_the_checksums_that_it_keeps(tmp_pat
         wrong = f"predictions-00001-of-00003.jsonl has {len(whole) - 5} bytes"
         assert [wrong in problem for problem in verify("gs://bucket/p")] == [True]
         assert predicted("gs://bucket/p") == 2
-        assert "1 files of gs://bucket/p are damaged" in caplog.text
+        assert "gs://bucket/p has damaged files" in caplog.text
         assert service.content(name) == whole and verify("gs://bucket/p") == []

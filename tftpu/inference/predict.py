@@ -263,8 +263,8 @@ def _missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
     damaged = sorted(wrong & set(known.known))
     if damaged:
         _log.warning(
-            "%d files of %s are damaged, and are written again: %s%s.",
-            *(len(damaged), job.output, ", ".join(damaged[:_NAMED])),
+            "%s has damaged files, which are written again: %s%s.",
+            *(job.output, ", ".join(damaged[:_NAMED])),
             ", …" if len(damaged) > _NAMED else "",
         )
     return [shard for shard in mine if shard.name not in there or shard.name in wrong]
