@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,10 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets.arrays import device_array
-from tftpu.input_pipelines.formats import example_proto
+from tftpu.input_pipelines.formats import example_proto, pillow
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
-from tftpu.input_pipelines.reading import counted, listing, shards
-from tftpu.input_pipelines.reading.image_files import SUFFIXES
+from tftpu.input_pipelines.reading import counted, image_files, shards
 from tftpu.input_pipelines.reading.indexed import Indexed
 from tftpu.input_pipelines.reading.shards import Shards
 from tftpu.input_pipelines.reading.streamed import Streamed
@@ -26,6 +26,8 @@ from tftpu.input_pipelines.tensors import Batch, Tensor
 from tftpu.storage import files
 
 EVALUATION, TRAINING = "evaluation", "training"
+
+_log = logging.getLogger(__name__)
 
 Places = Callable[[range], tuple[list[str], list[int]]]
 Fields = Callable[[range, Sequence[str]], Mapping[str, Any]]
@@ -200,11 +202,12 @@ def of_image_files(folder: str, pipeline: Callable[[RecordSource, Parse], Pipeli
         UserError: there are no images.
     """
     folder = folder.rstrip("/")
-    found = listing.tree(folder)
-    sizes = [(f"{folder}/{n}", found[n]) for n in found if n.lower().endswith(SUFFIXES)]
-    if not sizes:
-        raise UserError(f"There are no images ({', '.join(SUFFIXES)}) in {folder}.")
-    return of_files(sizes, pipeline)
+    found, left_out = image_files.sort_files(folder)
+    if not found:
+        raise UserError(f"There are no images ({', '.join(pillow.SUFFIXES)}) in {folder}.")
+    for line in image_files.describe_left_out(left_out):
+        _log.warning("%s: %s", folder, line)
+    return of_files([(f"{folder}/{name}", size) for name, size in found.items()], pipeline)
 
 
 def of_files(

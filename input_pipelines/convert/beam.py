@@ -18,7 +18,6 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import publishing, shards, staging
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
-from tftpu.input_pipelines.convert.readers import addresses
 from tftpu.input_pipelines.convert.readers.reader import Reader
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Shard
@@ -47,7 +46,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 
     beam: Any = apache_beam  # its types omit its re-exports
     conversion.validate()
-    reader = addresses.reader_of(conversion.source, conversion.options)
+    reader = publishing.open_reader(conversion)
     if not reader.ordered:
         raise UserError(
             f"{conversion.source} has no fixed order, so it is converted on one machine: "
@@ -56,6 +55,8 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
     if publishing.begun(conversion, reader) is None:
         print(f"{conversion.output} is already complete.")
         return
+    for line in reader.notes:
+        print(f"{conversion.split}: {line}")
     numbers = range(len(reader.parts))
     # Beam's check of our functions' type hints fails on protocols.
     options = PipelineOptions(arguments, pipeline_type_check=False)

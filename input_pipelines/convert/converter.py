@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from tftpu.input_pipelines.convert import processes, publishing, shards, staging
 from tftpu.input_pipelines.convert.conversion import MIB, Conversion
-from tftpu.input_pipelines.convert.readers import addresses
 from tftpu.input_pipelines.convert.readers.reader import Reader
 from tftpu.input_pipelines.convert.staging import Staging
 from tftpu.input_pipelines.formats import manifest
@@ -43,7 +42,7 @@ def run(
         UserError: a mistake, or a record that cannot be read or written.
     """
     conversion.validate()
-    reader = addresses.reader_of(conversion.source, conversion.options)
+    reader = publishing.open_reader(conversion)
     folder = staging.folder_of(conversion, staging_folder)
     if publishing.begun(conversion, reader) is None:
         files.remove_tree(str(folder))  # left by a process killed after it wrote the manifest
@@ -52,6 +51,8 @@ def run(
     with staging.claimed(folder, say):
         if publishing.begun(conversion, reader) is None:  # made by the process that held the folder
             return manifest.read(conversion.output)
+        for line in reader.notes:
+            say(f"{conversion.split}: {line}")
         staging.begin(folder, conversion, reader)
         staged = Staging(reader, folder)
         made = _made(conversion, staged, workers, say)

@@ -9,17 +9,40 @@ from pathlib import Path
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.convert.readers import addresses
 from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import buckets, files
 
 
+def open_reader(conversion: Conversion) -> Reader:
+    """Returns the reader of the source, with the classes of the data set that the output holds.
+
+    Raises:
+        UserError: the source has other classes, or cannot be read.
+    """
+    options, (text, _) = conversion.options, _read_manifest(conversion.output)
+    if text:
+        first = manifest.from_json(text.decode(), conversion.output)
+        label = first.features.get("label")
+        fixed = tuple(first.about.get("classes", ()))
+        by_name = conversion.source.partition(":")[0] in ("images", "index")
+        options = dataclasses.replace(
+            options,
+            # Labels that are names find their ids; the order of ids that are given is compared.
+            classes=(fixed or options.classes) if by_name else (options.classes or fixed),
+            num_classes=label.num_classes if label else 0,
+        )
+    return addresses.reader_of(conversion.source, options)
+
+
 def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None:
     """Returns the manifest to add the split to, and its generation; None if the split is done.
 
     Raises:
-        UserError: the folder holds another conversion of the split, or other features.
+        UserError: the folder holds another conversion of the split, or a data set that is made of
+            something else.
     """
     text, generation = _read_manifest(conversion.output)
     if not text:
@@ -33,12 +56,26 @@ def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None
             f"{conversion.output} holds another {conversion.split!r} split already, from other "
             "data or options: choose another output folder, or remove it first."
         )
-    if (found.features, found.compression) != (reader.features, conversion.compression):
+    if differences := list(_differences(found, conversion, reader)):
         raise UserError(
-            f"{conversion.output} holds a data set of other features or compression: choose "
+            f"{conversion.output} holds a data set of other features or options, which its first "
+            f"split fixed: {'; '.join(differences)}. Convert this split like the others, or choose "
             "another output folder."
         )
     return found, generation
+
+
+def _differences(first: Manifest, conversion: Conversion, reader: Reader) -> Iterator[str]:
+    """Yields what a split would be made of, other than the data set that it is added to."""
+    # What an older tftpu did not record is not compared.
+    keys = ["classes", *(key for key in first.about if key in reader.about and key != "classes")]
+    pairs = {key: (first.about.get(key), reader.about.get(key)) for key in keys}
+    pairs["compression"] = (first.compression, conversion.compression)
+    for name in {**first.features, **reader.features}:
+        pairs[f"feature {name}"] = (first.features.get(name), reader.features.get(name))
+    for key, (there, here) in pairs.items():
+        if there != here and key not in manifest.OF_SPLITS:
+            yield f"{key} is {str(there)[:200]} there, and {str(here)[:200]} here"
 
 
 def publish(

@@ -1,24 +1,29 @@
 """The conversions of one source: a folder of splits has several, and a share may be held out."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.reading import image_files
+from tftpu.input_pipelines.reading.image_files import Splits
 
 _OF_IMAGES = ("images", "index")
 _OF_CLASSES = {"classes": (*_OF_IMAGES, "tfrecord"), "num_classes": ("index", "tfrecord")}
 HELD_OUT = "validation"  # the split that `validation_fraction` makes
 
 
-def of(conversion: Conversion, validation_fraction: float = 0.0) -> list[Conversion]:
+def of(
+    conversion: Conversion, validation_fraction: float = 0.0, say: Callable[[str], None] = print
+) -> list[Conversion]:
     """Returns the conversions of a source, one for each split of the output.
 
     Args:
         conversion: of the whole source. Its split may be "": those of a folder of splits, else
             "train".
         validation_fraction: share of each class to hold out as the split `HELD_OUT`; 0: none.
+        say: called with lines about files that are in no split.
 
     Raises:
         UserError: an option that does not apply to the source.
@@ -35,7 +40,8 @@ def of(conversion: Conversion, validation_fraction: float = 0.0) -> list[Convers
             raise UserError(f"{name} is for {', '.join(kinds)}: {conversion.source} has its own.")
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
-    found = image_files.splits_in(what) if kind == "images" else {}
+    splits = image_files.splits_in(what) if kind == "images" else Splits({}, {})
+    found = splits.classes
     if not found:
         plain = _changed(conversion, split=options.split or "train")
         return _held_out(plain, validation_fraction)
@@ -44,6 +50,8 @@ def of(conversion: Conversion, validation_fraction: float = 0.0) -> list[Convers
             f"The folders of {what} are the splits {', '.join(found)}: leave out --split to "
             f"convert all of them, or convert one, as --source=images:{what}/{next(iter(found))}."
         )
+    for line in image_files.describe_left_out(splits.left_out):
+        say(line)
     classes = options.classes or tuple(sorted({n for names in found.values() for n in names}))
     conversions = [
         dataclasses.replace(

@@ -1,6 +1,7 @@
 """Images with one class each, read, decoded and augmented while training."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -187,7 +188,9 @@ def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     _check_classes(data, found.num_classes, are_names=found.class_names is not None)
     if split != data.train_split:  # it may lack some of the classes, and has no others
         found = _listed(data, split, found.class_names or (), data.num_classes)
-    paths = tf.constant([image.path for image in found.images])
+    for line in image_files.describe_left_out(found.left_out):
+        _log.warning("%s: %s", found.folder, line)
+    paths = tf.constant([os.fsencode(image.path) for image in found.images])
     labels = tf.constant([image.label for image in found.images], tf.int32)
 
     def parse(numbers: Tensor) -> Batch:

@@ -27,6 +27,7 @@ DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "string")
 COMPRESSIONS = ("", "GZIP")
 # A value that records made of files hold beside the features: the name of the file, for `verify`.
 SOURCE = "source"
+OF_SPLITS = ("conversions", "skipped")  # what `about` holds of single splits
 
 
 @dataclasses.dataclass(frozen=True)

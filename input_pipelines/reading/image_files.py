@@ -1,16 +1,22 @@
 """Files of images with a class each, in a folder for each class."""
 
+import collections
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.reading import listing
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "eval")
 SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
+_OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders that unzip, a NAS and Python leave
+_SHOWN = 20  # names in a line
+
+LeftOut = dict[str, list[str]]  # names of files, by the reason why they are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,35 +37,87 @@ class ImageFiles:
         num_classes: of the class ids.
         class_names: by class id; None if the images have ids only.
         folder: that the images are in.
+        left_out: files in the folder that are none of the images.
     """
 
     images: list[ImageFile]
     num_classes: int
     class_names: list[str] | None
     folder: str
+    left_out: LeftOut = dataclasses.field(default_factory=dict)
 
 
-def splits_in(folder: str) -> dict[str, list[str]]:
-    """Returns the classes of each split of a folder of splits; {} if its folders are classes.
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The splits of a folder.
+
+    Args:
+        classes: of each split.
+        left_out: files that are in no split.
+    """
+
+    classes: dict[str, list[str]]
+    left_out: LeftOut
+
+
+def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
+    """Returns the sizes of the images below a folder by relative path, and what is left out."""
+    sizes = listing.tree(folder)
+    hidden = [name for name in sizes if _is_hidden(name)]
+    others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
+    left_out = {"hidden": hidden, "no images": others}
+    unused = {*hidden, *others}
+    return {name: size for name, size in sizes.items() if name not in unused}, left_out
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") or part in _OF_PROGRAMS for part in name.split("/"))
+
+
+def splits_in(folder: str) -> Splits:
+    """Returns the splits of a folder; none if its folders are classes.
 
     Raises:
-        UserError: the folders are named like splits, and images lie in them without a class.
+        UserError: folders are named like splits, but images lie in them without a class, or other
+            folders beside them.
     """
-    found = [name for name in listing.tree(folder) if name.lower().endswith(SUFFIXES)]
-    names = sorted({name.split("/")[0] for name in found if "/" in name})
-    if not names or any(name.lower() not in SPLIT_NAMES for name in names):
-        return {}
-    for name in found:
-        if name.count("/") == 1:
-            raise UserError(
-                f"The folders of {folder} are the splits {', '.join(names)}, and {name} is in no "
-                "folder of a class: make a folder for each class in each split, or name images and "
-                "labels in an index (index:FILE)."
-            )
-    return {
-        name: sorted({image.split("/")[1] for image in found if image.startswith(f"{name}/")})
-        for name in names
+    found, left_out = sort_files(folder)
+    classes = _find_splits(folder, found)
+    beside = {
+        reason: [name for name in names if name.split("/")[0] not in classes]
+        for reason, names in {**left_out, "in no split": list(found)}.items()
     }
+    return Splits(classes, beside if classes else {})
+
+
+def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the classes of each split; see `splits_in`."""
+    inside: dict[str, list[str]] = {}
+    for name in found:
+        top, slash, rest = name.partition("/")
+        if slash:
+            inside.setdefault(top, []).append(rest)
+    nested = {top for top, rests in inside.items() if all("/" in rest for rest in rests)}
+    flat = {top for top, rests in inside.items() if not any("/" in rest for rest in rests)}
+    names = [top for top in inside if top.lower() in SPLIT_NAMES]
+    others = [top for top in inside if top not in names]
+    if not names or (others and len(names) == 1 and names[0] in flat):
+        return {}
+    if others and not (len(names) > 1 and nested.issuperset(names) and flat.issuperset(others)):
+        raise UserError(
+            f"{folder} has folders that are named like splits ({_some(names)}), and others "
+            f"({_some(others)}), so either may be the classes. Name the folder of one split, as "
+            f"{folder}/{names[0]}; or leave only splits, or only classes, in {folder}."
+        )
+    for top in names:
+        if top not in nested:
+            image = next(rest for rest in inside[top] if "/" not in rest)
+            raise UserError(
+                f"The folders of {folder} are the splits {_some(names)}, and {top}/{image} is in "
+                "no folder of a class: make a folder for each class in each split, or name the "
+                "folder of one split that has them, or images and labels in an index (index:FILE)."
+            )
+    return {top: sorted({rest.split("/")[0] for rest in inside[top]}) for top in names}
 
 
 def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
@@ -94,19 +152,76 @@ def in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
         classes: names in the order of their ids; empty: those of the subfolders, sorted.
 
     Raises:
-        UserError: there are no such subfolders.
+        UserError: there are no such subfolders, they are splits, or none of `classes`.
     """
-    sizes = listing.tree(folder)
-    found = [name for name in sizes if name.lower().endswith(SUFFIXES) and "/" in name]
+    sizes, left_out = sort_files(folder)
+    found = [name for name in sizes if "/" in name]
     names = sorted({name.split("/")[0] for name in found})
-    if classes and (unknown := sorted({*names} - {*classes})):
-        raise UserError(f"{folder} has the folders {unknown}, which are none of the classes.")
-    classes = list(classes) or names
     if not classes:
+        _check_classes(folder, names, found)
+    elif unknown := sorted({*names} - {*classes}):
         raise UserError(
-            f"There are no folders of images ({', '.join(SUFFIXES)}) in {folder}: one for each "
-            "class is expected."
+            f"{folder} has the folders {_some(unknown)}, which are none of the classes of the "
+            f"first split ({_some(classes)}). Remove them; or give the first split images of them, "
+            "too, and convert all splits into a new output folder."
         )
+    classes = list(classes) or names
     ids = {name: number for number, name in enumerate(classes)}
-    images = [ImageFile(f"{folder}/{n}", ids[n.split("/")[0]], sizes[n]) for n in found]
-    return ImageFiles(images, len(classes), classes, folder)
+    listed = [ImageFile(f"{folder}/{n}", ids[n.split("/")[0]], sizes[n]) for n in found]
+    left_out["in no folder of a class"] = [name for name in sizes if "/" not in name]
+    return ImageFiles(listed, len(classes), classes, folder, left_out)
+
+
+def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
+    """Raises `UserError` unless the folders in which images were found are classes."""
+    if not names:
+        raise UserError(
+            f"There are no folders of images ({', '.join(pillow.SUFFIXES)}) in {folder}: one for "
+            "each class is expected."
+        )
+    if splits := _find_splits(folder, found):
+        raise UserError(
+            f"The folders of {folder} are the splits {_some(splits)}, not classes: name the folder "
+            f"of one split, as {folder}/{next(iter(splits))}."
+        )
+    inner = sorted({name.split("/")[1] for name in found if name.count("/") > 1})
+    if len(names) == 1 and len(inner) > 1 and all(name.count("/") > 1 for name in found):
+        raise UserError(
+            f"All images of {folder} are in {names[0]}, in the folders {_some(inner)}: if these "
+            f"are the classes, name {folder}/{names[0]}; if {names[0]} is the only class, put its "
+            "images into it directly."
+        )
+    for name in names:
+        if name != displayed(name):
+            raise UserError(f"The name of the folder {displayed(name)} in {folder} is not UTF-8.")
+
+
+def describe(found: ImageFiles) -> list[str]:
+    """Returns lines that say how many images each class has."""
+    counts = collections.Counter(image.label for image in found.images)
+    names = found.class_names or [str(number) for number in range(found.num_classes)]
+    said = [f"{name} {counts[number]:,}" for number, name in enumerate(names)]
+    lines = [f"{len(found.images):,} images in {len(names):,} classes: {_some(said)}"]
+    if missing := [name for number, name in enumerate(names) if not counts[number]]:
+        lines.append(f"There are no images of {_some(missing)}.")
+    return lines
+
+
+def describe_left_out(left_out: LeftOut) -> list[str]:
+    """Returns a line for each reason to leave files out."""
+    return [
+        f"Left out {len(names):,} file(s), {reason}: {_some(map(displayed, names))}"
+        for reason, names in left_out.items()
+        if names
+    ]
+
+
+def displayed(name: str) -> str:
+    """Returns a file's name as text: a disk's names need not be UTF-8."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _SHOWN
+    return ", ".join(listed[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

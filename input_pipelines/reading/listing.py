@@ -4,21 +4,40 @@ import fnmatch
 import os
 import re
 
+from tftpu.errors import UserError
 from tftpu.storage import buckets, files
 
 
 def tree(folder: str) -> dict[str, int]:
-    """Returns the sizes of all regular files below a folder, by their sorted relative path."""
+    """Returns the sizes of all regular files below a folder, by their sorted relative path.
+
+    Links to folders are followed, unless they lead to a folder that they are in.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
     if files.is_remote(folder):
         return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
     sizes = {}
-    for path, _, names in os.walk(folder):
+    real = {folder: (os.path.realpath(folder),)}  # of a folder, and of those it is in
+    for path, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        above = real.pop(path)
+        for name in list(folders):
+            inner = os.path.realpath(os.path.join(path, name))
+            if inner in above:
+                folders.remove(name)
+            real[os.path.join(path, name)] = (*above, inner)
         for name in names:
             whole = os.path.join(path, name)
             if not os.path.isfile(whole):  # a pipe, or a link to nothing
                 continue
             sizes[os.path.relpath(whole, folder).replace(os.sep, "/")] = os.path.getsize(whole)
     return dict(sorted(sizes.items()))
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise UserError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
 
 
 def matching(pattern: str) -> dict[str, int]:

@@ -24,6 +24,7 @@ class BigQueryReader:
         self.parts: list[Part] = self._table.parts
         self.state: Part = self._table.state
         self.about: dict[str, Any] = {}
+        self.notes: list[str] = []
 
     def examples(self, part: Part) -> Iterator[Example]:
         return self._table.examples(part)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.convert.readers.reader import (
     Example,
     OrderedReader,
@@ -10,13 +11,12 @@ from tftpu.input_pipelines.convert.readers.reader import (
     ReadOptions,
     Skipped,
 )
-from tftpu.input_pipelines.formats import tfrecord
+from tftpu.input_pipelines.formats import pillow, tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading import image_files, image_index
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 
 PART_EXAMPLES = 512  # images of a part
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 
 class ImageReader(OrderedReader):
@@ -40,50 +40,43 @@ class ImageReader(OrderedReader):
         super().__init__(
             features, parts, {"classes": found.class_names} if found.class_names else {}
         )
+        self.notes += image_files.describe(found)
+        if not options.held_out:  # else said of the other share
+            self.notes += image_files.describe_left_out(found.left_out)
 
     def examples(self, part: Part) -> Iterator[Example | Skipped]:
         for path, label, _ in part:
             with tfrecord.opened(path) as file:
                 data = file.read()
-            name = path.removeprefix(f"{self._folder}/")
-            why = _damage(data)
-            if not why:
-                yield {"image": data, "label": label, SOURCE: name}
-            elif self._skip_bad:
-                yield Skipped(name, why)
+            name = image_files.displayed(path.removeprefix(f"{self._folder}/"))
+            try:
+                image = _stored(data)
+            except ValueError as error:
+                if not self._skip_bad:
+                    raise UserError(
+                        f"{image_files.displayed(path)} {error}. Repair or remove it, or leave out "
+                        "files that cannot be decoded with --skip_bad."
+                    ) from error
+                yield Skipped(name, str(error))
             else:
-                raise UserError(
-                    f"{path} {why}. Repair or remove it, or leave out files that cannot be decoded "
-                    "with --skip_bad."
-                )
+                yield {"image": image, "label": label, SOURCE: name}
 
 
-def _damage(data: bytes) -> str:
-    """Returns what keeps an image from being decoded, by the decoder of training; "" if nothing."""
-    import tensorflow as tf
+def _stored(data: bytes) -> bytes:
+    """Returns the image of a record: JPEGs and PNGs as they are, others as a PNG.
 
-    if not data.startswith(_MAGIC):
-        return "is neither a JPEG nor a PNG"
-    try:
-        tf.io.decode_image(data, expand_animations=False)
-    except tf.errors.InvalidArgumentError as error:
-        said = error.message.partition("}} ")[2] or error.message
-        return f"cannot be decoded ({said.removesuffix(' [Op:DecodeImage]')})"
-    return ""
+    Raises:
+        ValueError: it cannot be decoded, by the decoder of training; says why.
+    """
+    if not data.startswith((pillow.JPEG, pillow.PNG)):
+        return pillow.to_png(data)
+    if why := decode.why_not(data):
+        raise ValueError(why)
+    return data
 
 
 def of_folders(folder: str, options: ReadOptions) -> ImageReader:
-    """Returns a reader of a folder with one subfolder of images for each class.
-
-    Raises:
-        UserError: its subfolders are splits.
-    """
-    splits = image_files.splits_in(folder)
-    if splits:
-        raise UserError(
-            f"The folders of {folder} are the splits {', '.join(splits)}, not classes: "
-            f"give each its own source, as images:{folder}/{next(iter(splits))}."
-        )
+    """Returns a reader of a folder with one subfolder of images for each class."""
     return ImageReader(image_files.in_folders(folder, options.classes), options)
 
 

@@ -83,6 +83,7 @@ class Reader(Protocol):
 
     features: dict[str, Feature]
     about: dict[str, Any]  # for the manifest
+    notes: list[str]  # for the user, about what was found and what is left out
     parts: list[Part]
 
     @property
@@ -121,6 +122,7 @@ class OrderedReader:
         self.features = features
         self.parts = parts
         self.about = about
+        self.notes: list[str] = []
 
     @property
     def state(self) -> list[Part]:

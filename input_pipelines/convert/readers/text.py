@@ -14,6 +14,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
 from tftpu.input_pipelines.formats import text_files
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.reading import listing
+from tftpu.storage import buckets
 
 PART_BYTES = 64 << 20
 
@@ -41,6 +42,8 @@ class TextReader(OrderedReader):
             "context": options.context,
             "vocabulary": vocabulary,
             "tokenizer": os.path.basename(options.tokenizer) if options.tokenizer else "bytes",
+            "tokenizer_crc32c": options.tokenizer and buckets.checksum(options.tokenizer).crc32c,
+            "end_of_text": options.end_of_text,
         }
         super().__init__(features, _cut(listing.matching(pattern)), about)
 

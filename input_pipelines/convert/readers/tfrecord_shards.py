@@ -52,7 +52,7 @@ class ShardReader(OrderedReader):
         super().__init__(
             chosen(found.features, options.features),
             [[found.path(s), s.examples, s.crc32c] for s in found.shards(options.source_split)],
-            {key: value for key, value in found.about.items() if key != "conversions"},
+            {key: value for key, value in found.about.items() if key not in manifest.OF_SPLITS},
         )
 
     def examples(self, part: Part) -> Iterator[Example]:

@@ -1,0 +1,179 @@
+"""Folders of images as real ones are: hidden folders, splits, strange files; read or named."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import data_sets
+from tests.support.conversions import examples, one
+from tftpu import input_pipelines
+from tftpu.errors import UserError
+from tftpu.input_pipelines.reading import image_files, listing
+from tftpu.input_pipelines.sources import Augment, StreamedImages
+from tftpu.launch import main as command_line
+
+
+def write(root: Path, *names: str) -> str:
+    """Writes an image to each of these paths, its grey level the number of the path."""
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data_sets.picture(number, kind="PNG"))
+    return str(root)
+
+
+def labels(folder: str, *classes: str) -> dict[str, str]:
+    """Returns the class that is found for each image."""
+    found = image_files.in_folders(folder, classes)
+    assert found.class_names
+    return {
+        image.path.removeprefix(f"{folder}/"): found.class_names[image.label]
+        for image in found.images
+    }
+
+
+def convert(source: str, output: Path, *flags: str) -> int:
+    arguments = [f"--source={source}", f"--output={output}", "--workers=1", *flags]
+    return command_line.main(["data", "convert", *arguments])
+
+
+SPLITS = ("train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png")
+
+
+@pytest.mark.parametrize(
+    "beside", [".ipynb_checkpoints/1.png", "__MACOSX/train/cat/._1.png", "unlabeled/9.png", "x.jpg"]
+)
+def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path, capsys, beside):
+    folder = write(tmp_path / "photos", *SPLITS, beside)
+    assert image_files.splits_in(folder).classes == {"train": ["cat", "dog"], "val": ["cat", "dog"]}
+    assert convert(f"images:{folder}", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "Left out 1 file(s), " in said and beside in said
+    assert "train: 2 images in 2 classes: cat 1, dog 1\n" in said
+    made = [
+        sorted(
+            (one(e, "source"), one(e, "label"))
+            for shard in examples(tmp_path / "out", split)
+            for e in shard
+        )
+        for split in ("train", "val")
+    ]
+    assert made == [[(b"cat/1.png", 0), (b"dog/2.png", 1)], [(b"cat/3.png", 0), (b"dog/4.png", 1)]]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([*SPLITS, "extra/cat/9.png"], r"like splits \(train, val\), and others \(extra\)"),
+        (["train/cat/1.png", "car/2.png"], r"like splits \(train\), and others \(car\)"),
+        (["train/1.png", "val/2.png", "car/3.png"], r"splits \(train, val\), and others \(car\)"),
+        ([*SPLITS, "test/9.png"], "test/9.png is in no folder of a class"),
+        (SPLITS, "are the splits train, val, not classes: name the folder of one split, as"),
+        (["photos/cat/1.png", "photos/dog/2.png"], "in photos, in the folders cat, dog: if these"),
+        (["1.png"], "There are no folders of images"),
+    ],
+)
+def test_a_layout_that_can_mean_two_things_is_an_error(tmp_path, names, message):
+    folder = write(tmp_path / "all", *names)
+    with pytest.raises(UserError, match=message):
+        image_files.in_folders(folder)
+    write(tmp_path / "data" / "train", *names)
+    data = StreamedImages(format="folder", data_dir=str(tmp_path / "data"), num_classes=2)
+    with pytest.raises(UserError, match=message):
+        input_pipelines.training(data)
+
+
+def test_hidden_folders_and_files_take_no_class_id(tmp_path):
+    shown = ["cat/1.png", "dog/a b/ü.PNG", "fox/x.JPEG"]
+    hidden = [".a/1.png", "__MACOSX/cat/1.png", "cat/.x.png", "dog/.ipynb_checkpoints/2-copy.png"]
+    folder = write(tmp_path, *shown, *hidden, "0.png", "ape/Thumbs.db", "cat/1.txt")
+    assert labels(folder) == {"cat/1.png": "cat", "dog/a b/ü.PNG": "dog", "fox/x.JPEG": "fox"}
+    found = image_files.in_folders(folder)
+    assert found.class_names == ["cat", "dog", "fox"]
+    assert {reason: sorted(names) for reason, names in found.left_out.items()} == {
+        "hidden": sorted(hidden),
+        "no images": ["ape/Thumbs.db", "cat/1.txt"],
+        "in no folder of a class": ["0.png"],
+    }
+
+
+def test_classes_that_are_given_keep_their_ids_and_take_no_others(tmp_path):
+    folder = write(tmp_path, "cat/1.png", "owl/2.png")
+    found = image_files.in_folders(folder, ["ant", "cat", "owl"])
+    assert [image.label for image in found.images] == [1, 2]
+    assert image_files.describe(found) == [
+        "2 images in 3 classes: ant 0, cat 1, owl 1",
+        "There are no images of ant.",
+    ]
+    with pytest.raises(UserError, match=r"the folders owl, which are none .* \(ant, cat\)"):
+        image_files.in_folders(folder, ["ant", "cat"])
+
+
+def test_links_to_folders_are_followed_and_circles_are_not(tmp_path):
+    write(tmp_path / "all", "cat/1.png", "dog/2.png")
+    few = tmp_path / "few"
+    few.mkdir()
+    (few / "cat").symlink_to(tmp_path / "all" / "cat")
+    (few / "puss").symlink_to(tmp_path / "all" / "cat")
+    (tmp_path / "all" / "cat" / "up").symlink_to(tmp_path / "all")
+    (tmp_path / "all" / "cat" / "few").symlink_to(few)
+    found = listing.tree(str(few))
+    assert {"cat/1.png", "puss/1.png"} <= set(found)
+    assert max(name.count("/") for name in found) < 8
+
+
+def test_a_class_whose_name_is_no_text_is_an_error(tmp_path):
+    folder = write(tmp_path, "cat/1.png", "dog/2.png")
+    os.rename(tmp_path / "dog", os.fsencode(tmp_path) + b"/\xfe")
+    with pytest.raises(UserError, match="The name of the folder \ufffd in"):
+        image_files.in_folders(folder)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory) -> Path:
+    """Writes one class for each suffix, each an image of one grey level; returns the folder."""
+    root = tmp_path_factory.mktemp("kinds")
+    kinds = ["a.gif", "b.webp", "c.tif", "d.TIFF", "e.bmp", "f.jfif", "g.jpe", "h.JPG", "i.Png"]
+    for number, name in enumerate(kinds):
+        for split in ("train", "val"):
+            (root / split / name[0]).mkdir(parents=True)
+            pixels = np.full((12, 16, 3), 20 * number, np.uint8)
+            form = {"f": "JPEG", "g": "JPEG", "h": "JPEG"}.get(name[0])
+            Image.fromarray(pixels).save(root / split / name[0] / name, form)
+    shutil.copy(root / "train/i/i.Png", os.fsencode(root) + b"/train/i/\xff.png")  # no text
+    (root / "train" / "a" / "scan.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    return root
+
+
+def levels(data: StreamedImages) -> dict[int, int]:
+    """Returns the grey level of the image of each class."""
+    found = {}
+    for images, classes in input_pipelines.evaluation(data):
+        found |= dict(
+            zip(classes.numpy().tolist(), images.numpy().mean((1, 2, 3)).round().tolist())
+        )
+    return found
+
+
+def test_images_of_all_formats_are_streamed_and_converted_alike(kinds, tmp_path, capsys, caplog):
+    plain = {"image_size": 8, "num_classes": 9, "image_dtype": "uint8", "global_batch_size": 4}
+    plain |= {"augment": Augment(crop=False, flip=False, eval_crop=1.0), "eval_split": "train"}
+    expected = {number: 20 * number for number in range(9)}
+    with caplog.at_level(logging.WARNING):
+        data = StreamedImages(format="folder", data_dir=str(kinds), **plain)
+        assert levels(data) == expected
+        assert "no images: a/scan.heic" in caplog.text
+    assert convert(f"images:{kinds}", tmp_path / "out") == 0
+    assert "Left out 1 file(s), no images: a/scan.heic" in capsys.readouterr().out
+    assert (
+        levels(StreamedImages(format="tfrecord", data_dir=str(tmp_path / "out"), **plain))
+        == expected
+    )
+    for shard in examples(tmp_path / "out"):  # other programs need not know other formats
+        assert all(one(e, "image").startswith((b"\xff\xd8\xff", b"\x89PNG")) for e in shard)
+    assert command_line.main(["data", "verify", str(tmp_path / "out"), "--workers=1"]) == 0
