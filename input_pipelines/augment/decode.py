@@ -98,10 +98,11 @@ def cropped(
         return resized(_part(of_channels(image, channels), window), size)
 
     def fused() -> Tensor:
-        turn = _Turn(image)
         shape = tf.image.extract_jpeg_shape(image)
-        height, width = turn.swapped(shape[0], shape[1])
-        place = tf.stack(turn.stored(window(height, width), height, width))
+        number = _orientation(image)
+        upright = tf.where(number >= 5, shape[1::-1], shape[:2])  # height, width
+        place = tf.stack(window(upright[0], upright[1]))
+        place = _if_turned(number, place, lambda: _place_in_file(place, upright, number))
         shorter = tf.minimum(place[2], place[3])
 
         def at(ratio: int) -> Tensor:
@@ -116,7 +117,8 @@ def cropped(
 
         pixels = tf.cond(shorter < 2 * size, lambda: at(1), smaller)
         # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
-        return turn.upright(resized(tf.cast(pixels, tf.float32), size))
+        pixels = resized(tf.cast(pixels, tf.float32), size)
+        return _if_turned(number, pixels, lambda: _turn(pixels, number))
 
     def whole() -> Tensor:
         return resized(_part(decoded(image, channels), window), size)
@@ -140,7 +142,8 @@ def decoded(image: Tensor, channels: int) -> Tensor:
 
     def jpeg() -> Tensor:
         pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
-        return _Turn(image).upright(pixels)
+        number = _orientation(image)
+        return _if_turned(number, pixels, lambda: _turn(pixels, number))
 
     def other() -> Tensor:
         return tf.cond(_is_plain_png(image), lambda: tf.io.decode_png(image, channels), by_pillow)
@@ -191,48 +194,46 @@ def _in_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType)
     return tf.numpy_function(of_value, [image], dtype)
 
 
-class _Turn:
-    """The turn that the EXIF data of a JPEG ask for: a transposition, then flips.
+def _orientation(image: Tensor) -> Tensor:
+    """Returns the orientation of a JPEG in its EXIF data, (), int32; 1 is upright."""
+    # Read in Python, but few JPEGs have EXIF data: after 6 bytes, or after those of JFIF.
+    stated = tf.strings.regex_full_match(tf.strings.substr(image, 0, 28), r"(\C{6}|\C{24})Exif\C*")
+
+    def read() -> Tensor:
+        return _in_python(pillow.orientation, tf.strings.substr(image, 0, _EXIF), tf.int32)
+
+    return tf.ensure_shape(tf.cond(stated, read, lambda: tf.constant(1)), ())
+
+
+def _if_turned(number: Tensor, value: Tensor, other: Callable[[], Tensor]) -> Tensor:
+    """Returns a value for an upright image; another one for an image of another orientation."""
+    return tf.cond(number > 1, other, lambda: value)
+
+
+def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
+    return tf.reduce_any(number == numbers)
+
+
+def _turn(pixels: Tensor, number: Tensor) -> Tensor:
+    """Turns pixels as the file holds them, (height, width, channels), upright."""
+    found = tf.cond(number >= 5, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
+    down, across = _is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)
+    found = tf.cond(down, lambda: tf.reverse(found, [0]), lambda: found)
+    return tf.cond(across, lambda: tf.reverse(found, [1]), lambda: found)
+
+
+def _place_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
+    """Returns where the file holds a part of the upright image.
 
     Args:
-        image: a JPEG, a scalar string.
+        place: top, left, height, width of the part.
+        size: height and width of the upright image.
+        number: the orientation.
     """
-
-    def __init__(self, image: Tensor):
-        # Read in Python, but few JPEGs have EXIF data: after 6 bytes, or after those of JFIF.
-        head = tf.strings.substr(image, 0, 28)
-        stated = tf.strings.regex_full_match(head, r"(\C{6}|\C{24})Exif\C*")
-        begin = tf.strings.substr(image, 0, _EXIF)
-        number = tf.cond(
-            stated, lambda: _in_python(pillow.orientation, begin, tf.int32), lambda: tf.constant(1)
-        )
-        self._turned = number > 1
-        self._transposed = number >= 5
-        self._down = tf.reduce_any(number == [3, 4, 7, 8])
-        self._across = tf.reduce_any(number == [2, 3, 6, 7])
-
-    def swapped(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the height and width after the turn, or before it."""
-        return tf.where(self._transposed, width, height), tf.where(self._transposed, height, width)
-
-    def stored(self, window: Window, height: Tensor, width: Tensor) -> Window:
-        """Returns where the file holds a window of the upright image of this height and width."""
-        top, left, rows, columns = window
-        top = tf.where(self._down, height - top - rows, top)
-        left = tf.where(self._across, width - left - columns, left)
-        return *self.swapped(top, left), *self.swapped(rows, columns)
-
-    def upright(self, pixels: Tensor) -> Tensor:
-        """Turns an image, or a part of it, as the file holds it: (height, width, channels)."""
-
-        def turned() -> Tensor:
-            found = tf.cond(
-                self._transposed, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels
-            )
-            found = tf.cond(self._down, lambda: tf.reverse(found, [0]), lambda: found)
-            return tf.cond(self._across, lambda: tf.reverse(found, [1]), lambda: found)
-
-        return tf.cond(self._turned, turned, lambda: pixels)
+    flips = tf.stack([_is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)])
+    corner = tf.where(flips, size - place[:2] - place[2:], place[:2])
+    transposed = tf.concat([corner[::-1], place[:1:-1]], 0)
+    return tf.where(number >= 5, transposed, tf.concat([corner, place[2:]], 0))
 
 
 def _is_plain_jpeg(image: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Feature:
         shape: of one example's tensor; () is a scalar.
         encoding: "list": the elements in an int64, float or bytes list; "raw": one bytes value,
             the elements in C order, little-endian (fast: for tokens and arrays); "image": one
-            bytes value, a JPEG or PNG, which the pipeline decodes (dtype "string", shape ()).
+            bytes value, an image file, which the pipeline decodes (dtype "string", shape ()).
         num_classes: for a class id, which must be in [0, num_classes); 0: not a class id.
     """
 

@@ -97,27 +97,28 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
         top, slash, rest = name.partition("/")
         if slash:
             inside.setdefault(top, []).append(rest)
-    nested = {top for top, rests in inside.items() if all("/" in rest for rest in rests)}
     flat = {top for top, rests in inside.items() if not any("/" in rest for rest in rests)}
     names = [top for top in inside if top.lower() in SPLIT_NAMES]
     others = [top for top in inside if top not in names]
     if not names or (others and len(names) == 1 and names[0] in flat):
         return {}
-    if others and not (len(names) > 1 and nested.issuperset(names) and flat.issuperset(others)):
+    if others and not (len(names) > 1 and flat.isdisjoint(names) and flat.issuperset(others)):
         raise UserError(
             f"{folder} has folders that are named like splits ({_some(names)}), and others "
             f"({_some(others)}), so either may be the classes. Name the folder of one split, as "
             f"{folder}/{names[0]}; or leave only splits, or only classes, in {folder}."
         )
     for top in names:
-        if top not in nested:
-            image = next(rest for rest in inside[top] if "/" not in rest)
+        if top in flat:
             raise UserError(
-                f"The folders of {folder} are the splits {_some(names)}, and {top}/{image} is in "
-                "no folder of a class: make a folder for each class in each split, or name the "
-                "folder of one split that has them, or images and labels in an index (index:FILE)."
+                f"The folders of {folder} are the splits {_some(names)}, and "
+                f"{top}/{inside[top][0]} is in no folder of a class: make a folder for each class "
+                "in each split, or name the folder of one split that has them, or images "
+                "and labels in an index (index:FILE)."
             )
-    return {top: sorted({rest.split("/")[0] for rest in inside[top]}) for top in names}
+    return {
+        top: sorted({rest.split("/")[0] for rest in inside[top] if "/" in rest}) for top in names
+    }
 
 
 def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:

@@ -19,7 +19,9 @@ def tree(folder: str) -> dict[str, int]:
     if files.is_remote(folder):
         return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
     sizes = {}
-    real = {folder: (os.path.realpath(folder),)}  # of a folder, and of those it is in
+    real: dict[str, tuple[str, ...]] = {
+        folder: (os.path.realpath(folder),)
+    }  # of a folder, and of those it is in
     for path, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         above = real.pop(path)
         for name in list(folders):
