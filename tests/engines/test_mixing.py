@@ -9,6 +9,7 @@ from keras import ops
 import tftpu
 from tests.support.strategies import relative
 from tests.support.training import make_trainer
+from tftpu.errors import UserError
 
 STEPS, BATCH, EXAMPLES, FEATURES = 6, 16, 56, 6
 RNG = np.random.default_rng(5)
@@ -105,3 +106,49 @@ def test_a_metric_that_ignores_weights_does_not_see_padding():
         model.compile("sgd", "mse", metrics=[Count()])
         trainer = make_trainer(model)
     assert trainer.evaluate(batches(41))["count"] == 41
+
+
+def centred(y_true, y_pred):
+    """A metric whose value for an example depends on its batch."""
+    return ops.mean(ops.abs(y_pred - ops.mean(y_pred, axis=0)), axis=-1)
+
+
+class Adding(keras.layers.Layer):
+    """Adds the sum of its inputs to the loss."""
+
+    def call(self, x):
+        self.add_loss(0.01 * ops.sum(ops.abs(x)))
+        return x
+
+
+def test_a_metric_that_mixes_examples_is_warned_of():
+    with engines(4).scope():
+        model = sequential()
+        model.compile("sgd", "mse", metrics=[centred])
+    with pytest.warns(UserWarning, match="The metric of an example depends on the other examples"):
+        make_trainer(model).fit(batches(), steps=1, verbose=False)
+
+
+@pytest.mark.parametrize("layer", [OwnNormalization, Adding, None])
+def test_what_mixes_its_examples_is_evaluated_in_the_batches_of_keras(layer):
+    def make():
+        model = sequential(*([layer()] if layer else []))
+        model.compile("sgd", "mse", metrics=[centred])
+        return model
+
+    expected = make().evaluate(batches(), verbose=0, return_dict=True)
+    with engines(4).scope():
+        trainer = make_trainer(make())
+    assert trainer.evaluate(batches()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_added_loss_that_is_no_mean_is_refused_where_a_batch_is_divided():
+    for devices, microbatches in ((4, 1), (1, 2)):
+        with engines(devices).scope():
+            trainer = make_trainer(sequential(Adding()), gradient_accumulation_steps=microbatches)
+        with pytest.raises(UserError, match="add_loss grows with the number of examples"):
+            trainer.fit(batches(), steps=1, verbose=False)
+    undivided, expected = sequential(Adding()), sequential(Adding())
+    make_trainer(undivided).fit(batches(48), steps=3, verbose=False)
+    expected.fit(batches(48), verbose=0)
+    assert relative(values(undivided), values(expected)) < 2e-6

@@ -1,6 +1,7 @@
 """`tftpu data check`: its findings for suitable and for unsuitable data."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 from tftpu.launch import main
 from tftpu.launch.commands.data import check as data_check
+from tftpu.models.sizes import GPT, ResNet
 from tftpu.storage import buckets
 
+IMAGE = np.zeros((2, 3), np.float32)  # of two examples
 CONFIG = """
 from tftpu.config import Experiment
 from tftpu.input_pipelines.sources import Records
@@ -124,3 +127,35 @@ def test_a_slow_host_gives_the_number_of_hosts_needed():
     )
     (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=4)
     assert finding.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "level", "text"),
+    [
+        (
+            ResNet(num_classes=4),
+            (IMAGE, [0, 3]),
+            "ok",
+            "labels of the first batches go from 0 to 3",
+        ),
+        (ResNet(num_classes=4), (IMAGE, [1, 4]), "error", "from 1 to 4, and model.num_classes=4"),
+        (ResNet(num_classes=4), (IMAGE, [-1, 3]), "error", "model.num_classes=4 takes 0 to 3"),
+        (GPT(vocabulary=9), ([1, 9], [2, 3]), "error", "tokens .* 9, and model.vocabulary=9 takes"),
+        (GPT(vocabulary=9), ({"tokens": [1, 2]}, [2, 9]), "error", "labels .* set it to 10"),
+    ],
+)
+def test_ids_are_compared_with_the_classes_and_the_vocabulary_of_the_model(
+    model, batch, level, text
+):
+    x, y = batch
+    x = {name: np.array(ids) for name, ids in x.items()} if isinstance(x, dict) else np.array(x)
+    findings = data_check.values(model, [(x, np.array(y))])
+    (found,) = (finding for finding in findings if re.search(text, finding.text))
+    assert found.level == level
+
+
+def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():
+    x, y, weights = np.zeros((2, 3)), np.array([1, -100]), np.array([1.0, 0.0])
+    (finding,) = data_check.values(ResNet(num_classes=4), [(x, y, weights)])
+    assert finding.level == "ok"
+    assert data_check.values(ResNet(num_classes=4), [(x, np.ones((2, 4), np.float32))]) == []

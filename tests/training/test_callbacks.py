@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.training import compiled, examples, make_trainer
+from tftpu.errors import UserError
 
 X, Y = examples(64)
 OTHER = np.roll(Y, 1)  # labels that training makes worse
@@ -85,3 +86,33 @@ def test_early_stopping_counts_on_over_a_restart_and_anew_after_it_stopped(tmp_p
     trained(tmp_path / "resumed", stop(), epochs=3)
     assert trained(tmp_path / "resumed", stop(), epochs=20).step == whole
     assert trained(tmp_path / "resumed", stop(), epochs=40).step > whole + 2
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (keras.callbacks.EarlyStopping("val_acuracy"), "Did you mean 'val_accuracy'"),
+        (keras.callbacks.ReduceLROnPlateau("f1"), "ReduceLROnPlateau monitors 'f1', which is not"),
+        (
+            keras.callbacks.ModelCheckpoint("a.keras", "val_f1", save_best_only=True),
+            "ModelCheckpoint monitors 'val_f1', which is not logged: choose one of accuracy, ",
+        ),
+        (keras.callbacks.EarlyStopping("grad_norm"), "pass mode='max' or mode='min'"),
+    ],
+)
+def test_what_a_callback_monitors_is_checked_before_training(callback, message):
+    trainer = make_trainer(compiled())
+    with pytest.raises(UserError, match=message):
+        trainer.fit(X, Y, verbose=0, validation_data=(X, OTHER), callbacks=[callback])
+    assert trainer.step == 0
+
+
+def test_what_an_earlier_callback_logs_can_be_monitored():
+    class Logging(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["own"] = 1.0
+
+    stop = keras.callbacks.EarlyStopping("own", patience=1, mode="min")
+    trainer = make_trainer(compiled())
+    trainer.fit(X, Y, verbose=0, epochs=9, callbacks=[Logging(), stop])
+    assert stop.stopped_epoch == 1

@@ -29,6 +29,18 @@ _UNEQUAL = (
     "(64, 3, …) for 192 examples beside 64."
 )
 
+# What ops of a CPU say of numbers that are too large for a model, and what that means.
+_OUTSIDE = {
+    r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)": (
+        "A label is {0}, and the model's output has {1} classes, which are numbered from 0 (NaN "
+        "becomes the least number that there is)."
+    ),
+    r"indices\S* = (-?\d+) is not in \[0, (\d+)\)": (
+        "The data have the id {0}, and an embedding of the model has {1}, which are numbered from "
+        "0: is the tokenizer's vocabulary larger than the model's?"
+    ),
+}
+
 _T = TypeVar("_T")
 
 
@@ -305,9 +317,12 @@ def data_errors() -> Iterator[None]:
         yield
     except tf.errors.InvalidArgumentError as error:
         found = re.search(r"assertion failed: \[(An? (?:batch|epoch) .*?)\]", str(error), re.DOTALL)
-        if found is None:
-            raise
-        raise UserError(found[1]) from error
+        if found is not None:
+            raise UserError(found[1]) from error
+        for pattern, sentence in _OUTSIDE.items():
+            if found := re.search(pattern, str(error)):
+                raise UserError(sentence.format(*found.groups())) from error
+        raise
 
 
 def checked(dataset: Any) -> tf.data.Dataset:

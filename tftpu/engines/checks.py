@@ -37,6 +37,8 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
             f"The layer {stateful[0].name!r} is stateful: it carries what it saw from batch to "
             "batch, which replicas cannot share. Build it with stateful=False."
         )
+    if keras.backend.backend() == "jax":
+        _refuse_lookups(model)
     if objectives:
         _refuse_compiled_parts(model)
         for objective in objectives:
@@ -83,14 +85,15 @@ def refuse_updates(
     Args:
         updated: the variables that it changes, besides the states of compiled metrics.
         model: the model.
-        statistics, seeds: the variables of the model that are kept.
+        statistics, seeds: the variables of the model that are kept, besides its trained ones.
     """
     measured = {
         id(v): metric.name
         for metric in keras_internals.tracked_metrics(model)
         for v in metric.variables
     }
-    known = {id(v) for v in [*statistics, *seeds, *keras_internals.compiled_states(model)]}
+    own = [*model.trainable_variables, *statistics, *seeds]
+    known = {id(v) for v in [*own, *keras_internals.compiled_states(model)]}
     for variable in updated:
         if id(variable) in measured:
             raise UserError(
@@ -101,9 +104,34 @@ def refuse_updates(
         if id(variable) not in known:
             raise UserError(
                 f"The loss changes the variable {variable.path!r}, which is not part of the model, "
-                "so the change would be lost: make what owns it (a layer, or a "
-                "keras.random.SeedGenerator) an attribute of the model."
+                "so the change would be lost: make it, or what owns it (a layer, or a "
+                "keras.random.SeedGenerator), an attribute of the model."
             )
+
+
+def refuse_assigned(variable: keras.Variable) -> None:
+    """Raises `UserError` for a weight that a layer computes from the batch."""
+    raise UserError(
+        f"A layer assigns its weight {variable.path!r} a value that depends on the batch, of which "
+        "each device has its own share, so the devices would train different weights. Compute the "
+        "value from variables alone, or make it a variable with trainable=False."
+    )
+
+
+def refuse_outside(changed: Sequence[str]) -> None:
+    """Raises `UserError` for a variable outside of the model that a loss or a layer changes.
+
+    Args:
+        changed: the names of all that are changed.
+    """
+    if changed:
+        raise UserError(
+            f"The loss, a metric or a layer changes the variable {changed[0]!r}, which is not part "
+            "of the model: each device and each trial would change it, and no checkpoint would "
+            "hold it. Make it an attribute of the model, keras.Variable(value, trainable=False), "
+            "and assign it a value that is the same on all devices or a mean over examples; draw "
+            "random numbers by keras.random, with a SeedGenerator of the model."
+        )
 
 
 def refuse_frozen(model: keras.Model, parts: Sequence["Part"]) -> None:
@@ -140,7 +168,7 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
 def warn_of_means(part: "Part", computed: Computed) -> None:
     """Warns of a loss that its author reduced to one number for a share of the batch."""
     for term, elements in zip(part.losses.terms, computed.elements):
-        if elements.is_scalar and term.weight:
+        if elements.is_scalar and term.counts:
             warnings.warn(
                 f"The loss {term.name!r} is one number for a whole batch. Each device computes it "
                 "for its own share, and the mean is taken over shares: another number of devices "
@@ -189,6 +217,19 @@ def refuse_states(names: Sequence[str], once: Sequence[Tensor], twice: Sequence[
 
 def _is_stateful(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.RNN) and bool(layer.stateful)
+
+
+def _refuse_lookups(model: keras.Model) -> None:
+    """Raises `UserError` for a layer that looks values up by TensorFlow."""
+    kinds = keras.layers
+    lookups = (kinds.StringLookup, kinds.IntegerLookup, kinds.TextVectorization, kinds.Hashing)
+    for layer in keras_internals.flat_layers(model):
+        if isinstance(layer, lookups):
+            raise UserError(
+                f"The layer {layer.name!r} is a {type(layer).__name__}, which works by TensorFlow "
+                "alone, and the model trains on JAX: apply it in the input pipeline, "
+                "data.map(lambda x, y: (layer(x), y)), and leave it out of the model."
+            )
 
 
 def _refuse_compiled_parts(model: keras.Model) -> None:

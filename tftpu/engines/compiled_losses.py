@@ -69,7 +69,8 @@ class CompiledLosses:
         self._metrics = keras_internals.bound_metrics(model)
         # Another's may leave the weights of examples out of account, and so count padding.
         self._weighable = all(
-            keras_internals.is_keras_own(type(bound.metric).update_state) for bound in self._metrics
+            (type(bound.metric).update_state.__module__ or "").startswith("keras.")
+            for bound in self._metrics
         )
         self.metric_variables = [v for m in self._metrics for v in m.metric.variables]
         # Keras logs single losses of a model that has several.
@@ -100,8 +101,9 @@ class CompiledLosses:
 
     @property
     def functions(self) -> list[Any]:
-        """The functions or classes that compute the losses."""
-        return [keras_internals.function_of(term.loss) for term in self._losses]
+        """The functions or classes that compute the losses and the metrics."""
+        losses = [keras_internals.function_of(term.loss) for term in self._losses]
+        return [*losses, *(keras_internals.function_of(m.metric) for m in self._metrics)]
 
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
@@ -137,7 +139,8 @@ class CompiledLosses:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         size = examples_of(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
-        return self._elements(Outputs(y_pred, None), y, weight, None)
+        with keras.StatelessScope():  # Keras counts the losses of several outputs on the way
+            return self._elements(Outputs(y_pred, None), y, weight, None)
 
     def _elements(
         self, outputs: Outputs, y: Nest, sample_weight: Nest, valid: Tensor | None
@@ -199,6 +202,8 @@ def _elements(
     valid: Tensor | None,
     factors: tuple[Tensor, Tensor] | None,
 ) -> Elements:
+    if type(term.loss).__call__ is not keras.losses.Loss.__call__:
+        return _elements_of_call(term, y, y_pred, sample_weight)
     mask = keras_internals.keras_mask(y_pred)
     y, y_pred = (
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
@@ -210,6 +215,7 @@ def _elements(
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.keras_mask(values)
     values = ops.cast(values, "float32")
+    known = _known_classes(term.loss, y, y_pred)
     if len(values.shape) == 0:
         if sample_weight is not None or mask is not None:
             raise UserError(
@@ -217,12 +223,69 @@ def _elements(
                 "masks of examples cannot be applied to it: let it return one value for each "
                 "example, of shape (batch,), or leave the weights out."
             )
-        return Elements(values)
+        return Elements(values, factor=_factor(term))
     count = product(values.shape, mask, out_mask, valid)
     weight = product(values.shape, mask, out_mask, valid, sample_weight)
     if term.loss.reduction == "mean_with_sample_weight":
         count = weight
-    return Elements(values, weight, count)
+    if known is not None:
+        if weight is not None:
+            known = ops.logical_or(known, weight == 0)
+        # A factor, so that the gradient is NaN, too, and a loss scale skips the step.
+        values = values * ops.where(known, 1.0, float("nan"))
+    return Elements(values, weight, count, _factor(term))
+
+
+def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
+    """Returns whether the labels of a loss are the numbers of classes.
+
+    Args:
+        loss: of a model.
+        label_rank, output_rank: numbers of axes of labels and outputs.
+    """
+    if isinstance(loss, SmoothedCrossentropy):
+        return label_rank < output_rank
+    sparse = keras.losses.sparse_categorical_crossentropy
+    return keras_internals.function_of(loss) is sparse
+
+
+def ignored_class(loss: keras.losses.Loss) -> int | None:
+    """Returns the label that a loss leaves out, or None."""
+    return getattr(loss, "ignore_class", None)
+
+
+def _known_classes(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> Tensor | None:
+    """Returns for each element whether its label is a class of the output; None: no labels are.
+
+    On an accelerator, and in `SmoothedCrossentropy`, other labels would give a finite loss.
+    """
+    if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
+        return None
+    labels = ops.squeeze(y, -1) if len(y.shape) == len(y_pred.shape) else y
+    known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is no class
+    ignored = ignored_class(loss)
+    return known if ignored is None else ops.logical_or(known, labels == ignored)
+
+
+def _elements_of_call(
+    term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
+) -> Elements:
+    """Returns the elements of a loss with a `__call__` of its own, which is one number."""
+    values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")
+    if len(values.shape):
+        raise UserError(
+            f"The loss {term.name!r} has a __call__ of its own that returns the shape "
+            f"{tuple(values.shape)}, and it must return one number. To return one value for each "
+            "example, override call(y_true, y_pred) instead, which Keras weighs and reduces."
+        )
+    return Elements(values, factor=_factor(term))
+
+
+def _factor(term: keras_internals.CompiledTerm) -> Tensor | None:
+    """Returns the weight of a loss if it is a variable, whose value belongs to this step."""
+    if not isinstance(term.weight, keras.Variable):
+        return None
+    return ops.cast(term.weight.value, "float32")
 
 
 def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:

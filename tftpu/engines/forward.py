@@ -39,12 +39,14 @@ class Forward(NamedTuple):
         statistics: new moving statistics; None where the pass did not change them.
         metrics: new states of the metrics.
         updated: the variables that the pass changed.
+        read: the variables that it read, and for which no value was given.
     """
 
     computed: Computed
     statistics: list[Tensor | None]
     metrics: list[Tensor]
     updated: list[keras.Variable]
+    read: list[keras.Variable]
 
 
 class Variables(Protocol):
@@ -72,7 +74,8 @@ class ForwardPass:
     Args:
         state: the variables.
         losses: the losses.
-        statistics: the moving statistics that training may change.
+        statistics: the variables that training may change: moving statistics, and weights that a
+            layer assigns itself.
 
     Attributes:
         losses, statistics: the arguments.
@@ -109,7 +112,7 @@ class ForwardPass:
             computed = self.losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
             states = [scope.get_current_value(v) for v in self.losses.metric_variables]
-        return Forward(computed, new, states, scope.updated)
+        return Forward(computed, new, states, scope.updated, scope.read)
 
     def outputs(self, batch: Nest, values: Values | None = None) -> Nest:
         """Returns what the forward pass alone computes, as in evaluation.
@@ -128,8 +131,8 @@ class ForwardPass:
     def _scope(self, values: Values) -> "RecordingScope":
         """Returns a scope in which the variables have the given values."""
         groups = (
-            (self._model.trainable_variables, values.trainable),
             (self.statistics, values.statistics),
+            (self._model.trainable_variables, values.trainable),  # which a gradient may watch
             (self._state.seed_states, values.seeds),
             (self.losses.metric_variables, values.metrics),
         )
@@ -145,17 +148,34 @@ class RecordingScope(keras.StatelessScope):
 
     Attributes:
         updated: the variables that changed, in the order of their first change.
+        read: the variables without a given value that were read.
     """
 
     def __init__(self, mapping: list[tuple[keras.Variable, Tensor]]):
         super().__init__(state_mapping=mapping, collect_losses=True)
         self.updated: list[Any] = []
+        self.read: list[Any] = []
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns the value that a variable has in the scope, or None."""
+        value = super().get_current_value(variable)
+        if value is None and not any(variable is known for known in self.read):
+            self.read.append(variable)
+        return value
 
     def add_update(self, update: tuple[Any, Tensor]) -> None:
-        """Keeps the new value of a variable."""
-        super().add_update(update)
-        if not any(update[0] is known for known in self.updated):
-            self.updated.append(update[0])
+        """Keeps the new value of a variable.
+
+        The gradient of a weight that a layer assigns is that with respect to its new value, as in
+        Keras's step on TensorFlow.
+        """
+        variable, value = update
+        before = self.get_current_value(variable) if variable.trainable else None
+        if before is not None:
+            value = ops.stop_gradient(value) + (before - ops.stop_gradient(before))
+        super().add_update((variable, value))
+        if not any(variable is known for known in self.updated):
+            self.updated.append(variable)
 
 
 def predict(state: Variables, x: Nest) -> Nest:

@@ -4,6 +4,7 @@ Tried with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one o
 """
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ class CompiledTerm(NamedTuple):
 
     name: str
     loss: keras.losses.Loss
-    weight: float
+    weight: float | keras.Variable
 
 
 class BoundMetric(NamedTuple):
@@ -123,21 +124,16 @@ def unscaled_losses() -> Iterator[None]:
             losses_module.unscale_loss_for_distribution = _SCALING[1]
 
 
-def function_of(loss: keras.losses.Loss) -> Any:
-    """Returns the function that a loss wraps, or its class."""
-    wrapped = getattr(loss, "fn", None)
-    return wrapped if callable(wrapped) else type(loss)
+def function_of(owner: keras.losses.Loss | keras.Metric) -> Any:
+    """Returns the function that a loss or a metric wraps, or its class."""
+    wrapped = getattr(owner, "fn", None) or getattr(owner, "_fn", None)
+    return wrapped if callable(wrapped) else type(owner)
 
 
 def has_raw_operations(model: keras.Model) -> bool:
     """Returns whether a functional model calls functions of `keras.ops` between its layers."""
     operations = model.operations if isinstance(model, models.Functional) else []
     return any(not isinstance(operation, keras.Layer) for operation in operations)
-
-
-def is_keras_own(function: Callable[..., Any]) -> bool:
-    """Returns whether a function or method is defined in Keras itself."""
-    return (getattr(function, "__module__", None) or "").split(".")[0] == "keras"
 
 
 def loss_terms(model: keras.Model) -> list[CompiledTerm]:
@@ -406,6 +402,15 @@ def callback_list(
     return keras.callbacks.CallbackList(
         callbacks, add_history=True, model=model, epochs=epochs, steps=steps, verbose=0
     )
+
+
+def knows_direction(callback: Any) -> bool:
+    """Returns whether a callback can tell that what it monitors is to become larger, or smaller."""
+    try:
+        copy.copy(callback)._set_monitor_op()  # which changes the callback
+    except ValueError:
+        return False
+    return True
 
 
 def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:

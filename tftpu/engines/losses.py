@@ -29,14 +29,24 @@ class Term(NamedTuple):
     Attributes:
         name: the name as Keras logs the loss.
         reduction: of the elements, as `keras.losses.Loss` names it.
-        weight: the factor in the total; 0 for a value that is logged only.
+        weight: the factor in the total, a number or a variable; 0 for a value that is logged only.
         logged: the name of its mean in the results; None: it is not logged on its own.
     """
 
     name: str
     reduction: str
-    weight: float
+    weight: float | keras.Variable
     logged: str | None
+
+    @property
+    def counts(self) -> bool:
+        """True if the term is a part of the total."""
+        return isinstance(self.weight, keras.Variable) or self.weight != 0
+
+    @property
+    def factor(self) -> float:
+        """The present value of the weight."""
+        return float(ops.convert_to_numpy(self.weight))
 
 
 class Elements(NamedTuple):
@@ -46,11 +56,13 @@ class Elements(NamedTuple):
         values: (batch, ...), float32; or (), a mean over the microbatch that its author took.
         weight: the weight of each element, of the same shape; None: all are 1.
         count: the summands of the divisor, of the same shape; None: all are 1.
+        factor: the value of the weight of a term where that is a variable, (); None: it is none.
     """
 
     values: Tensor
     weight: Tensor | None = None
     count: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # hides tuple.count
+    factor: Tensor | None = None
 
     @property
     def is_scalar(self) -> bool:
@@ -158,7 +170,11 @@ def summed_loss(
         for elements, divisor in zip(computed.elements, divisors)
     ]
     # A value that is only logged may be infinite: 0 times it is not 0.
-    weighted = [value * term.weight for value, term in zip(values, terms) if term.weight]
+    weighted = [
+        value * (term.weight if elements.factor is None else elements.factor)
+        for value, term, elements in zip(values, terms, computed.elements)
+        if term.counts
+    ]
     return sum(weighted, start=computed.added / parts), values
 
 

@@ -1,6 +1,8 @@
 """Losses that users write: `loss_fn`, and a model's own `compute_loss`."""
 
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -34,7 +36,7 @@ class FunctionLosses:
         self._model = model
         self._loss_fn = loss_fn
         self._name = name
-        _, values = keras_internals.build_by(lambda given: self._call(given, False), batch)
+        _, values = keras_internals.build_by(self._build, batch)
         for key in {*RESERVED, f"{name}_loss"} & {*values}:
             raise UserError(
                 f"The loss function {name!r} returns a value named {key!r}, as tftpu names what it "
@@ -72,10 +74,17 @@ class FunctionLosses:
         """Returns nothing: what a function measures is among its terms."""
         return {}
 
+    def _build(self, batch: Nest) -> tuple[Tensor, dict[str, Tensor]]:
+        # As in a step, variables have tensors for their values.
+        known = [(v, ops.convert_to_tensor(v)) for v in self._model.variables]
+        with keras.StatelessScope(known):
+            return self._call(batch, False)
+
     def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
         if isinstance(batch, tuple) and len(batch) == 1:  # [a, b] came as the only array argument
             (batch,) = batch
-        result: Any = self._loss_fn(self._model, batch, training)
+        with _explained(self._name):
+            result: Any = self._loss_fn(self._model, batch, training)
         loss, values = result if isinstance(result, tuple) else (result, {})
         if not hasattr(loss, "shape") or not isinstance(values, dict):
             raise UserError(
@@ -132,6 +141,23 @@ class ComputedLoss:
     def metric_results(self) -> dict[str, Tensor]:
         """Returns the results of the metrics, inside a scope that holds their states."""
         return self._compiled.metric_results()
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Explains the errors of a tape that is asked for gradients by variables of the model."""
+    try:
+        yield
+    except (AttributeError, ValueError) as error:
+        if not re.search(r"attribute '?(handle|_id)'?$|\.handle is not available", str(error)):
+            raise
+        raise UserError(
+            f"The loss function {name!r} computes gradients by variables of the model, whose "
+            "values in a step are tensors that tftpu passes in. On TensorFlow take "
+            "values = [v.value for v in model.trainable_variables], tape.watch(values) before the "
+            "model is called, and tape.gradient(loss, values); on JAX there is no GradientTape: "
+            "use jax.grad of a function that calls the model."
+        ) from error
 
 
 def overrides_compute_loss(model: keras.Model) -> bool:

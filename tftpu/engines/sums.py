@@ -145,6 +145,11 @@ class TrainSums(_Sums):
             results["skipped_steps"] = float(skipped)
         return results
 
+    @property
+    def result_names(self) -> list[str]:
+        """Names of the results of an epoch."""
+        return list(self.read(np.zeros(self.size)))
+
     def _parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
         """Returns the steps, the loss and the terms of each objective."""
         parts, start = [], 3
@@ -188,7 +193,7 @@ class EvalSums(_Sums):
         examples, added, *rest = sums
         count = len(self._terms)
         values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
-        weights = np.array([term.weight for term in self._terms])
+        weights = np.array([term.factor for term in self._terms])
         means = np.where(weights != 0, values / np.maximum(counts, 1e-30), 0.0)
         loss = float(weights @ means)
         results = {"loss": loss + float(added / max(examples, 1))}

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
 from tftpu.engines import keras_internals
 from tftpu.engines.own_losses import overrides_compute_loss
@@ -27,14 +26,31 @@ def refuse_other_parts(model: keras.Model, spec: Nest, labels: bool = True) -> N
             "(x, y, sample_weight), with several inputs as one part, ((a, b), y). A loss function "
             "takes any: Trainer(model, loss_fn=...)."
         )
-    if not labels or unlabelled(spec) is False or overrides_compute_loss(model):
+    if not labels or overrides_compute_loss(model):
         return
+    _refuse_missing_labels(model, spec)
     given = keras_internals.compiled_parts(model)
-    if given:
+    if given and unlabelled(spec):
         raise UserError(
             f"The model was compiled with {' and '.join(given)}, which need labels, and the data "
             "has none: pass x and y, or batches of (x, y). A model that predicts its own input "
             "gets it twice, (x, x)."
+        )
+
+
+def _refuse_missing_labels(model: keras.Model, spec: Nest) -> None:
+    """Raises `UserError` if labels with names lack some that the losses of a model need."""
+    y = keras.utils.unpack_x_y_sample_weight(spec)[1]
+    losses = getattr(model, "loss", None)
+    if not isinstance(y, dict) or not isinstance(losses, dict):
+        return
+    needed = [name for name, loss in losses.items() if loss is not None]
+    missing = [name for name in needed if name not in y]
+    if missing:
+        raise UserError(
+            f"The labels are a dictionary with {', '.join(map(repr, y))}, and the model was "
+            f"compiled with losses for {', '.join(map(repr, needed))}: give labels for "
+            f"{missing[0]!r}, or compile the model without its loss."
         )
 
 
@@ -94,32 +110,6 @@ def refuse_other_features(model: keras.Model, spec: Nest) -> None:
                 f"example, and the data has {_example(given)}: change keras.Input, or reshape the "
                 "data."
             )
-
-
-def refuse_other_labels(model: keras.Model, labels: Nest) -> None:
-    """Raises `UserError` if a label names a class that the model's output does not have.
-
-    On an accelerator such a label is not an error: the loss becomes NaN.
-
-    Args:
-        model: compiled and built.
-        labels: the labels of all examples, or None.
-    """
-    terms, outputs = keras_internals.loss_terms(model), getattr(model, "outputs", None)
-    if len(terms) != 1 or not outputs or not isinstance(labels, np.ndarray):
-        return
-    loss, classes = terms[0].loss, outputs[0].shape[-1]
-    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
-        terms[0].loss.name == "sparse_categorical_crossentropy"
-    )
-    if not sparse or classes is None or getattr(loss, "ignore_class", None) is not None:
-        return
-    least, most = labels.min(), labels.max()
-    if least < 0 or most >= classes:
-        raise UserError(
-            f"The labels go from {least} to {most}, and the model's output has {classes} classes, "
-            f"so they must go from 0 to {classes - 1}."
-        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.engines.engine import Executor
 from tftpu.engines.outputs import joined
+from tftpu.errors import UserError, did_you_mean
 from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
@@ -60,6 +62,34 @@ class Callbacks:
     @stopped.setter
     def stopped(self, value: bool) -> None:
         self._model.stop_training = value
+
+    def refuse_unlogged(self, executor: Executor, evaluates: bool) -> None:
+        """Raises `UserError` for a callback of Keras that monitors what will not be logged.
+
+        Args:
+            executor: of the run.
+            evaluates: whether an evaluation follows each epoch.
+        """
+        evaluated = executor.eval_sums.result_names if evaluates else []
+        names = [*executor.train_sums.result_names, "learning_rate"]
+        names += [f"val_{name}" for name in evaluated]
+        for callback in self._list.callbacks:
+            if not type(callback).__module__.startswith("keras."):
+                return  # it may add to the logs
+            monitored = isinstance(callback, _REMEMBERING)
+            if not monitored or not getattr(callback, "save_best_only", True):
+                continue
+            name = getattr(callback, "monitor", "")
+            if name not in names:
+                raise UserError(
+                    f"{type(callback).__name__} monitors {name!r}, which is not logged: choose one "
+                    f"of {', '.join(sorted(names))}.{did_you_mean(name, names)}"
+                )
+            if not keras_internals.knows_direction(callback):
+                raise UserError(
+                    f"{type(callback).__name__} monitors {name!r}, and cannot tell whether it is "
+                    "to become larger or smaller: pass mode='max' or mode='min'."
+                )
 
     def begin(self, progress: RunProgress, over: bool) -> None:
         """Tells the callbacks that training begins, with the history of a resumed run.

@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 
+from tftpu.engines import data
+from tftpu.engines.arrays import Arrays
 from tftpu.engines.data import gate_of
 from tftpu.engines.engine import Dataset, Engine, Epoch, LoopResult, TrainLoop
 from tftpu.engines.gate import Gate
 from tftpu.engines.py_dataset import PyBatches
 from tftpu.engines.sums import TrainSums
+from tftpu.training import batch_values
 
 
 class EpochBatches:
@@ -136,6 +140,28 @@ class Feed:
         if self._within and isinstance(self._dataset, PyBatches):
             self._dataset.end_epoch()
         self._within = self._admitted = False
+
+    def describe_damage(self, model: keras.Model, position: int, count: int) -> str:
+        """Returns what is wrong with the values of some batches, as a sentence; or "".
+
+        Args:
+            model: that is trained on them.
+            position: number of batches before.
+            count: of batches.
+        """
+        if isinstance(self._dataset, PyBatches):  # which sees what is read
+            return ""
+        if isinstance(self._dataset, Arrays):
+            found = batch_values.describe_damage(model, self._dataset.parts)
+            return f"The data are the cause: {found}." if found else ""
+        if self._epoch is not None:
+            batches = data.for_epochs(self._dataset, position, self._epoch, 1)
+        else:
+            batches = data.for_training(self._dataset, position)
+        for number, batch in enumerate(batches.take(count).as_numpy_iterator(), position + 1):
+            if found := batch_values.describe_damage(model, batch):
+                return f"The data are the cause: in batch {number}, {found}."
+        return ""
 
     def close(self) -> None:
         """Ends what was opened."""

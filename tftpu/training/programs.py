@@ -6,13 +6,14 @@ from typing import Any
 import keras
 
 from tftpu.config import TrainOptions
-from tftpu.engines import keras_internals
+from tftpu.engines import data, keras_internals
 from tftpu.engines.arrays import Arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
 from tftpu.engines.objective import Objective
+from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
-from tftpu.training import agreement
+from tftpu.training import agreement, batch_values
 from tftpu.training.agreement import explained
 from tftpu.training.epoch_loop import EpochLoop
 
@@ -89,8 +90,7 @@ class Programs:
         """
         spec = self._engine.evaluation_spec(dataset)
         executor = self.executor_for(spec)
-        if isinstance(dataset, Arrays) and not self._objectives:
-            agreement.refuse_other_labels(self._model, dataset.labels)
+        self._refuse_values(dataset, spec)
         with explained(spec, "evaluate"):
             executor.check_evaluation(spec)
         return executor
@@ -128,11 +128,10 @@ class Programs:
         microbatches = self._options.gradient_accumulation_steps
         spec = self._engine.training_spec(dataset, microbatches, class_weight)
         executor = self.executor_for(spec)
-        if isinstance(dataset, Arrays) and not self._objectives:
-            agreement.refuse_other_labels(self._model, dataset.labels)
-        if not self._loops:
+        self._refuse_values(dataset, spec)
+        new, loop = not self._loops, self._loop_for(spec)
+        if new:  # and known to change nothing but the model
             executor.warn_of_mixing(dataset, class_weight)
-        loop = self._loop_for(spec)
         if epoch is not None and epoch.last is not None:
             last = self._engine.last_spec(spec, epoch.last, microbatches)
             loop = EpochLoop(loop, self._loop_for(last), epoch, executor.train_sums)
@@ -156,6 +155,16 @@ class Programs:
             )
         self._setup = keras_internals.training_setup(self._model)
         return executor
+
+    def _refuse_values(self, dataset: Dataset, spec: Nest) -> None:
+        """Raises `UserError` for labels and ids outside of their range: in arrays, or at first."""
+        if isinstance(dataset, Arrays):
+            batch_values.refuse_outside(self._model, dataset.parts)
+        elif isinstance(dataset, PyBatches) or not batch_values.limits_of(self._model, spec):
+            return  # nothing is read for nothing, and a PyDataset sees it
+        else:
+            for batch in data.for_training(dataset, 0).take(1).as_numpy_iterator():
+                batch_values.refuse_outside(self._model, batch)
 
     def _refuse_other_spec(self, spec: Nest, labels: bool = True) -> None:
         """Raises `UserError` for batches that a compiled model cannot take."""

@@ -72,6 +72,7 @@ class Session:
         self._save_due = False  # after the last device loop
         self._repeats_until = context.account.reached  # steps before were done once already
         self._refuse_best_metric()
+        callbacks.refuse_unlogged(self._executor, validation_data is not None)
         refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.saves else None
         hosts = context.engine.hosts
@@ -140,8 +141,6 @@ class Session:
         finally:
             self._end(ended)
         return self._callbacks.history
-
-    # One device loop
 
     def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
         """Runs steps on the devices up to the next stop; returns their sums and their number."""
@@ -293,13 +292,15 @@ class Session:
             finite = self._executor.train_sums.read(self._last_finite)
             seen = ", ".join(f"{k} {format_number(v)}" for k, v in finite.items())
             where += f" (last finite: {seen})"
+        cause = self._feed.describe_damage(self._context.model, self.progress.position, steps)
         kept = hosts.from_chief(self._saver.newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
-            raise DivergedError(f"{where}. {_LESS}{good}")
+            raise DivergedError(f"{where}. {cause or _LESS}{good}")
         rollbacks = self.progress.rollbacks + 1
         if rollbacks > options.max_rollbacks:
-            raise DivergedError(f"{where}. {options.max_rollbacks} rollbacks did not help. {_LESS}")
+            tried = f"{options.max_rollbacks} rollbacks did not help"
+            raise DivergedError(f"{where}. {tried}. {cause or _LESS}")
         skipped = self.progress.skipped_batches + last - kept
         self._repeats_until = max(self._repeats_until, self._step)
         self.progress = self._restored() or self.progress
@@ -381,12 +382,11 @@ class Session:
 
     def _refuse_best_metric(self) -> None:
         """Raises `UserError` for a metric that no evaluation will have."""
-        metric = self._options.best_metric
+        metric, known = self._options.best_metric, self._executor.eval_sums.result_names
         if metric and self._validation_data is None:
             raise UserError(
                 f"best_metric is {metric!r}, and nothing is evaluated: it needs validation_data."
             )
-        known = self._executor.eval_sums.result_names
         if metric and metric not in known:
             raise UserError(
                 f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"

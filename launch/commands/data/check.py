@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from tftpu.errors import UserError, counted
 from tftpu.launch import conditions, predictions
 from tftpu.launch.options import ConfigOptions, flag
@@ -22,6 +24,7 @@ from tftpu.storage import files
 
 SECONDS = 5.0  # for which the pipeline is timed
 _SMALL, _LARGE = 8 << 20, 1 << 30  # bytes of a shard
+_BATCHES = 3  # whose numbers are compared with the model's
 _MEMORY = 0.5  # share of the host's memory that the pipeline may take
 
 Pipeline = Any  # of `tftpu.input_pipelines.training`
@@ -84,6 +87,7 @@ def run(options: Options) -> None:
     if not any(finding.level == "error" for finding in found):
         found += plain(hosts) if own else shards(pipeline, hosts)
         found += [] if own else memory(pipeline, hosts, host_memory())
+        found += values(experiment.model, first_batches(pipeline, hosts))
         found += evaluated(data)
         found += region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
@@ -110,6 +114,58 @@ def evaluated(data: Any) -> list[Finding]:
     if next(iter(batches), None) is None:
         return [Finding("error", "the evaluation split is empty.")]
     return [Finding("ok", "the evaluation split can be read")]
+
+
+def first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
+    """Returns the first batches of a host, as NumPy arrays."""
+    from tftpu import input_pipelines
+
+    batches = input_pipelines.starting_at(pipeline, 0, 0, hosts)
+    return list(batches.take(_BATCHES).as_numpy_iterator())
+
+
+def values(model: Any, batches: list[Any]) -> list[Finding]:
+    """Compares class ids and tokens with the model's classes and vocabulary, where it has them.
+
+    Args:
+        model: the config's model.
+        batches: some of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
+    """
+    vocabulary, classes = (getattr(model, name, None) for name in ("vocabulary", "num_classes"))
+    if getattr(model, "head", "classes") != "classes":  # one of tokens
+        classes = None
+    found = []
+    for name, part, owner, count in (
+        ("tokens", 0, "vocabulary", vocabulary),
+        ("labels", 1, "num_classes" if classes else "vocabulary", classes or vocabulary),
+    ):
+        seen = [_weighed(batch, part) for batch in batches if _has(batch, part)]
+        numbers = np.concatenate([ids for ids in seen if ids is not None] or [[]])
+        if not isinstance(count, int) or not numbers.size:
+            continue
+        least, most = int(numbers.min()), int(numbers.max())
+        text = f"the {name} of the first batches go from {least} to {most}"
+        if least < 0 or most >= count:
+            text += f", and model.{owner}={count} takes 0 to {count - 1}"
+            found.append(Finding("error", f"{text}: change the data, or set it to {most + 1}."))
+        else:
+            found.append(Finding("ok", f"{text}, within model.{owner}={count}"))
+    return found
+
+
+def _has(batch: Any, part: int) -> bool:
+    return isinstance(batch, tuple) and part < len(batch) <= 3
+
+
+def _weighed(batch: Any, part: int) -> np.ndarray | None:
+    """Returns the ids in the features or labels of a batch that count; None if it has none."""
+    ids = batch[part]
+    ids = ids.get("tokens") if isinstance(ids, dict) else ids
+    if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
+        return None
+    weights = batch[2] if len(batch) > 2 and part == 1 else None
+    counts = isinstance(weights, np.ndarray) and weights.shape == ids.shape
+    return ids[weights != 0] if counts else ids.reshape(-1)
 
 
 def plain(hosts: int) -> list[Finding]:

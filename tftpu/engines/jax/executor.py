@@ -274,6 +274,7 @@ class JaxTrainLoop:
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices, each while the host prepares the next batch."""
         state, waited = self._state, 0.0
+        self.step.refuse_changed_constants()
         values = state.values()
         sums = self._no_sums()
         try:

@@ -18,6 +18,7 @@ from tftpu.engines.jax.state import JaxState, Values
 from tftpu.engines.losses import divisor, summed_loss
 from tftpu.engines.origins import Origin
 from tftpu.engines.sums import PartSums
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 Arrays = list[Any]  # a list of jax.Array
@@ -53,6 +54,8 @@ class PartStep:
 
     Attributes:
         changed: places, among the variables that are not trained, of those that it changes.
+        constants: the variables outside of the model that it reads, each with its value, which
+            its program holds.
 
     Raises:
         UserError: the objective cannot be trained.
@@ -62,18 +65,22 @@ class PartStep:
         self._state, self._index, self._cut = state, index, cut
         self._part = state.parts[index]
         self._losses = self._part.losses
-        self._forward = ForwardPass(state, self._losses, state.untrained)
+        weights = state.model.trainable_variables
+        self._forward = ForwardPass(state, self._losses, [*state.untrained, *weights])
         self._division = Division(1, cut.microbatches)
-        places = {id(v): place for place, v in enumerate(state.model.trainable_variables)}
+        places = {id(v): place for place, v in enumerate(weights)}
         self._own = [places[id(v)] for v in self._part.variables]
         traced, reached = self._traced()
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
+        self.constants = _constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
         if cut.microbatches > 1:  # else the one number is of the whole batch
             checks.warn_of_means(self._part, traced.computed)
         self._reached = reached
         updated = {id(v) for v in traced.updated}
         self.changed = [i for i, v in enumerate(state.untrained) if id(v) in updated]
+        # The weights that layers assign themselves, before the update.
+        self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
         self._described = _describe(traced, self._losses, cut)
 
     def train(self, values: Values, step: Any, batch: Nest) -> PartResult:
@@ -86,13 +93,18 @@ class PartStep:
         """
         state, part, index = self._state, self._part, self._index
         scale = values.scales[index][0] if part.scaler else part.optimizer.loss_scale_factor
-        grads, statistics, metrics, losses = self._gradients(values, step, batch, scale)
+        grads, changed, metrics, losses = self._gradients(values, step, batch, scale)
         grads = [grad / scale for grad in grads] if scale is not None else grads
         norm = _global_norm(grads)
         finite = jnp.isfinite(norm)
         limit = state.options.global_clipnorm
         if limit:
             grads = [grad * (limit / jnp.maximum(norm, limit)) for grad in grads]
+        if part.scaler is not None:
+            # A skipped step must change neither variables nor what is logged.
+            changed = _where(finite, changed, self._changed_of(values))
+        statistics, assigned = changed[: len(self.changed)], changed[len(self.changed) :]
+        values = values._replace(trainable=_replaced(values.trainable, self._assigned, assigned))
         with jax.named_scope("optimizer"):
             own = [values.trainable[i] for i in self._own]
             updated = update.apply_gradients(
@@ -101,14 +113,8 @@ class PartStep:
         taken = jnp.ones(())
         scales = values.scales[index]
         if part.scaler is not None:
-
-            def kept(new, old):
-                return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-
-            updated = kept(updated, update.Updated(own, values.optimizers[index]))
+            updated = _where(finite, updated, update.Updated(own, values.optimizers[index]))
             scales = update.adjusted_scale(part, scales, finite)
-            # A skipped step must change neither the moving statistics nor what is logged.
-            statistics = kept(statistics, [values.untrained[i] for i in self.changed])
             norm, losses, metrics = (
                 jax.tree.map(lambda value: jnp.where(finite, value, 0).astype(value.dtype), given)
                 for given in (norm, losses, metrics)
@@ -154,19 +160,26 @@ class PartStep:
         zero = jnp.zeros(())
         return PartSums(zero, [zero] * (1 + len(self._losses.terms)))
 
+    def _changed_of(self, values: Values) -> Arrays:
+        """Returns the values of the variables that the forward pass changes."""
+        untrained = [values.untrained[i] for i in self.changed]
+        return [*untrained, *(values.trainable[i] for i in self._assigned)]
+
     def _gradients(
         self, values: Values, step: Any, batch: Nest, scale: Any
     ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
         """Returns gradients, changed variables, metric states and losses of a global batch."""
         divisors = self._divisors(values, step, batch)
         own = [values.trainable[i] for i in self._own]
+        first = len(self._state.untrained)  # of the weights among what the forward pass may change
+        changed = [*self.changed, *(first + i for i in self._assigned)]
 
         def microbatch(number, metrics, batch):
             def loss_of(own):
                 result = self._run(values, own, step, number, batch, metrics)
                 loss, terms = summed_loss(self._losses.terms, result.computed, divisors,
                                           self._division.parts)  # fmt: skip
-                statistics = [result.statistics[i] for i in self.changed]
+                statistics = [result.statistics[i] for i in changed]
                 scaled = loss if scale is None else loss * scale
                 return scaled, (statistics, result.metrics, [loss, *terms])
 
@@ -191,7 +204,7 @@ class PartStep:
         count = self._cut.microbatches
         start = (
             self._constrained([jnp.zeros_like(value) for value in own]),
-            [jnp.zeros_like(values.untrained[i]) for i in self.changed],
+            [jnp.zeros_like(value) for value in self._changed_of(values)],
             zeros,
             [jnp.zeros(())] * (1 + len(self._losses.terms)),
         )
@@ -249,13 +262,30 @@ class PartStep:
             weighed = [
                 (element.values, element.weight)
                 for term, element in zip(self._losses.terms, computed.elements)
-                if term.weight
+                if term.counts
             ]
             return jax.tree.leaves((weighed, computed.added))
 
         own = [state.trained_values()[i] for i in self._own]
         jaxpr = jax.make_jaxpr(trace)(own, self._cut.microbatch).jaxpr
         return results[-1], jaxprs.reached(jaxpr, jaxpr.invars[: len(own)])
+
+
+def _constants(state: JaxState, read: list[keras.Variable]) -> list[tuple[keras.Variable, Any]]:
+    """Returns the variables outside of the model among those that were read, with their values."""
+    model = state.model
+    states = [*state.seed_states, *keras_internals.compiled_states(model)]
+    known = {id(v) for v in [*model.variables, *states]}
+    outside = [v for v in read if id(v) not in known]
+    own = {id(v) for part in state.parts for v in part.optimizer.variables}
+    for variable in outside:
+        if id(variable) in own:
+            raise UserError(
+                f"The loss reads the optimizer's variable {variable.path!r}, which on JAX has one "
+                "value for ever in a compiled step: keep such a number in a variable of the model "
+                "with trainable=False, which a callback or the loss itself sets."
+            )
+    return [(variable, variable.value) for variable in outside]
 
 
 class _Description(NamedTuple):
@@ -291,6 +321,11 @@ def _replaced(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:
     for place, value in zip(places, new):
         copy[place] = value
     return copy
+
+
+def _where(condition: Any, new: Any, old: Any) -> Any:
+    """Returns the new arrays of a nest if a condition holds, and the old ones otherwise."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
 def _global_norm(tensors: Arrays) -> Tensor:

@@ -89,6 +89,16 @@ class TrainStep:
         metrics = [value for result in results for value in result.metrics]
         return values, sums + self.sums.vector(1, norm, skipped, sums_of_parts, metrics)
 
+    def refuse_changed_constants(self) -> None:
+        """Raises `UserError` if a variable outside of the model changed that the program holds."""
+        for variable, value in (pair for part in self._parts for pair in part.constants):
+            if variable.value is not value:
+                raise UserError(
+                    f"The variable {variable.path!r}, which the loss reads, has changed, and it is "
+                    "not part of the model: on JAX a compiled step holds the value that it had at "
+                    "the beginning. Make it an attribute of the model, with trainable=False."
+                )
+
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a device loop show a loss that is no longer finite.
 

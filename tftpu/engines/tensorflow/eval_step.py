@@ -5,11 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tftpu.engines import forward
+from tftpu.engines import checks, forward
 from tftpu.engines.division import Division
 from tftpu.engines.forward import Forward, ForwardPass, Values
 from tftpu.engines.losses import examples_of, sum_and_count
 from tftpu.engines.sums import EvalSums
+from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.accumulator import Accumulator
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
@@ -43,7 +44,8 @@ class EvalStep:
             runs = self._run(batch, None, self._state.replicas)
             found.extend(run.computed.separable for run in runs)
 
-        tf.function(trace, autograph=False).get_concrete_function(batch_spec)
+        graph: Any = tf.function(trace, autograph=False).get_concrete_function(batch_spec).graph
+        checks.refuse_outside(internals.changed_resources(graph))
         return all(found)
 
     def evaluate(self, batch: Nest, valid: Tensor | None, shares: int, repeats: int = 1) -> None:

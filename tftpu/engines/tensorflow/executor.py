@@ -67,6 +67,7 @@ class TensorFlowExecutor:
         )
         self._eval_loop = device_loop(strategy, evaluate)
         self._separable: dict[str, bool] = {}
+        self._mixes = False  # whether the examples of an evaluated batch depend on each other
         self._eval_whole = WholeBatches(strategy, platform, self._eval_step)
         step = traced_for(platform, self._eval_step.predict)
 
@@ -132,13 +133,18 @@ class TensorFlowExecutor:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
         if not self.evaluation_compiled:
+
+            def whole():
+                return narrow(finite_dataset(dataset))
+
             with target.compiling_for(self._platform), self._strategy.scope():
-                mixing.refuse_metrics(self.variables, lambda: narrow(finite_dataset(dataset)))
+                mixing.refuse_metrics(self.variables, whole)
+                self._mixes = mixing.mixes_in_evaluation(self.variables, whole)
         padded: Any = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
-        if not self._is_separable(padded[0]):
+        if self._mixes or not self._is_separable(padded[0]):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-                self._eval_whole.run(dataset)
+                self._eval_whole.run(dataset, divides=not self._mixes)
             self.evaluation_compiled = True
             return accumulator.drain()
         batches, count = feed.evaluation_batches(dataset, self._strategy)

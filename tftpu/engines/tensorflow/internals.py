@@ -14,13 +14,15 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
-from tensorflow.python.framework import function_def_to_graph, kernels
+from tensorflow.python.framework import auto_control_deps_utils as control_deps
+from tensorflow.python.framework import config, function_def_to_graph, kernels
 from tensorflow.python.ops import resource_variable_ops
 
 # The extended part of a strategy of one device; preflight's own one reports more than one.
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
 # Ops that XLA compiles without a kernel: arguments, and calls whose bodies are checked themselves.
+_LOOKUP = "LookupTableFindV2"
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 
 
@@ -67,6 +69,32 @@ def graph_function(function: Callable[..., Any]) -> Any:
     made: Any = tf.function(function, autograph=False)
     made._omit_frequent_tracing_warning = True
     return made
+
+
+def is_deterministic() -> bool:
+    """Returns whether `tf.config.experimental.enable_op_determinism` was called."""
+    return config.is_op_determinism_enabled()
+
+
+def changed_resources(graph: Any) -> list[str]:
+    """Returns the names of the variables outside of a function that its ops may change.
+
+    Queues and random generators count as well, under the op that uses them.
+
+    Args:
+        graph: of the function.
+    """
+    read = control_deps.get_read_only_resource_input_indices_graph(graph)
+    places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
+    names = []
+    for outside, inside in graph.captures:
+        ops = {op.type for op in inside.consumers()}
+        # A table of a lookup does not change.
+        if inside.dtype != tf.resource or places[id(inside)] in read or ops <= {_LOOKUP}:
+            continue
+        owner = getattr(outside, "_parent_trackable", lambda: None)()
+        names.append(getattr(owner, "name", None) or f"of the op {min(ops)}")
+    return names
 
 
 def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:

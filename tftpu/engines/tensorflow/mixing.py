@@ -5,7 +5,7 @@ Such a model gives other numbers on another number of devices, because each sees
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,8 +16,10 @@ from tftpu.engines.compiled_losses import CompiledLosses
 from tftpu.engines.division import Division
 from tftpu.engines.forward import ForwardPass, Values
 from tftpu.engines.losses import Losses, examples_of
+from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.collectives import gathering
 from tftpu.engines.tensorflow.state import ModelState
+from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 # More than rounding: the same examples in another place of a batch may be summed in another order.
@@ -26,27 +28,67 @@ _TOLERANCE = 1e-4
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
 
-def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
-    """Warns if the loss of an example depends on the other examples of its batch.
+class Trial(NamedTuple):
+    """The results of a batch in a trial.
 
-    What consists of Keras's own layers and losses is known not to, except for batch
+    Attributes:
+        terms: of every loss, one value for each example.
+        added: the sum of the losses that layers added, for each objective.
+        metrics: the states of the metrics.
+    """
+
+    terms: list[Tensor]
+    added: list[Tensor]
+    metrics: list[Tensor]
+
+
+def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
+    """Warns if a number of an example depends on the other examples of its batch.
+
+    What consists of Keras's own layers, losses and metrics is known not to, except for batch
     normalisation. Other code is tried: the loss of half of the examples, once beside the other
     half and once beside itself.
 
     Args:
         state: the variables.
         batches: returns global batches, of which the first is used; called only for a trial.
+
+    Raises:
+        UserError: layers add a loss that is no mean over examples, and a batch is divided.
     """
-    if not checks.warn_of_batch_statistics(state.model) and _has_unknown_code(state):
-        names = _mixed(state, _first_examples(state, batches()))
-        if names:
-            warnings.warn(
-                f"The loss {names[0]!r} of an example depends on the other examples of its batch "
-                "(statistics of the batch, or a loss over pairs). Each device computes its own "
-                "share, so another number of devices or microbatches gives other numbers. "
-                "tftpu.all_gather() gives a loss function the examples of all devices.",
-                stacklevel=2,
-            )
+    normalised = checks.warn_of_batch_statistics(state.model)
+    if not _has_unknown_code(state):
+        return
+    batch = _first_examples(state, batches())
+    divided = state.replicas * state.options.gradient_accumulation_steps > 1
+    if divided and (_adds_sums(state, batch, False) or _adds_sums(state, batch, True)):
+        raise UserError(
+            "The loss that a layer or the model adds by add_loss grows with the number of "
+            "examples, and each device adds that of its own share of a batch: tftpu takes the "
+            "mean of the shares, as of all losses. Add a mean over the examples, "
+            "add_loss(ops.sum(loss) / ops.shape(loss)[0])."
+        )
+    names = [] if normalised else _mixed(state, batch, training=True)
+    if names:
+        warnings.warn(
+            f"The {names[0]} of an example depends on the other examples of its batch "
+            "(statistics of the batch, or a loss over pairs). Each device computes its own "
+            "share, so another number of devices or microbatches gives other numbers. "
+            "tftpu.all_gather() gives a loss function the examples of all devices.",
+            stacklevel=2,
+        )
+
+
+def mixes_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
+    """Returns whether an evaluation must not divide or pad a batch, as its examples are mixed.
+
+    Args:
+        state, batches: as for `warn_of_mixing`.
+    """
+    if not _has_unknown_code(state):
+        return False
+    batch = _first_examples(state, batches())
+    return _adds_sums(state, batch, False) or bool(_mixed(state, batch, training=False))
 
 
 def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
@@ -109,38 +151,73 @@ def _first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
     return keras.tree.map_structure(lambda t: t[: size - size % 2], batch)
 
 
-def _mixed(state: ModelState, batch: Nest) -> list[str]:
-    """Returns the names of the terms whose values for half a batch depend on the other half."""
+def _mixed(state: ModelState, batch: Nest, training: bool) -> list[str]:
+    """Returns what depends, for half a batch, on the other half: losses and metrics, in words."""
     half = examples_of(batch) // 2
     if half == 0:
         return []
-    alike = keras.tree.map_structure(lambda t: tf.concat([t[:half], t[:half]], 0), batch)
-    names: list[str] = []
-    compute = tf.function(lambda given: _values(state, given), autograph=False)
+    parts = [keras.tree.map_structure(lambda t, i=i: t[i : i + half], batch) for i in (0, half)]
+    first, second = parts[0], parts[1]
     with gathering() as gathered:
-        together, beside_itself = compute(batch), compute(alike)
+        compute = _compiled(state, _joined(first, second), training)
+        together, beside_itself = compute(_joined(first, second)), compute(_joined(first, first))
     if gathered:  # which is exact on any number of devices
         return []
+    names: list[str] = []
     terms = [term.name for losses in state.losses for term in losses.terms]
-    for name, *values in zip(terms, together, beside_itself):
-        one, other = (value.numpy() for value in values)
-        if one.ndim == 0 or one.shape[0] != 2 * half:
-            continue
-        scale = np.abs(one[:half]).max() + 1e-6
-        with np.errstate(invalid="ignore"):  # of a loss that overflows, nothing is known
-            far = np.abs(one[:half] - other[:half]).max() > _TOLERANCE * scale
-        if far:
-            names.append(name)
+    for name, one, other in zip(terms, together.terms, beside_itself.terms):
+        if one.shape.rank and one.shape[0] == 2 * half and _differ(one[:half], other[:half]):
+            names.append(f"loss {name!r}")
+    # Sums over examples are the same in all, whichever halves are together.
+    swapped, other = compute(_joined(second, first)), compute(_joined(second, second))
+    for what, place in (("loss that layers add", 1), ("metric", 2)):
+        sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
+        if any(_differ(a + b, c + d) for a, b, c, d in sums):
+            names.append(what)
     return names
 
 
-def _values(state: ModelState, batch: Nest) -> list[Tensor]:
-    """Returns the values of every term for each example, with the same random draws every time."""
+def _adds_sums(state: ModelState, batch: Nest, training: bool) -> bool:
+    """Returns whether layers add a loss that grows with the number of examples."""
+    half = examples_of(batch) // 2
+    if half == 0:
+        return False
+    first = keras.tree.map_structure(lambda t: t[:half], batch)
+    doubled = _joined(first, first)
+    results = (_compiled(state, batch, training)(batch) for batch in (first, doubled))
+    pairs = zip(*(result.added for result in results))
+    # In training, other random numbers are drawn for the second half.
+    return any(_differ(one, two, 1 / 3 if training else _TOLERANCE) for one, two in pairs)
+
+
+def _joined(first: Nest, second: Nest) -> Nest:
+    return keras.tree.map_structure(lambda a, b: tf.concat([a, b], 0), first, second)
+
+
+def _differ(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> bool:
+    """Returns whether values differ by more than rounding, or than another share of the first."""
+    found, expected = (tf.cast(value, "float32").numpy() for value in (one, other))
+    with np.errstate(invalid="ignore"):  # of a loss that overflows, nothing is known
+        return bool(np.abs(found - expected).max() > tolerance * (np.abs(found).max() + 1e-6))
+
+
+def _compiled(state: ModelState, batch: Nest, training: bool) -> Callable[[Nest], Trial]:
+    """Returns a function that tries batches like this one, and changes nothing."""
+    function: Any = tf.function(lambda given: _try(state, given, training), autograph=False)
+    graph = function.get_concrete_function(batch).graph
+    checks.refuse_outside(internals.changed_resources(graph))
+    return function
+
+
+def _try(state: ModelState, batch: Nest, training: bool) -> Trial:
+    """Returns the numbers of a batch, with the same random draws every time."""
     values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
-    return [
-        element.values
+    runs = [
+        ForwardPass(state, losses, []).run(batch, values, training=training, division=Division())
         for losses in state.losses
-        for element in ForwardPass(state, losses, [])
-        .run(batch, values, training=True, division=Division())
-        .computed.elements
     ]
+    return Trial(
+        [element.values for run in runs for element in run.computed.elements],
+        [run.computed.added for run in runs],
+        [value for run in runs for value in run.metrics],
+    )

@@ -12,7 +12,7 @@ from tftpu.engines.losses import divisor, examples_of
 from tftpu.engines.origins import Origin
 from tftpu.engines.parts import Part
 from tftpu.engines.sums import PartSums
-from tftpu.engines.tensorflow import flops, update, xla_ops
+from tftpu.engines.tensorflow import flops, internals, update, xla_ops
 from tftpu.engines.tensorflow.gradients import Description, ShareGradients
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
@@ -44,7 +44,7 @@ class PartStep:
         microbatch: spec of a microbatch.
 
     Attributes:
-        statistics: the moving statistics that it changes.
+        statistics: the moving statistics that it changes, and the weights that layers assign.
         divisors: the global divisor of each term; None where it depends on the data.
 
     Raises:
@@ -55,15 +55,14 @@ class PartStep:
         self._state = state
         self._part = state.parts[index]
         losses = self._part.losses
-        everything = ForwardPass(state, losses, state.untrained)
+        everything = ForwardPass(
+            state, losses, [*state.untrained, *state.model.trainable_variables]
+        )
         traced = _traced(everything, state, microbatch)
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         checks.warn_of_means(self._part, traced.computed)
-        self.statistics = [
-            variable
-            for variable, new in zip(everything.statistics, traced.statistics)
-            if new is not None
-        ]
+        updated = {id(v) for v in traced.updated}
+        self.statistics = [v for v in everything.statistics if id(v) in updated]
         self.forward = ForwardPass(state, losses, self.statistics)
         described = _describe(state, self._part, traced)
         self.divisors = described.divisors
@@ -91,6 +90,12 @@ class PartStep:
         statistics, metrics, losses = result.statistics, result.metrics, result.losses
         taken = tf.ones(())
         if part.scaler is not None:
+            # A skipped step must change neither the moving statistics nor what is logged.
+            statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
+        # Before the update, which changes weights that layers have assigned.
+        for variable, value in zip(self.statistics, statistics):
+            variable.value.assign(value)
+        if part.scaler is not None:
             tf.cond(
                 finite,
                 lambda: update.apply_gradients(part, grads, result.reached),
@@ -99,8 +104,6 @@ class PartStep:
             update.adjust_loss_scale(part.scaler, finite)
             iterations = part.optimizer.iterations
             iterations.assign_add(tf.cast(finite, iterations.dtype))
-            # A skipped step must change neither the moving statistics nor what is logged.
-            statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
             norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
             metrics = [tf.where(finite, value, tf.zeros_like(value)) for value in metrics]
             taken = tf.cast(finite, tf.float32)
@@ -109,8 +112,6 @@ class PartStep:
                 update.apply_gradients(part, grads, result.reached)
                 # A Python number: a tensor would be broadcast from the first replica, a collective.
                 part.optimizer.iterations.value.assign_add(1)
-        for variable, value in zip(self.statistics, statistics):
-            variable.value.assign(value)
         return PartResult(PartSums(taken, losses), norm, finite, metrics)
 
     def flops(self, microbatch: Nest) -> int:
@@ -149,9 +150,16 @@ def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forwar
         computed = results[-1].computed
         return keras.tree.flatten((computed.elements, computed.added, results[-1].statistics))
 
-    graph = tf.function(trace, autograph=False).get_concrete_function(microbatch).graph
+    graph: Any = tf.function(trace, autograph=False).get_concrete_function(microbatch).graph
+    checks.refuse_outside(internals.changed_resources(graph))
     if target.platform() == "tpu":
         xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
+    updated = {id(v) for v in results[-1].updated}
+    given = graph.inputs[: len(keras.tree.flatten(microbatch))]
+    for variable, value in zip(forward.statistics, results[-1].statistics):
+        assigned = variable.trainable and id(variable) in updated
+        if assigned and division.parts > 1 and xla_ops.depends_on(value, given):
+            checks.refuse_assigned(variable)
     return results[-1]
 
 

@@ -65,7 +65,7 @@ class TrainStep:
         )
         self._parts = [PartStep(state, i, self._microbatch) for i in range(len(state.parts))]
         changed = {id(v): v for part in self._parts for v in part.statistics}
-        self.statistics = list(changed.values())
+        self.statistics = [v for v in changed.values() if not v.trainable]
         _refuse_counters(self.statistics)
         self.divisors = [value for part in self._parts for value in part.divisors]
         self.sums = TrainSums(state.parts)

@@ -32,12 +32,17 @@ class WholeBatches:
         self._run_shared = self._compiled(shared)
         self._run_alike = self._compiled(alike)
 
-    def run(self, dataset: Any) -> None:
-        """Runs over a finite data set once; the step's accumulator adds up."""
+    def run(self, dataset: Any, divides: bool = True) -> None:
+        """Runs over a finite data set once; the step's accumulator adds up.
+
+        Args:
+            dataset: of batches.
+            divides: whether batches are cut into shares where they can be.
+        """
         replicas = self._strategy.num_replicas_in_sync
         batches = narrow(finite_dataset(dataset))
         for batch in told(_each(batches), int(batches.cardinality())):
-            if examples_of(batch) % replicas:
+            if not divides or examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:
                 self._run_shared(self._shares(batch, examples_of(batch) // replicas))

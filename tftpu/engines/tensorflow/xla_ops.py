@@ -29,6 +29,20 @@ def refuse_host_ops(ops: list[tf.Operation]) -> None:
             )
 
 
+def depends_on(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
+    """Returns whether a tensor of a graph is computed from one of some others."""
+    ops = {id(one.op) for one in inputs}
+    todo, seen = [tensor.op], {id(tensor.op)}
+    while todo:
+        op = todo.pop()
+        if id(op) in ops:
+            return True
+        before = [one for one in (t.op for t in op.inputs) if id(one) not in seen]
+        seen.update(map(id, before))
+        todo += before
+    return False
+
+
 def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the ops of a graph and of all the functions that it calls."""
     ops: list[tf.Operation] = []

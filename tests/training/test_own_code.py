@@ -1,0 +1,215 @@
+"""Code of users that reaches beyond sums over examples: as in Keras's own fit, or refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import tftpu
+from tests.support import jax_process, own_code
+from tests.support.own_code import CASES, RUN, X, Y
+from tests.support.strategies import relative
+from tftpu.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Returns the weights and losses of each case in Keras's fit on one device."""
+    return {case: own_code.fitted(case) for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def on_jax(tmp_path_factory):
+    """Returns those of the JAX engine."""
+    file = tmp_path_factory.mktemp("jax") / "results.npz"
+    jax_process.output("own_code", str(file))
+    return dict(np.load(file))
+
+
+def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(found[:-1], expected[:-1], strict=True):
+        assert relative(one, other) < 1e-5
+    # Keras weighs the means of batches by their examples, not by their divisors.
+    assert relative(found[-1], expected[-1]) < 2e-3
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("case", CASES)
+def test_trains_as_in_keras(expected, case, devices, microbatches):
+    engine = tftpu.connect(virtual_devices=devices)
+    assert_equal(own_code.fitted(case, engine, microbatches), expected[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [*(f"{c} {n}" for c in CASES for n in (1, 4)), "spectral in microbatches"]
+)
+def test_trains_as_in_keras_on_jax(expected, on_jax, case):
+    found = {name: value for name, value in on_jax.items() if name.startswith(f"{case} ")}
+    numbers = range(len(found))
+    assert_equal([found[f"{case} {i}"] for i in numbers], expected[case.split()[0]])
+
+
+def model_of(devices: int = 1) -> keras.Model:
+    with tftpu.connect(virtual_devices=devices).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd")
+    return model
+
+
+def squares(model, batch, training):
+    return ops.square(model(batch[0], training=training) - batch[1])[:, 0]
+
+
+def assigned(variable):
+    def loss_fn(model, batch, training):
+        variable.assign_add(1.0)
+        return squares(model, batch, training) * variable
+
+    return loss_fn
+
+
+def assigned_in_evaluation(variable):
+    def loss_fn(model, batch, training):
+        if not training:
+            variable.assign_add(1.0)
+        return squares(model, batch, training)
+
+    return loss_fn
+
+
+def drawn(variable):
+    generator = tf.random.Generator.from_seed(1)
+    return lambda model, batch, training: squares(model, batch, training) * generator.uniform(())
+
+
+def queued(variable):
+    queue = tf.queue.FIFOQueue(4, tf.float32, shapes=[()])
+
+    def loss_fn(model, batch, training):
+        queue.enqueue(1.0)
+        return squares(model, batch, training) * queue.dequeue()
+
+    return loss_fn
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (assigned, "counter:0"),
+        (assigned_in_evaluation, "counter:0"),
+        (drawn, "StateVar:0"),
+        (queued, "of the op QueueDequeueV2"),
+    ],
+)
+def test_a_variable_outside_the_model_that_a_loss_changes_is_refused_before_it_changes(
+    make, name, devices
+):
+    model = model_of(devices)
+    counter = tf.Variable(1.0, name="counter")
+    trainer = tftpu.Trainer(model, loss_fn=make(counter))
+    with pytest.raises(UserError, match=f"changes the variable '{name}'"):
+        trainer.fit(X, Y, **RUN, validation_data=(X, Y))
+    assert (trainer.step, float(counter)) == (0, 1.0)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_variable_outside_the_model_that_a_callback_sets_is_read_in_each_step(devices):
+    model = model_of(devices)
+    factor = tf.Variable(1.0)
+
+    def loss_fn(model, batch, training):
+        return 0.0 * squares(model, batch, training) + factor
+
+    setting = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: factor.assign(epoch)
+    )
+    history = tftpu.Trainer(model, loss_fn=loss_fn).fit(X, Y, **RUN, callbacks=[setting]).history
+    assert history["loss"] == [0.0, 1.0]
+
+
+def test_an_assigned_weight_that_depends_on_the_batch_is_refused_on_several_devices():
+    class Mixing(keras.layers.Dense):
+        def call(self, inputs):
+            self.kernel.assign(self.kernel * ops.mean(inputs))
+            return super().call(inputs)
+
+    with tftpu.connect(virtual_devices=2).scope():
+        model = own_code.dense(Mixing(5))
+    with pytest.raises(UserError, match=r"assigns its weight .*kernel' a value that depends on"):
+        tftpu.Trainer(model).fit(X, Y, **RUN)
+
+
+def test_gradients_by_the_models_own_variables():
+    def penalty(take):
+        def loss_fn(model, batch, training):
+            values = take(model)
+            with tf.GradientTape() as tape:
+                tape.watch([v for v in values if not isinstance(v, keras.Variable)])
+                loss = squares(model, batch, training)
+                mean = ops.mean(loss)
+            grads = tape.gradient(mean, values)
+            return loss + sum(ops.sum(ops.square(g)) for g in grads)
+
+        return loss_fn
+
+    for devices in (1, 4):
+        with pytest.raises(UserError, match=r"values = \[v\.value for v in"):
+            trainer = tftpu.Trainer(
+                model_of(devices), loss_fn=penalty(lambda model: model.trainable_variables)
+            )
+            trainer.fit(X, Y, **RUN)
+    model = model_of()
+    kernel, bias = (v.numpy() for v in model.trainable_variables)
+    trainer = tftpu.Trainer(
+        model, loss_fn=penalty(lambda model: [v.value for v in model.trainable_variables])
+    )
+    found = trainer.evaluate(X, Y, batch_size=64)["loss"]
+    error = X @ kernel + bias - Y
+    slope, offset = 2 * X.T @ error / 64, 2 * error.mean()
+    closed = (error**2).mean() + (slope**2).sum() + offset**2
+    assert found == pytest.approx(closed, rel=1e-5)
+
+
+def test_training_under_deterministic_ops_is_the_same():
+    usual = own_code.fitted("masked", tftpu.connect(virtual_devices=2))
+    tf.config.experimental.enable_op_determinism()
+    try:
+        found = own_code.fitted("masked", tftpu.connect(virtual_devices=2))
+    finally:
+        from tensorflow.python.framework import config
+
+        config.disable_op_determinism()
+    assert_equal(found, usual)
+
+
+def test_a_whole_loss_of_several_numbers_is_refused():
+    class Several(keras.losses.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return ops.square(y_true - y_pred)
+
+    with pytest.raises(UserError, match=r"__call__ of its own that returns the shape \(16, 1\)"):
+        tftpu.Trainer(own_code.dense(loss=Several())).fit(X, Y, **RUN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lookup", "UserError: The layer 'lookup' is a IntegerLookup, which works by TensorFlow"),
+        ("nan", "UserError: y, the labels, has the value nan in the examples "),
+        ("read", "UserError: The variable 'factor', which the loss reads, has changed"),
+        ("steps", "UserError: The loss reads the optimizer's variable 'sgd"),
+    ],
+)
+def test_what_a_step_of_jax_cannot_do_is_refused(on_jax, name, message):
+    assert str(on_jax[f"message {name}"]).startswith(message)
+
+
+@pytest.mark.parametrize("labels", [{"a": Y}, {"a": Y, "c": Y}])
+def test_labels_that_a_loss_needs_are_named(labels):
+    model = own_code.outputs(own_code.crossentropy())
+    with pytest.raises(UserError, match=r"losses for 'a', 'b': give labels for 'b'"):
+        tftpu.Trainer(model).fit(X, labels, **RUN)

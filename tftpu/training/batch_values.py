@@ -1,0 +1,161 @@
+"""Values that no model can be trained on: NaN, labels that are no class, ids above a vocabulary."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tftpu.engines import keras_internals
+from tftpu.engines.compiled_losses import ignored_class, takes_class_ids
+from tftpu.engines.losses import align
+from tftpu.errors import UserError
+from tftpu.tensors import Nest, ops
+
+_SHOWN = 5  # examples that a message names
+
+
+class Limit(NamedTuple):
+    """Whole numbers of a batch that must be below a size.
+
+    Attributes:
+        name: of the part of the batch, as a message gives it.
+        values: the part: an array, or its spec.
+        size: the numbers go from 0 to below it.
+        owner: what has so many, as a message gives it.
+        advice: what to do.
+        ignored: a number that is allowed nevertheless, or None.
+    """
+
+    name: str
+    values: Any
+    size: int
+    owner: str
+    advice: str
+    ignored: int | None = None
+
+
+def limits_of(model: keras.Model, batch: Nest) -> list[Limit]:
+    """Returns the limits of the labels and ids of a batch that a model's layers tell.
+
+    Args:
+        model: built.
+        batch: arrays, or specs, as the model is fitted to.
+    """
+    if isinstance(batch, tuple) and len(batch) > 3:
+        return []
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return [*_limits_of_labels(model, y), *_limits_of_ids(model, x)]
+
+
+def refuse_outside(model: keras.Model, batch: Nest) -> None:
+    """Raises `UserError` for labels that are no classes, and ids that are in no vocabulary.
+
+    On an accelerator such a number is no error.
+
+    Args:
+        model: built.
+        batch: of arrays, `(x, y, sample_weight)` or fewer.
+    """
+    found = next(_outside(model, batch), None)
+    if found is not None:
+        raise UserError(f"{found}.")
+
+
+def describe_damage(model: keras.Model, batch: Nest) -> str:
+    """Returns what is wrong with the values of a batch, as the beginning of a sentence; or "".
+
+    Args:
+        model: built.
+        batch: of arrays.
+    """
+    for name, values in _named(batch):
+        if np.issubdtype(values.dtype, np.floating):
+            rows = _rows(~np.isfinite(values))
+            if rows.size:
+                return f"{name} has NaN or infinite values in {_examples(rows, len(values))}"
+    return next(_outside(model, batch), "")
+
+
+def _outside(model: keras.Model, batch: Nest) -> Iterator[str]:
+    weight = batch[2] if isinstance(batch, tuple) and len(batch) == 3 else None
+    for limit in limits_of(model, batch):
+        values = np.asarray(limit.values)
+        wrong = ~((values >= 0) & (values < limit.size))  # NaN is wrong as well
+        if limit.ignored is not None:
+            wrong &= values != limit.ignored
+        if weight is not None and not keras.tree.is_nested(weight) and limit.name.startswith("y"):
+            weighed = ops.convert_to_numpy(align(weight, values.shape)) != 0
+            if weighed.ndim <= wrong.ndim:
+                wrong &= weighed
+        rows = _rows(wrong)
+        if rows.size:
+            yield (
+                f"{limit.name} has the value {values[wrong].flat[0]} in "
+                f"{_examples(rows, len(values))}, and {limit.owner}, so they must go from 0 to "
+                f"{limit.size - 1}: {limit.advice}"
+            )
+
+
+def _limits_of_labels(model: keras.Model, y: Any) -> Iterator[Limit]:
+    outputs = getattr(model, "outputs", None)
+    if not outputs or y is None or not getattr(model, "compiled", False):
+        return
+    terms = keras_internals.loss_terms(model)
+    names: Any = getattr(model, "output_names", ())
+    by_name = dict(zip(names, outputs))
+    for term in terms:
+        if isinstance(y, dict):
+            name, values, output = f"y[{term.name!r}]", y.get(term.name), by_name.get(term.name)
+        elif keras.tree.is_nested(y) or len(terms) > 1 or len(outputs) > 1:
+            return
+        else:
+            name, values, output = "y, the labels,", y, outputs[0]
+        if values is None or output is None or output.shape[-1] is None:
+            continue
+        if takes_class_ids(term.loss, len(values.shape), len(output.shape)):
+            advice = "give labels such numbers, or the model's last layer more units"
+            ignored = ignored_class(term.loss)
+            owner = f"the model's output has {output.shape[-1]} classes"
+            yield Limit(name, values, output.shape[-1], owner, advice, ignored)
+
+
+def _limits_of_ids(model: keras.Model, x: Any) -> Iterator[Limit]:
+    inputs = getattr(model, "inputs", None) or []
+    for layer in keras_internals.flat_layers(model) if inputs else ():
+        if not isinstance(layer, keras.layers.Embedding):
+            continue
+        source = getattr(layer, "input", None)
+        place = next((i for i, tensor in enumerate(inputs) if tensor is source), None)
+        if place is None:
+            continue
+        if isinstance(x, dict):
+            name, values = f"x[{inputs[place].name!r}]", x.get(inputs[place].name)
+        else:
+            flat = keras.tree.flatten(x)
+            name = f"x[{place}]" if len(flat) > 1 else "x"
+            values = flat[place] if len(flat) == len(inputs) else None
+        if values is not None:
+            advice = "is the tokenizer's vocabulary larger than the model's?"
+            owner = f"the layer {layer.name!r} has {layer.input_dim}"
+            yield Limit(name, values, layer.input_dim, owner, advice)
+
+
+def _named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of a batch with their names."""
+    given = batch if isinstance(batch, tuple) else (batch,)
+    heads = ("x", "y", "sample_weight") if len(given) <= 3 else None
+    for path, values in keras.tree.flatten_with_path(given):
+        head = heads[path[0]] if heads else f"batch[{path[0]}]"
+        yield head + "".join(f"[{key!r}]" for key in path[1:]), np.asarray(values)
+
+
+def _rows(wrong: np.ndarray) -> np.ndarray:
+    """Returns the indices of the examples in which something is wrong."""
+    return np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
+
+
+def _examples(rows: np.ndarray, count: int) -> str:
+    """Returns the examples in words, such as "the examples 3, 17 (2 of 64)"."""
+    shown = ", ".join(map(str, rows[:_SHOWN])) + (", …" if len(rows) > _SHOWN else "")
+    return f"the example{'s' if len(rows) > 1 else ''} {shown} ({len(rows)} of {count})"
