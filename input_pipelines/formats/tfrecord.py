@@ -8,9 +8,10 @@ import contextlib
 import functools
 import gzip
 import io
+import logging
 import os
-import stat
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
@@ -26,6 +27,11 @@ OVERHEAD = 16  # bytes of a record in addition to its data
 _HEADER = 12  # bytes of the length and its checksum
 _PIECE = 1 << 20  # bytes read or written at a time
 _DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
+_RECORD_DEFLATE = 100  # those that a byte of a file becomes within one record of it, at most,
+_SMALL = 64 * 2**20  # unless the record is no larger than this, in bytes
+_LONG = 10.0  # seconds of counting that deserve a word
+
+_log = logging.getLogger(__name__)
 
 
 def frame(record: bytes) -> bytes:
@@ -66,7 +72,7 @@ def unframed(framed: bytes) -> bytes:
         ValueError: it is not complete, or a checksum does not match.
     """
     file = io.BytesIO(framed)
-    record = _next(file, len(framed))
+    record = _next(file, len(framed), len(framed))
     if record is None or file.read(1):
         raise ValueError("its length does not match")
     return record
@@ -143,12 +149,20 @@ def scan(path: str, compression: str = "") -> Shard:
     Raises:
         UserError: the file is missing, or a record is corrupt; names the file and the record.
     """
-    examples, offsets = 0, []
+    examples, offsets, size = 0, [], files.size(path) or 0
+    started, due = time.monotonic(), _LONG
     for number, (position, _) in enumerate(records(path, compression)):
         if number % INDEX_EVERY == 0:
             offsets.append(position)
         examples += 1
-    size = files.size(path) or 0
+        seconds = time.monotonic() - started
+        if seconds >= due:
+            due *= 2
+            _log.warning(
+                "Counting the records of %s: %s so far, %.0f MiB, in %.0f s; it has %.0f MiB%s.",
+                *(path, f"{examples:,}", position / 2**20, seconds),
+                *(size / 2**20, ", compressed" if compression else ""),
+            )
     return Shard(path, examples, size, checksum(path), () if compression else tuple(offsets))
 
 
@@ -170,11 +184,12 @@ def records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[
         raw.seek(first)
         if compression == "GZIP":
             file, room = gzip.GzipFile(fileobj=raw), _DEFLATE * size
+            largest = max(_SMALL, _RECORD_DEFLATE * size)
         else:
-            file, room = raw, size
+            file, room, largest = raw, size, size
         while True:
             try:
-                record = _next(file, room - position)
+                record = _next(file, room - position, largest)
             except (ValueError, OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: record {number} is corrupt: {error}.") from error
             if record is None:
@@ -249,11 +264,9 @@ def opened(path: str) -> BinaryIO:
             raise UserError(f"There is no file {path}.")
         return io.BufferedReader(_Remote(tf.io.gfile.GFile(path, "rb")), _PIECE)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise UserError(f"{path} is not a regular file, so it cannot be read as data.")
-        return open(path, "rb")
+        return files.open_file(path)
     except OSError as error:
-        raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"The file {path} cannot be read: {error.strerror or error}.") from error
 
 
 class _Remote(io.RawIOBase):
@@ -299,12 +312,13 @@ def _compressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO | gzip.Gzi
         yield target
 
 
-def _next(file: BinaryIO | gzip.GzipFile, left: int) -> bytes | None:
+def _next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes | None:
     """Returns the next record, or None at the end of the file.
 
     Args:
         file: at a record.
         left: the most bytes that the rest of the file can have.
+        largest: the most bytes of a record.
 
     Raises:
         ValueError: the record is truncated, or a checksum does not match.
@@ -319,6 +333,11 @@ def _next(file: BinaryIO | gzip.GzipFile, left: int) -> bytes | None:
     length = int.from_bytes(header[:8], "little")
     if length > left - OVERHEAD:
         raise ValueError(f"the file ends inside it, whose length says {length:,} bytes")
+    if length > largest:
+        raise ValueError(
+            f"its {length:,} bytes are more than {_RECORD_DEFLATE} times those of the whole file: "
+            "what is compressed like this is no data"
+        )
     data = _exactly(file, length + 4)
     if struct.unpack("<I", data[-4:])[0] != _masked_crc(data[:-4]):
         raise ValueError("the checksum of its data does not match")

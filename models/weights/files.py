@@ -188,7 +188,7 @@ def _content(path: str) -> bytes | mmap.mmap:
     """Returns the bytes of a file; those of a local one are not read before they are used."""
     if files.is_remote(path):
         return files.read(path)
-    with open(path, "rb") as file:
+    with files.open_file(path) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 

@@ -1,5 +1,8 @@
 """`connect`: the devices it chooses, and its error when they are missing."""
 
+import socket
+import time
+
 import pytest
 import tensorflow as tf
 
@@ -46,6 +49,16 @@ def test_a_requested_tpu_that_is_missing_fails_with_the_likely_cause(name):
     assert f"tpu={name!r} was requested" in str(caught.value)
     assert "is not the TPU's" in str(caught.value)  # plain wheels hold no TPU kernels
     assert not cluster.has_tpu_kernels()
+
+
+def test_a_tpu_at_an_address_that_does_not_answer_fails_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and listens to nobody
+        address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(UserError, match="nothing answered at grpc://127"):
+            tftpu.connect(tpu=address)
+    assert time.monotonic() - started < 10
 
 
 def test_auto_connects_to_tpu_name(monkeypatch):

@@ -199,3 +199,12 @@ def test_an_invalid_tf_config_fails_with_a_clear_error(text, sentence, monkeypat
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=sentence):
         hosts.task()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_process_says_what_it_waits_for_if_it_takes_long(waits, monkeypatch, caplog):
+    monkeypatch.setattr(hosts, "_LONG", 0.05 if waits else 60.0)
+    with hosts.reported_if_long(hosts.Task(1, 2, "host:8471"), 300):
+        time.sleep(0.3)
+    said = "Host 1 of 2 waits for the others, which meet at host:8471, for at most 300 s."
+    assert (said in caplog.text) is waits

@@ -129,6 +129,23 @@ def test_only_what_a_reader_asks_for_is_looked_at(tmp_path):
     assert tfrecord.readable(str(tmp_path / "none"), 0, 6) == 6
 
 
+def test_a_record_that_no_data_compress_to_is_not_unpacked(tmp_path):
+    path, zeros = tmp_path / "bomb.gz", hostile.stated_length(1 << 27) + bytes(1 << 20)
+    path.write_bytes(gzip.compress(tfrecord.frame(os.urandom(1 << 18)) + zeros, 1))
+    found = tfrecord.records(str(path), "GZIP")
+    assert len(next(found)[1]) == 1 << 18
+    with pytest.raises(UserError, match="134,217,728 bytes are more than 100 times"):
+        next(found)
+
+
+def test_counting_that_takes_long_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tfrecord, "_LONG", 0.0)
+    path = tmp_path / "train"
+    path.write_bytes(b"".join(map(tfrecord.frame, [b"a"] * 5)))
+    assert tfrecord.scan(str(path)).examples == 5
+    assert f"Counting the records of {path}: 1 so far" in caplog.text
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "train-0")
     with pytest.raises(UserError, match="train-0 is not a regular file"):

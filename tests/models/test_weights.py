@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import keras
 import numpy as np
@@ -148,6 +149,14 @@ def test_a_damaged_file_loads_nothing(damage, tmp_path):
     with pytest.raises(tftpu.UserError, match="cannot be read"):
         models.load_weights(model, path)
     assert_same(values(model), before)
+
+
+def test_a_pipe_that_an_index_names_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "part.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": "part.safetensors"}}))
+    with pytest.raises(tftpu.UserError, match=r"part\.safetensors is not a regular"):
+        models.load_weights(build("gpt", 1), index)
 
 
 def test_a_wrong_shape_loads_nothing_and_names_the_variable(tmp_path):

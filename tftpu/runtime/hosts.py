@@ -7,14 +7,20 @@ TPU slice by one process.
 
 import contextlib
 import json
+import logging
 import os
 import re
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tftpu.errors import UserError
 
+logger = logging.getLogger(__name__)
+
+_LONG = 5.0  # seconds of waiting that deserve a word
 HOST_LOST = 69  # the exit code EX_UNAVAILABLE
 _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": 0}}'
 
@@ -78,6 +84,32 @@ def task() -> Task:
 def _is_address(text: str) -> bool:
     found = re.fullmatch(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})", text)
     return found is not None and 0 < int(found[1]) < 1 << 16
+
+
+def report_waiting(place: Task, seconds: float | None = None) -> None:
+    """Tells the user that this process waits for the others.
+
+    Args:
+        place: of this process.
+        seconds: that it waits at most; None: TensorFlow decides.
+    """
+    limit = f"for at most {seconds:.0f} s" if seconds is not None else "as long as TensorFlow does"
+    logger.warning(
+        "Host %d of %d waits for the others, which meet at %s, %s.",
+        *(place.index, place.count, place.coordinator, limit),
+    )
+
+
+@contextlib.contextmanager
+def reported_if_long(place: Task, seconds: float) -> Iterator[None]:
+    """Reports that this process waits for the others if it still does after some seconds."""
+    timer = threading.Timer(_LONG, report_waiting, (place, seconds))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def exit_as_lost(what: str) -> NoReturn:

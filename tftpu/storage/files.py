@@ -145,11 +145,25 @@ def read(path: StrPath) -> bytes:
     """
     if is_remote(path):
         return _remote(path, _download, path)
-    with contextlib.suppress(FileNotFoundError):  # reading says so
-        # One look: between two, another process may remove it. Reading a pipe could wait forever.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError(f"{path} is not a file")
-    return _operate("read", path, Path(path).read_bytes)
+    return _operate("read", path, _read_whole, path)
+
+
+def open_file(path: StrPath) -> BinaryIO:
+    """Opens a local file for reading. Opening or reading a pipe could wait forever.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is a folder, a pipe or a device, or it cannot be opened.
+    """
+
+    def open_regular(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NONBLOCK)  # which says nothing to a file
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(f"{name} is not a regular file")
+
+    return open(path, "rb", opener=open_regular)
 
 
 def read_range(path: StrPath, first: int, count: int) -> bytes:
@@ -279,8 +293,13 @@ def _download_range(path: StrPath, first: int, count: int) -> bytes:
         return file.read(count)
 
 
+def _read_whole(path: StrPath) -> bytes:
+    with open_file(path) as file:
+        return file.read()
+
+
 def _read_range(path: StrPath, first: int, count: int) -> bytes:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(first)
         return file.read(count)
 

@@ -74,7 +74,8 @@ def start(task: Task, seconds: float) -> Watch:
         if task.chief:
             _serve(task)
         try:
-            client = _connected(task)
+            with hosts.reported_if_long(task, _ARRIVE):
+                client = _connected(task)
         except RuntimeError as error:
             _forget()
             raise HostLost(

@@ -7,6 +7,7 @@ import contextlib
 import glob
 import importlib.util
 import os
+import socket
 from pathlib import Path
 
 import keras
@@ -18,6 +19,8 @@ from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.engine import TensorFlowEngine, outside_scope
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
+
+_ANSWERS = 8.0  # seconds until a TPU's machine has to answer
 
 # The engine of the last `connect`. A model that was built outside its scope does not know of it.
 _connected: list[TensorFlowEngine] = []
@@ -78,6 +81,7 @@ def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strateg
     if tpu != "none":
         return _connect_tpu(tpu)
     if hosts.task().count > 1:
+        hosts.report_waiting(hosts.task())  # before: TensorFlow lets no thread of Python run
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if gpus:
@@ -140,6 +144,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != "local":
+            _refuse_silent(name, resolver.master())
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
@@ -148,6 +153,23 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
         raise UserError(
             f"tpu={name!r} was requested, but cannot be connected to. {_likely_cause(name)} "
             f"TensorFlow says: {first}"
+        ) from error
+
+
+def _refuse_silent(name: str, address: str) -> None:
+    """Raises `UserError` if nothing answers where a TPU should: TensorFlow would wait for minutes.
+
+    Args:
+        name: of the TPU.
+        address: "grpc://HOST:PORT" of its machine.
+    """
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS).close()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"tpu={name!r} was requested, and nothing answered at {address} ({error}). Is the TPU "
+            "running, is its name right, and does this machine reach its network?"
         ) from error
 
 
