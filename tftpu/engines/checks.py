@@ -1,5 +1,6 @@
 """Models and data that cannot be trained as they are, rejected before training with the reason."""
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -233,8 +234,19 @@ def _refuse_lookups(model: keras.Model) -> None:
 
 
 def _refuse_compiled_parts(model: keras.Model) -> None:
-    """Raises `UserError` for a loss or metrics of `compile`, which a loss function replaces."""
-    given = keras_internals.compile_arguments(model)
+    """Raises `UserError` for a loss or metrics of `compile`, which a loss function replaces.
+
+    What `compile` fills in itself, as that of KerasHub's tasks does, was not given to it.
+    """
+    arguments = keras_internals.compile_arguments(model)
+    parameters = inspect.signature(type(model).compile).parameters.values()
+    own = [p.name for p in parameters if isinstance(p.default, str)]  # as in box_loss="auto"
+    given = [
+        kind
+        for kind, end in (("a loss", "loss"), ("metrics", "metrics"))
+        if any(name.endswith(end) for name in arguments)
+        and not any(name.endswith(end) for name in own)
+    ]
     if given:
         raise UserError(
             f"The model was compiled with {' and '.join(given)}, and a loss function computes the "

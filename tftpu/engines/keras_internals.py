@@ -5,7 +5,6 @@ Tried with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one o
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -172,12 +171,9 @@ def match_losses(
 
 
 def bound_metrics(model: keras.Model) -> list[BoundMetric]:
-    """Returns the metrics of a compiled and built model, in the order of `compute_metrics`.
-
-    A loss function builds none of those that a model compiled itself with.
-    """
+    """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
     compiled: Any = getattr(model, "_compile_metrics", None)
-    if compiled is None or not compiled.built:
+    if compiled is None or not compiled.built:  # a loss function builds none of `compile`
         return []
     return [
         BoundMetric(metric, output, weighted)
@@ -220,22 +216,9 @@ def compiled_parts(model: keras.Model) -> list[str]:
 
 
 def compile_arguments(model: keras.Model) -> list[str]:
-    """Returns which of a loss and metrics the last `compile` of a model was given, in words.
-
-    Keras keeps the loss of an earlier call. Nor does one count that `compile` fills in itself, as
-    that of KerasHub's tasks does: `compile(optimizer, box_loss="auto")`.
-    """
+    """Returns the names of what the last `compile` got; Keras keeps the loss of an earlier one."""
     config: Any = getattr(model, "_compile_config", None)
-    given = config.config if config is not None else {}
-    parameters = inspect.signature(type(model).compile).parameters.values()
-    own = [p.name for p in parameters if isinstance(p.default, str) and p.name != "optimizer"]
-    kinds = {"a loss": ("loss",), "metrics": ("metrics", "weighted_metrics")}
-    return [
-        kind
-        for kind, names in kinds.items()
-        if any(given.get(name) is not None for name in names)
-        and not any(name.endswith(names[0]) for name in own)
-    ]
+    return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
 def compiled_names(model: keras.Model) -> dict[str, list[str]]:

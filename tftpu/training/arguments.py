@@ -316,7 +316,8 @@ def refuse_misplaced(y: Any, sample_weight: Any, class_weight: Any, own_loss: bo
             f"class_weight is {class_weight!r}: it must be a dict, such as {{0: 1.0, 1: 5.0}}."
         )
     for label, weight in class_weight.items():
-        if not isinstance(label, int | float | np.number) or label < 0 or label % 1 != 0:
+        is_number = isinstance(label, int | float | np.number)
+        if not is_number or not 0 <= label < math.inf or np.floor(label) != label:
             raise UserError(
                 f"class_weight has the label {label!r}: labels are whole numbers from 0 on."
             )
