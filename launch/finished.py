@@ -10,9 +10,11 @@ from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, from_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
+from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
 from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
+from tftpu.models import sizes  # noqa: F401
 from tftpu.storage import files
 from tftpu.tpu.compiler_options import AUTO
 
@@ -204,21 +206,24 @@ def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
     except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
     recorded = recorded if isinstance(recorded, str) else ""
-    file, folder = config or recorded, None
-    if file and (config or Path(file).is_file()):
+    known = recorded.endswith(".py") and own_code.was_named(recorded)
+    own: set[str] = set()
+    imported: set[str] = set()
+    if config or (known and Path(recorded).is_file()):
+        file = config or recorded
         code = own_code.own_code(file)
         if code is None:
             raise UserError(f"--config={config}: give the file, such as path/to/{config}.py.")
         quieten_tensorflow()  # which the file may import
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
-        folder = code.folder
+        own, imported = own_code.modules_of(code)
     try:
-        return from_json(text, folder)
+        return from_json(text, own, imported)
     except UserError as error:
         if not recorded or config:
             raise
         raise UserError(
-            f"{error} The run in {workdir!r} was made with the config {recorded}: give the place "
-            "of that file on this machine, --config=FILE.py."
+            f"{error} The run in {workdir!r} was made with the config {recorded}, which is code: "
+            "if you trust it, give the place of that file on this machine, --config=FILE.py."
         ) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tftpu.config import Experiment, Function, KerasObject, Optimizer
-from tftpu.config.objects import names_in
+from tftpu.config.objects import names_in, own_name
 from tftpu.errors import UserError
 
 
@@ -79,6 +79,9 @@ def made(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return [made(part, name) for part in value]
     if isinstance(value, Function):
+        area, attribute = value.public or (None, "")
+        if area:
+            return _looked_up(f"keras.{area}.{attribute}", name)
         return _looked_up(value.name, name)
     if isinstance(value, KerasObject):
         return _from_description(value, name)
@@ -158,13 +161,34 @@ def _from_description(value: KerasObject, name: str) -> Any:
 
     own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
     try:
-        return keras.saving.deserialize_keras_object(value.description, custom_objects=own)
+        return keras.saving.deserialize_keras_object(
+            _registered(value.description), custom_objects=own, safe_mode=True
+        )
     except Exception as error:
         raise UserError(
             f"{name}: no {value.name} can be made from its get_config(), as each model gets one: "
             f"{_reason(error)}. Its __init__ must take every key of get_config(), as with "
             "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
         ) from error
+
+
+def _registered(value: Any) -> Any:
+    """Returns a copy of a description whose classes are those that their modules say.
+
+    Keras takes a class by the name that it was registered with, before it looks at the module.
+    """
+    if isinstance(value, list | tuple):
+        return [_registered(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: _registered(part) for key, part in value.items()}
+    if "class_name" in value:
+        if own_name(value):
+            made["registered_name"] = value["class_name"]
+        else:
+            ours = str(value.get("module")).startswith("tftpu.")
+            made["registered_name"] = f"tftpu>{value['class_name']}" if ours else None
+    return made
 
 
 def _reason(error: Exception) -> str:

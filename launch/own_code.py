@@ -7,6 +7,7 @@ the same folder, anywhere, imports it under the same names.
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tftpu.errors import UserError
+from tftpu.launch.cloud import code_imports
 
 # Modules that everything here imports: a file of this name beside a config would replace them.
 # `tftpu` is loaded already, and stays what it is in a config that lies in a clone of tftpu.
@@ -99,10 +101,45 @@ def prepare(code: OwnCode) -> None:
 
 
 def import_config(code: OwnCode) -> types.ModuleType:
-    """Imports a config file, anew where it was imported before; see `prepare`."""
+    """Imports a config file that the user named, anew where it was imported before.
+
+    See `prepare`. Files of runs and of searches may name it from then on: see `was_named`.
+    """
+    note = _note_of(code.file)
+    with contextlib.suppress(OSError):  # without a home it has to be named each time
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.write_text(f"{code.file}\n")
     prepare(code)
     sys.modules.pop(code.module, None)
     return importlib.import_module(code.module)
+
+
+def was_named(config: str) -> bool:
+    """Returns whether this user gave a config file to a command before, on this machine.
+
+    A workdir from elsewhere names any file as its config, and importing one runs it.
+    """
+    return _note_of(Path(os.path.abspath(config))).is_file()
+
+
+def _note_of(file: Path) -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    name = hashlib.sha256(str(file).encode(errors="surrogatepass")).hexdigest()
+    return Path(home) / "tftpu" / "configs" / name
+
+
+def modules_of(code: OwnCode) -> tuple[set[str], set[str]]:
+    """Returns the top-level modules that a config file consists of, and those that it imports.
+
+    Other files of its folder belong to it only once they are loaded.
+    """
+    folder = code.folder
+    roots = [path.parent for path in folder.glob("*/__init__.py") if path.parent.name != "tftpu"]
+    found = [*folder.glob("*.py"), *(path for root in roots for path in root.rglob("*.py"))]
+    texts = {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if p.is_file()}
+    inside, outside = code_imports.reached(texts, code.file.name)
+    loaded = _modules_in(folder) & set(sys.modules)
+    return (inside | loaded) - {"tftpu"}, {other.module for other in outside} - {"tftpu"}
 
 
 @contextlib.contextmanager

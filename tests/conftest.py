@@ -7,6 +7,8 @@ import tempfile
 
 # Python's own dropped caches stay between runs: preparing a data set takes seconds.
 os.environ.setdefault("TFTPU_CACHE", os.path.join(tempfile.gettempdir(), "tftpu-test-cache"))
+# Nothing of what tests name as their configs is trusted by the developer's own commands.
+os.environ["XDG_STATE_HOME"] = os.path.join(os.environ["TFTPU_CACHE"], "state")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -3,8 +3,10 @@
 import contextlib
 import fcntl
 import io
+import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +47,10 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
         _prepare(builder, download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return builder
     try:
+        _check_features(name, data_dir)
         builder: Builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+    except UserError:
+        raise
     except tfds.core.DatasetNotFoundError as error:
         known = [*EMBEDDED, *tfds.list_builders()]
         near = did_you_mean(name, known)
@@ -73,6 +78,43 @@ def _command(name: str, data_dir: str, file_format: str = "") -> str:
     options = f", file_format={file_format!r}" if file_format else ""
     made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
     return f'python -c "import tensorflow_datasets as tfds; {made}"'
+
+
+def _check_features(name: str, data_dir: str) -> None:
+    """Raises `UserError` for a data set of which TFDS would import what its files name.
+
+    Args:
+        name: of a data set; one in a namespace is a program that others published.
+        data_dir: folder of prepared data.
+    """
+    core: Any = tfds.core
+    if core.naming.parse_builder_name_kwargs(name)[0].namespace:
+        raise UserError(
+            f"TFDS downloads and runs programs of others for {name!r}: tftpu reads data sets of "
+            "TFDS itself, data.name is NAME, NAME/CONFIG or NAME:1.0.0."
+        )
+    # Where TFDS itself reads them: the files of that folder may name another one.
+    folder = core.read_only_builder._find_builder_dir(name, data_dir=data_dir)
+    path = folder and files.join(str(folder), "features.json")
+    for found in _classes_in(json.loads(files.read(path))) if path else ():
+        module = found.rpartition(".")[0]
+        foreign = module and not module.startswith("tensorflow_datasets.")
+        if foreign and module not in sys.modules:
+            raise UserError(
+                f"{path} names the class {found}, and TFDS would import its module: if it is "
+                "yours, import it in your config file."
+            )
+
+
+def _classes_in(value: Any) -> Iterator[str]:
+    """Yields the names of classes in the features of a prepared data set, of TFDS's both forms."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        if key in ("pythonClassName", "python_class_name", "type") and isinstance(part, str):
+            yield part
+        elif key == "json" and isinstance(part, str):
+            yield from _classes_in([json.loads(part)])
+        elif isinstance(part, dict | list):
+            yield from _classes_in(part)
 
 
 def count(builder: Builder, split: str) -> int:

@@ -24,10 +24,15 @@ class Import:
 
 
 def outside(files: dict[str, bytes], start: str) -> list[Import]:
-    """Returns what a file imports from outside its folder, the standard library left out.
+    """Returns what a file imports from outside its folder; see `reached`."""
+    return reached(files, start)[1]
+
+
+def reached(files: dict[str, bytes], start: str) -> tuple[set[str], list[Import]]:
+    """Returns the top-level modules of the folder that a file imports, and what it imports else.
 
     An import that may fail, in a `try` with an `except ImportError`, does not count, nor does one
-    for type checkers alone.
+    for type checkers alone, nor the standard library.
 
     Args:
         files: content of the folder's files, by path.
@@ -36,7 +41,7 @@ def outside(files: dict[str, bytes], start: str) -> list[Import]:
     Raises:
         UserError: a file is not valid Python.
     """
-    found: dict[str, Import] = {}
+    within, found = {start.removesuffix(".py")}, dict[str, Import]()
     seen, waiting = set(), [start]
     while waiting:
         file = waiting.pop(0)
@@ -46,9 +51,11 @@ def outside(files: dict[str, bytes], start: str) -> list[Import]:
         for module, line in _imports(file, files[file]):
             inside = _inside(files, module)
             waiting += inside
-            if not inside and module not in sys.stdlib_module_names:
+            if inside:
+                within.add(module)
+            elif module not in sys.stdlib_module_names:
                 found.setdefault(module, Import(module, file, line))
-    return list(found.values())
+    return within, list(found.values())
 
 
 def _inside(files: dict[str, bytes], module: str) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
 from tftpu.installation import command
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.runtime.preemption import PREEMPTED
 
@@ -142,6 +142,11 @@ def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
     plan = plans.recorded(workdir)
     if plan is None:
         raise UserError(f"There is no search in {workdir!r}: its {plans.FILE} is missing.")
+    if not options.config and plan.config.endswith(".py") and not own_code.was_named(plan.config):
+        raise UserError(
+            f"The search in {workdir!r} was made with the config {plan.config}, which is code: "
+            "if you trust it, give the place of that file on this machine, --config=FILE.py."
+        )
     # A config of one's own lies elsewhere on another machine.
     plan = dataclasses.replace(plan, config=options.config or plan.config)
     experiment = config_flags.load(plan.config, list(plan.overrides))

@@ -71,12 +71,13 @@ class Layout:
         else:
             trained = self._command(steps.train, ready, workdir=run, **config_of)
             _repeat(trained)
-        evaluated = self._command(steps.evaluate, trained, workdir=run)
+        of_run = {"workdir": run, "config": config}
+        evaluated = self._command(steps.evaluate, trained, **of_run)
         passed = self._task(steps.gate, metrics=evaluated.outputs["metrics"], condition=gate)
-        self._command(steps.export, passed, workdir=run, output=f"{run}/export")
+        self._command(steps.export, passed, output=f"{run}/export", **of_run)
         if self.predict:
             places = {"input": self.predict, "output": f"{run}/predictions"}
-            self._command(steps.predict, passed, workdir=run, **places)
+            self._command(steps.predict, passed, **places, **of_run)
 
     def _command(self, step: Callable[..., Task], *before: Task, **arguments: Text) -> Task:
         made = self._task(step, setup=self.setup, **arguments)

@@ -62,6 +62,11 @@ def _tftpu(words: list[str], flags: str, setup: str) -> None:
         sys.exit(code)
 
 
+def _code(config: str) -> list[str]:
+    """Returns the flag by which a command may import the run's own code, on any machine."""
+    return [f"--config={config}"] if config.endswith(".py") else []
+
+
 def _record(artifact: Any, place: str, **about: str) -> None:
     """Lets an artifact name a place, in its file and in its metadata.
 
@@ -73,7 +78,7 @@ def _record(artifact: Any, place: str, **about: str) -> None:
 
 
 _step = dsl.component(
-    base_image=IMAGE, install_kfp_package=False, additional_funcs=[_tftpu, _record]
+    base_image=IMAGE, install_kfp_package=False, additional_funcs=[_tftpu, _code, _record]
 )
 
 
@@ -208,12 +213,15 @@ def train(
 
 
 @_step
-def evaluate(workdir: str, metrics: dsl.Output[dsl.Metrics], setup: str = "") -> None:
+def evaluate(
+    workdir: str, metrics: dsl.Output[dsl.Metrics], config: str = "", setup: str = ""
+) -> None:
     """Evaluates the best checkpoint of a run: `tftpu evaluate`.
 
     Args:
         workdir: folder of the run.
         metrics: loss and metrics on the evaluation split; the file holds what the command wrote.
+        config: path of the run's config in the image, where it is your own.
         setup: what `tftpu launch` sent, for its pipelines.
     """
     import json
@@ -223,7 +231,8 @@ def evaluate(workdir: str, metrics: dsl.Output[dsl.Metrics], setup: str = "") ->
 
     with tempfile.TemporaryDirectory() as scratch:
         path = os.path.join(scratch, "metrics.json")
-        _tftpu(["evaluate", f"--workdir={workdir}", f"--output={path}"], "", setup)
+        words = ["evaluate", f"--workdir={workdir}", f"--output={path}"]
+        _tftpu([*words, *_code(config)], "", setup)
         with open(path) as file:
             found = json.load(file)
         # The artifact may be in a mounted bucket, in which files are not renamed.
@@ -261,6 +270,7 @@ def export(
     workdir: str,
     output: str,
     model: dsl.Output[dsl.Model],
+    config: str = "",
     flags: str = "",
     setup: str = "",
 ) -> None:
@@ -270,10 +280,12 @@ def export(
         workdir: folder of the run.
         output: place of the export, whose ending names its format: without one, a SavedModel.
         model: names that place.
+        config: path of the run's config in the image, where it is your own.
         flags: further ones of the command.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    _tftpu(["export", f"--workdir={workdir}", f"--to={output}"], flags, setup)
+    words = ["export", f"--workdir={workdir}", f"--to={output}"]
+    _tftpu([*words, *_code(config)], flags, setup)
     _record(model, output, run=workdir)
 
 
@@ -283,6 +295,7 @@ def predict(
     input: str,
     output: str,
     predictions: dsl.Output[dsl.Dataset],
+    config: str = "",
     flags: str = "",
     setup: str = "",
 ) -> None:
@@ -293,9 +306,10 @@ def predict(
         input: such as "images:gs://BUCKET/new".
         output: folder of the predictions.
         predictions: names that folder.
+        config: path of the run's config in the image, where it is your own.
         flags: further ones of the command.
         setup: what `tftpu launch` sent, for its pipelines.
     """
     words = ["predict", f"--workdir={workdir}", f"--input={input}", f"--output={output}"]
-    _tftpu(words, flags, setup)
+    _tftpu([*words, *_code(config)], flags, setup)
     _record(predictions, output, input=input)

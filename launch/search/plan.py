@@ -162,11 +162,24 @@ def recorded(workdir: str) -> Plan | None:
             found[name] = tuple(found[name])
         plan = Plan(**found)
         check_types("search", plan)
+        check_overrides(plan.overrides)
         at_least("search.trials", plan.trials, 1)
         return plan
     except (ValueError, TypeError, KeyError, UserError) as error:
         reason = str(error).rstrip(".")
         raise UserError(f"{path} is not a search's plan: {reason}.") from error
+
+
+def check_overrides(words: Any) -> list[str]:
+    """Returns words of a search's record, which continue a command line, as they are.
+
+    Raises:
+        UserError: one of them is none that changes a config: `--config=FILE.py` runs a program.
+    """
+    for word in words if isinstance(words, list | tuple) else [words]:
+        if not (isinstance(word, str) and word.startswith("--config.")):
+            raise UserError(f"The search's record has {word!r} where changes of its config are.")
+    return list(words)
 
 
 def record(plan: Plan, workdir: str) -> str:

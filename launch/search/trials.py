@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.launch.search import space
-from tftpu.launch.search.plan import Plan
+from tftpu.launch.search.plan import Plan, check_overrides
 from tftpu.launch.search.watch import Watch
 from tftpu.storage import claims, files
 from tftpu.storage.owner import HeldError, LostError, refusal
@@ -173,8 +173,8 @@ class Trials:
                 self._study.sampler = self._plan.sampler_for(number)
                 trial = _again(self._study, frozen)
                 words = frozen.user_attrs.get(OVERRIDES)
-                if words is None:  # its worker was killed while it drew
-                    words = self._drawn(trial)
+                # None: its worker was killed while it drew.
+                words = self._drawn(trial) if words is None else check_overrides(words)
                 return Taken(trial, frozen, words, True, refused.pop_all())
         return None
 

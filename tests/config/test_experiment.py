@@ -76,7 +76,7 @@ def test_an_experiment_of_own_classes_survives_json():
         train=tftpu.Train(epochs=3),
     )
     before.validate()
-    after = from_json(to_json(before))
+    after = from_json(to_json(before), [__name__.partition(".")[0]])
     assert after == before
     after.validate()
     assert after.model.sizes == [1]
@@ -100,10 +100,13 @@ def hostile(**fields):
     [
         ({"model": {"class": "hostile_module.Model"}}, "'hostile_module' is not part of the run"),
         ({"model": {"class": "subprocess.Popen", "args": "true"}}, "'subprocess' is not part of"),
+        ({"model": {"class": f"{__name__}.experiment"}}, "'tests' is not part of the run"),
         ({"model": {"class": "tftpu.config.experiment.Cluster"}}, "which is not a Model"),
         ({"data": {"class": "tftpu.config.experiment.Experiment"}}, "which is not a Data"),
-        ({"model": {"class": "tftpu.config.to_json"}}, "which is not a Model"),
+        ({"model": {"class": "tftpu.config.to_json"}}, "is no config of this version of tftpu"),
+        ({"model": {"class": "tftpu.optim.optimizers.LARS"}}, "is no config of this version"),
         ({"loss": {"class": "tftpu.config.objects.Function", "name": "os.system"}}, "'os' is not"),
+        ({"loss": {"class_name": "Lambda", "config": {}, "module": "keras.layers"}}, "as loss"),
         (
             {
                 "optimizer": {
@@ -143,7 +146,7 @@ def test_classes_of_the_runs_own_folder_are_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="'own_parts' is not part of the run"):
         from_json(hostile(model=model))
-    found = from_json(hostile(model=model), tmp_path).model
+    found = from_json(hostile(model=model), ["own_parts"]).model
     assert (found.head.width, found.more["a"].width, found.sizes) == (3, 3, [(1, 2)])
     monkeypatch.delitem(sys.modules, "own_parts")
 

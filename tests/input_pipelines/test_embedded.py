@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tftpu import input_pipelines
+from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import embedded, tfds
 from tftpu.input_pipelines.sources import Images
 
@@ -46,6 +47,12 @@ def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
     assert out.splitlines() == [f"Preparing the data set 'digits' in {tmp_path}/digits/1.0.0"]
     assert "Generating" not in err and "%|" not in err
     assert len(embedded.in_memory("digits", str(tmp_path), "train")["label"]) == 1437
+
+
+def test_programs_that_others_published_are_not_downloaded(tmp_path):
+    for name in ("huggingface:someone/data", "someone:data/config", "kaggle:data:1.0.0"):
+        with pytest.raises(UserError, match="TFDS downloads and runs programs of others"):
+            tfds.prepared(name, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import tftpu
 from tests.support import projects
 from tftpu.config import from_json, to_json
 from tftpu.errors import UserError
-from tftpu.launch import config_flags, experiment, keras_objects
+from tftpu.launch import config_flags, experiment, keras_objects, own_code
 from tftpu.launch.commands.data import check
 from tftpu.launch.main import main
 
@@ -148,7 +148,8 @@ class EndsAtOnce(keras.callbacks.Callback):
 def test_losses_and_metrics_by_name_object_and_flag(rest, flags, names, tmp_path):
     path = write(tmp_path, rest)
     settings = config_flags.load(path, ["--config.train.steps=2", *flags])
-    assert from_json(to_json(settings)) == settings
+    code = own_code.own_code(path)
+    assert code and from_json(to_json(settings), *own_code.modules_of(code)) == settings
     settings.validate()
     with tftpu.connect().scope():
         trainer = experiment.build_trainer(settings, None)
@@ -317,8 +318,38 @@ def test_a_run_whose_code_has_moved_is_evaluated_from_there(tmp_path, capsys):
         sys.modules.pop(name)
     capsys.readouterr()
     assert main(["evaluate", "--workdir=run"]) == 2
-    assert f"was made with the config {path}: give the place" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"was made with the config {path}, which is code" in said
+    assert "give the place of that file on this machine, --config=FILE.py" in said
     assert main(["evaluate", "--workdir=run", f"--config={tmp_path / 'there' / 'mine.py'}"]) == 0
+
+
+def test_a_workdir_from_elsewhere_imports_no_file_that_was_not_named(tmp_path, capsys, monkeypatch):
+    """Nor one beside the config that this does not import; what it imports later, it does."""
+    rest = "loss='mse', train=tftpu.Train(steps=6)"
+    later = projects.CONFIG.format(rest=rest).replace("from model import Linear\n", "")
+    later = later.replace("    return", "    from model import Linear\n    return")
+    other = projects.MODEL + f"\nopen({str(tmp_path / 'ran')!r}, 'w')"
+    path = write(tmp_path / "code", rest, mine=later, other=other)
+    assert main(["train", f"--config={path}", "--workdir=run"]) == 0
+    for name in ("mine", "model", "data"):
+        sys.modules.pop(name)
+    assert main(["evaluate", "--workdir=run"]) == 0
+    text = Path("run/config.json").read_text()
+    Path("run/config.json").write_text(text.replace("model.Linear", "other.Linear"))
+    assert main(["evaluate", "--workdir=run", f"--config={path}"]) == 2
+    assert "'other' is not part of the run's own code" in capsys.readouterr().err
+    Path("run/config.json").write_text(text.replace('mine.py"', 'other.py"'))
+    sys.modules.pop("model")
+    assert main(["evaluate", "--workdir=run"]) == 2
+    assert "which is code: if you trust it, give the place" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    Path("run/config.json").write_text(text)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    sys.modules.pop("model", None)
+    assert main(["evaluate", "--workdir=run"]) == 2
+    assert main(["evaluate", "--workdir=run", f"--config={path}"]) == 0
+    assert main(["evaluate", "--workdir=run"]) == 0
 
 
 def test_data_without_an_evaluation_split_train_and_export(tmp_path, capsys):

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
+from tftpu.errors import UserError
 from tftpu.launch import config_flags, main
 from tftpu.launch.search import plan as plans
+from tftpu.launch.search.trials import Trials
 
 OWN = """
 from tftpu.launch.configs.digits_resnet import get_config as digits
@@ -164,3 +166,23 @@ def test_a_flag_that_repeats_a_default_is_refused_like_any_other(own, capsys, fl
     for what in ("--report", "--join"):
         assert main.main(["search", what, flag, f"--workdir={workdir}"]) == 2
         assert f"{flag.split('=')[0]} cannot change it" in capsys.readouterr().err
+
+
+def test_the_record_of_a_search_gives_its_trials_no_other_flags(own, tmp_path, capsys, monkeypatch):
+    config, workdir = own
+    program = tmp_path / "program.py"
+    program.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    study = planned(config).study(workdir)
+    study.ask().set_user_attr("overrides", [f"--config={program}"])
+    trials = Trials(planned(config), workdir, study, ())
+    with pytest.raises(UserError, match=f"record has '--config={program}'"):
+        trials.take(set())
+    path = Path(workdir, plans.FILE)
+    text = path.read_text()
+    path.write_text(json.dumps(json.loads(text) | {"overrides": [f"--config={program}"]}))
+    assert main.main(["search", "--report", f"--workdir={workdir}"]) == 2
+    path.write_text(text)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    assert main.main(["search", "--report", f"--workdir={workdir}"]) == 2
+    assert f"the config {config}, which is code: if you trust it" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

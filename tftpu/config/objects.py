@@ -5,8 +5,25 @@ its description instead, and each model that is built gets an object of its own.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
+
+from tftpu.errors import UserError
+
+# The modules that Keras writes into its descriptions of public objects, and that of its models.
+_KERAS = {
+    *("keras", "keras.activations", "keras.constraints", "keras.dtype_policies"),
+    *("keras.initializers", "keras.layers", "keras.losses", "keras.metrics", "keras.optimizers"),
+    *("keras.optimizers.schedules", "keras.quantizers", "keras.random", "keras.regularizers"),
+    "keras.src.models.functional",
+}
+# Plain values in the form of objects; not `__lambda__`, which holds bytecode.
+_VALUES = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
+_PUBLIC_FUNCTION = re.compile(
+    r"(?:keras(?:\.src)?\.(activations|losses|metrics|ops)|tftpu\.optim\.(?:losses|metrics))"
+    r"\.(?:\w+\.)*(\w+)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +53,17 @@ class Function:
 
     name: str
 
+    @property
+    def public(self) -> tuple[str | None, str] | None:
+        """Keras's module, None for tftpu, and the name of a function of theirs; None: of others."""
+        found = _PUBLIC_FUNCTION.fullmatch(self.name)
+        return (found[1], found[2]) if found else None
+
 
 def parts_of(value: Any) -> Iterator[dict[str, Any]]:
     """Yields the descriptions of objects within a description, itself included."""
     if isinstance(value, dict):
-        if isinstance(value.get("module"), str) and "class_name" in value:
+        if "class_name" in value:
             yield value
         for part in value.values():
             yield from parts_of(part)
@@ -49,18 +72,39 @@ def parts_of(value: Any) -> Iterator[dict[str, Any]]:
             yield from parts_of(part)
 
 
-def is_own(part: dict[str, Any]) -> bool:
-    """Returns whether a part describes an object of the user's, not one of Keras."""
-    return part["module"].partition(".")[0] not in ("keras", "builtins", "tftpu")
+def own_name(part: dict[str, Any]) -> str | None:
+    """Returns the name of the user's class that a part describes; None: it is of Keras or tftpu.
+
+    Raises:
+        UserError: it is neither, and Keras would import a module or run code to make it.
+    """
+    module, name = part.get("module"), part["class_name"]
+    if name in _VALUES:
+        return None
+    if name == "function" and module == "builtins":  # which Keras looks up among its own
+        name, module = str(part.get("config")).rpartition(">")[2], None
+    package = module.partition(".")[0] if isinstance(module, str) else None
+    if isinstance(name, str) and name.isidentifier() and not name.startswith("__"):
+        if module is None or module in _KERAS or package == "tftpu":
+            return None
+        if package not in (None, "", "builtins", "keras"):
+            return f"{module}.{name}"
+    raise UserError(
+        f"The config describes {module}.{name!s:.60}, which is not made again: objects "
+        "are public ones of Keras, such as keras.losses.Huber, or your own, and no lambdas."
+    )
 
 
 def names_in(value: Any) -> list[str]:
-    """Returns the user's classes and functions that a value of a config describes."""
+    """Returns the user's classes and functions that a value of a config describes.
+
+    Raises:
+        UserError: it describes what is neither the user's nor public.
+    """
     if isinstance(value, Function):
-        return [value.name]
+        return [] if value.public else [value.name]
     if isinstance(value, KerasObject):
-        own = filter(is_own, parts_of(value.description))
-        return [f"{part['module']}.{part['class_name']}" for part in own]
+        return [name for part in parts_of(value.description) if (name := own_name(part))]
     if not isinstance(value, dict | list | tuple):
         return []
     several = value.values() if isinstance(value, dict) else value

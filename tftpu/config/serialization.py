@@ -6,8 +6,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tftpu.config.experiment import Experiment, Optimizer
@@ -53,28 +52,31 @@ def to_plain(value: Any, path: str = "config") -> Any:
     )
 
 
-def from_json(text: str | bytes, folder: Path | None = None) -> Experiment:
+def from_json(
+    text: str | bytes, own: Collection[str] = (), imported: Collection[str] = ()
+) -> Experiment:
     """Returns the experiment that `to_json` wrote.
 
-    A file from elsewhere may name any module, and importing one runs it. So classes and functions
-    are taken from tftpu, from `folder`, and from packages that the caller imported already; and a
-    class only where its field declares it, or one that it derives from.
+    A file from elsewhere may name any module, and importing one runs it. So this imports none but
+    those of the run's own code: classes of tftpu and of others have to be loaded, and be one that
+    their field declares, or derive from it; Keras's objects have to be public.
 
     Args:
         text: the content of `config.json`.
-        folder: the folder of the run's own code, which must be on `sys.path`.
+        own: top-level modules of the run's own code, which must be on `sys.path`.
+        imported: top-level modules that this code imports, whose functions and Keras objects may be
+            named as far as they are loaded.
 
     Raises:
         UserError: the text is not JSON or not an experiment, or one of its classes is missing or
             is not allowed.
     """
     try:
-        experiment = _from_plain(json.loads(text), Experiment, folder)
+        experiment = _from_plain(json.loads(text), Experiment, own)
         if not isinstance(experiment, Experiment):
             raise UserError("config.json holds no experiment.")
-        compiled = [getattr(experiment, name) for name in _COMPILED]
-        for name in names_in(compiled):  # callbacks are only recorded
-            _module(name, folder)
+        for name in _COMPILED:  # callbacks are only recorded
+            _check_compiled(getattr(experiment, name), name, own, imported)
         return experiment
     except UserError:
         raise
@@ -85,18 +87,18 @@ def from_json(text: str | bytes, folder: Path | None = None) -> Experiment:
         raise UserError(f"config.json cannot be read as an experiment: {error}.") from error
 
 
-def _from_plain(value: Any, kind: Any, folder: Path | None) -> Any:
+def _from_plain(value: Any, kind: Any, own: Collection[str]) -> Any:
     """Returns the value that `to_plain` made plain.
 
     Args:
         value: plain data.
         kind: declared type of the field that it is in; without one a list becomes a tuple.
-        folder: as for `from_json`.
+        own: as for `from_json`.
     """
     if isinstance(value, dict) and "class" in value:
-        cls = _class(value["class"], kind, folder)
+        cls = _class(value["class"], kind, own)
         kinds = typing.get_type_hints(cls)
-        parts = {k: _from_plain(v, kinds.get(k), folder) for k, v in value.items() if k != "class"}
+        parts = {k: _from_plain(v, kinds.get(k), own) for k, v in value.items() if k != "class"}
         for name, part in parts.items():
             if _is_dataclass(kinds.get(name)) and not isinstance(part, kinds[name]):
                 raise TypeError(f"{name} is {part!r}")
@@ -105,9 +107,9 @@ def _from_plain(value: Any, kind: Any, folder: Path | None) -> Any:
     if isinstance(value, dict):
         # The description of a Keras object is plain data itself, with lists.
         raw = typing.get_origin(kind) is dict and inner is Any
-        return value if raw else {key: _from_plain(v, inner, folder) for key, v in value.items()}
+        return value if raw else {key: _from_plain(v, inner, own) for key, v in value.items()}
     if isinstance(value, list):
-        parts = [_from_plain(part, inner, folder) for part in value]
+        parts = [_from_plain(part, inner, own) for part in value]
         is_list = any(list in (option, typing.get_origin(option)) for option in _options(kind))
         return parts if is_list else tuple(parts)
     return value
@@ -130,15 +132,19 @@ def _inner(kind: Any, value: Any) -> Any:
     return None
 
 
-def _class(path: str, kind: Any, folder: Path | None) -> type:
+def _class(path: str, kind: Any, own: Collection[str]) -> type:
     """Returns a dataclass by its name.
 
     Raises:
         UserError: it is none that the field may hold.
     """
-    cls: Any = getattr(_module(path, folder), path.rpartition(".")[2])
-    allowed = (*_dataclasses_in(kind), Optimizer, KerasObject, Function)
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, allowed)):
+    found = _loaded(path, own)
+    allowed = _dataclasses_in(kind) or (Optimizer, KerasObject, Function)
+    # The type's own type: another attribute of an object that loads itself may be what loads it.
+    if not (issubclass(type(found), type) and dataclasses.is_dataclass(found)):
+        raise _not_own(path)
+    cls: Any = found
+    if not issubclass(cls, allowed):
         raise UserError(
             f"config.json names the class {path}, which is not a "
             f"{' or '.join(c.__name__ for c in allowed)}: tftpu does not create it."
@@ -146,28 +152,65 @@ def _class(path: str, kind: Any, folder: Path | None) -> type:
     return cls
 
 
-def _module(path: str, folder: Path | None) -> types.ModuleType:
-    """Returns the module of a class or function.
+def _check_compiled(value: Any, name: str, own: Collection[str], imported: Collection[str]) -> None:
+    """Raises `UserError` for what Keras must not be given, or must not make.
 
-    Raises:
-        UserError: it is neither tftpu's, nor in the folder, nor imported.
+    Args:
+        value: of a field of the experiment.
+        name: of the field.
+        own, imported: as for `from_json`.
     """
-    name = path.rpartition(".")[0]
-    package = name.partition(".")[0]
-    if package == "tftpu" or (folder and _is_in(folder, name)):
-        return importlib.import_module(name)
-    if name in sys.modules and package not in sys.stdlib_module_names:
-        return sys.modules[name]
-    raise UserError(
-        f"config.json names {path}, and {package!r} is not part of the run's own code: a module "
-        "is imported only from tftpu or from the folder of the run's config file, or if that file "
-        "imports it."
+    kinds = (str, Optimizer, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
+    for part in [value] if name == "optimizer" else _leaves(value):
+        described = part.description if isinstance(part, KerasObject) else {"class_name": ""}
+        if not (
+            isinstance(part, kinds) and isinstance(described, dict) and "class_name" in described
+        ):
+            raise UserError(
+                f"config.json holds {part!r} as {name}: give the config it was made of."
+            )
+    for path in names_in(value):
+        found, package = _loaded(path, own), path.partition(".")[0]
+        if found is None or not (package in own or (package in imported and _is_called(found))):
+            raise _not_own(path)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yields the parts of lists and dicts but None; a raw description of an object is one part."""
+    if isinstance(value, list | tuple) or (isinstance(value, dict) and "class_name" not in value):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    elif value is not None:
+        yield value
+
+
+def _loaded(path: str, own: Collection[str]) -> Any:
+    """Returns what a loaded module holds under a name; None: nothing. Only own ones are imported.
+
+    An attribute that is looked up in the usual way might import modules.
+    """
+    module, _, name = path.rpartition(".")
+    if module.partition(".")[0] in own:
+        importlib.import_module(module)
+    return vars(sys.modules[module]).get(name) if sys.modules.get(module) else None
+
+
+def _is_called(found: Any) -> bool:
+    """Returns whether Keras may make or call something: a function, or a class of Keras's kinds."""
+    kinds = found.__mro__ if issubclass(type(found), type) else ()
+    return type(found) is types.FunctionType or any(
+        kind.__module__.partition(".")[0] == "keras" for kind in kinds
     )
 
 
-def _is_in(folder: Path, module: str) -> bool:
-    path = folder.joinpath(*module.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+def _not_own(path: str) -> UserError:
+    package = path.partition(".")[0]
+    if package == "tftpu":
+        return UserError(f"config.json names {path}, which is no config of this version of tftpu.")
+    return UserError(
+        f"config.json names {path}, and {package!r} is not part of the run's own code: it may name "
+        "tftpu's configs, public objects of Keras, and what the run's config file imports."
+    )
 
 
 def _dataclasses_in(kind: Any) -> tuple[type, ...]:

@@ -1,0 +1,252 @@
+"""No file that is read runs code: whatever module, class or bytecode it names, nothing executes.
+
+Python's audit events say what runs. Modules that a reader needs are loaded before it is watched.
+"""
+
+import contextlib
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+
+import keras
+import onnx
+import pytest
+
+from tests.fuzz import test_indexes as indexes
+from tests.fuzz import test_manifest as manifests
+from tests.fuzz import test_side_files as side_files
+from tests.support import audit, hostile_configs
+from tests.support.fuzzing import SECONDS, only_user_errors
+from tftpu import models
+from tftpu.config import Function, KerasObject, to_json
+from tftpu.errors import UserError
+from tftpu.inference.server import served
+from tftpu.input_pipelines.convert import packing
+from tftpu.input_pipelines.datasets import tfds
+from tftpu.input_pipelines.formats import manifest
+from tftpu.launch import config_flags, finished, keras_objects, result
+from tftpu.launch.commands import search, status
+from tftpu.launch.search.plan import Plan
+from tftpu.models.weights import files as weights
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """Returns the place of a file that hostile code would create; its modules can be imported."""
+    place = hostile_configs.write_modules(tmp_path / "modules")
+    monkeypatch.syspath_prepend(place.parent)
+    return place
+
+
+def whole() -> dict:
+    """Returns a config.json with all kinds of objects."""
+    metric = keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error, name="m")
+    rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    described = [
+        KerasObject(keras.saving.serialize_keras_object(value))
+        for value in (keras.optimizers.Adam(rate), keras.losses.CategoricalCrossentropy(), metric)
+    ]
+    found = dataclasses.replace(
+        config_flags.load("python_gpt", ["--config.model.layers=1", "--config.model.width=8"]),
+        optimizer=described[0],
+        loss={"a": described[1], "b": [Function("keras.src.losses.losses.mean_squared_error")]},
+        metrics=(described[2], "accuracy"),
+        callbacks=(KerasObject({"module": "a", "class_name": "B", "config": {}}),),
+        config_file="/nowhere/mine.py",
+    )
+    return json.loads(to_json(found))
+
+
+def opened(workdir) -> None:
+    """Reads the experiment of a workdir, and makes the Keras objects that it describes."""
+    found = finished.experiment_of(str(workdir))
+    keras_objects.optimizer_of(found, lambda *_: None)
+    keras_objects.losses_of(found)
+    for name in ("metrics", "weighted_metrics"):
+        keras_objects.metrics_of(getattr(found, name), name)
+
+
+def test_no_config_json_runs_code(tmp_path, ran):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(whole()))
+    opened(tmp_path)
+    first = hostile_configs.mutants(whole(), ran, depth=1)
+    for mutant in [*first, *some(whole(), ran, 300)]:
+        path.write_text(json.dumps(mutant))
+        with audit.audited() as found, only_user_errors():
+            opened(tmp_path)
+        assert not found and not ran.exists(), mutant
+
+
+def some(value, ran, count: int) -> Iterator:
+    """Yields mutants: as many as the default tests try, the same each time, or for FUZZ_SECONDS."""
+    every = list(hostile_configs.mutants(value, ran))
+    yield from random.Random(0).sample(every, min(count, len(every)))
+    end = time.monotonic() + SECONDS
+    for mutant in hostile_configs.drawn(value, ran) if SECONDS else ():
+        if time.monotonic() > end:
+            return
+        yield mutant
+
+
+COMMANDS = (
+    *(["evaluate"], ["export", "--to={}/m.onnx"], ["export-weights", "--to={}/w.safetensors"]),
+    *(["quantize"], ["serve", "--port=0"], ["predict", "--input=evaluation", "--output={}/p"]),
+    ["generate", "--prompt=a"],
+)
+
+
+def test_no_command_runs_code_of_a_config_json(tmp_path, ran):
+    """In fresh processes, which have not loaded anything: most is refused before TensorFlow is."""
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    texts = [json.dumps(m) for m in hostile_configs.mutants(whole(), ran, depth=1)]
+    texts = random.Random(0).sample(texts, 300 if SECONDS else 80)
+    texts = [text for text in texts if is_refused(tmp_path, text)]
+    commands = [[word.format(workdir) for word in [*words, "--workdir={}"]] for words in COMMANDS]
+    found = run(commands, texts, workdir / "config.json", ran)
+    assert not found and not ran.exists(), found[:3]
+
+
+def is_refused(folder, text: str) -> bool:
+    """Returns whether a config.json is refused: one that is not may load data, for seconds."""
+    (folder / "config.json").write_text(text)
+    try:
+        finished.experiment_of(str(folder))
+    except UserError:
+        return True
+    return False
+
+
+def run(commands, texts, file, ran) -> list[str]:
+    """Runs commands on each content of a file, in one process; returns what ran of others."""
+    job = {"commands": commands, "texts": texts, "file": str(file), "folder": str(ran.parent)}
+    place = file.with_name("job.json")
+    place.write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.audit", str(place)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def readers(folder) -> dict:
+    """Returns files of runs, searches, data sets and weights: a place, JSON, and who reads it."""
+    checkpoint, account = side_files.written(str(folder / "run"))
+    tokens = json.loads(indexes.tokenizer())
+    space = ("optimizer.momentum=uniform:0..1",)
+    plan = Plan(config="digits_resnet", overrides=(), space=space, metric="loss", fields={})
+    options = search.Options(workdir=str(folder), report=True)
+    features = {
+        "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+        "featuresDict": {
+            "features": {
+                "x": {
+                    "pythonClassName": "tensorflow_datasets.core.features.tensor_feature.Tensor",
+                    "tensor": {"shape": {}, "dtype": "int64", "encoding": "none"},
+                }
+            }
+        },
+    }
+    info = {"name": "own", "version": "1.0.0", "fileFormat": "tfrecord", "splits": []}
+    (folder / "own/1.0.0").mkdir(parents=True)
+    (folder / "own/1.0.0/dataset_info.json").write_text(json.dumps(info))
+
+    def state() -> None:
+        status.status(str(folder / "run"))
+        result.read(str(folder / "run"))
+
+    return {
+        "checkpoint": ("run/checkpoints/2/manifest.json", checkpoint, state),
+        "account": ("run/goodput.json", account, state),
+        "result": ("run/result.json", {"steps": 2, "evaluation": {"loss": 0.5}}, state),
+        "search": (
+            "search.json",
+            dataclasses.asdict(plan),
+            lambda: search._recorded(options, str(folder)),
+        ),
+        "data set": (
+            manifest.NAME,
+            json.loads(manifests.WHOLE),
+            lambda: manifest.read(str(folder)),
+        ),
+        "tokenizer": ("t.json", tokens, lambda: packing.tokenizer(f"{folder}/t.json")),
+        "index": (
+            "model.safetensors.index.json",
+            {"metadata": {}, "weight_map": {"a": "w.safetensors"}},
+            lambda: weights.read(f"{folder}/model.safetensors.index.json"),
+        ),
+        "adapters": (
+            "peft/adapter_config.json",
+            {"peft_type": "LORA", "auto_mapping": None, "target_modules": ["a"]},
+            lambda: weights.read(f"{folder}/peft"),
+        ),
+        "tfds": ("own/1.0.0/features.json", features, lambda: tfds.prepared("own", str(folder))),
+    }
+
+
+KINDS = (
+    *("checkpoint", "account", "result", "search", "data set", "tokenizer", "index", "adapters"),
+    "tfds",
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", KINDS)
+def test_no_file_of_another_kind_runs_code(tmp_path, ran, name):
+    place, value, read = readers(tmp_path)[name]
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+    with contextlib.suppress(UserError):
+        read()  # which loads what the reader needs
+    for mutant in some(value, ran, 400):
+        path.write_text(json.dumps(mutant))
+        with audit.audited() as found, only_user_errors():
+            read()
+        assert not found and not ran.exists(), mutant
+
+
+def test_no_keras_file_runs_code(tmp_path, ran):
+    inputs = keras.Input((2,))
+    rescaled = keras.layers.Rescaling(1.0)(inputs)
+    keras.Model(inputs, keras.layers.Dense(1, "relu")(rescaled)).save(tmp_path / "whole.keras")
+    whole = zipfile.ZipFile(tmp_path / "whole.keras")
+    value = json.loads(whole.read("config.json"))
+    models.load_model(str(tmp_path / "whole.keras"))
+    for mutant in some(value, ran, 60):
+        with zipfile.ZipFile(tmp_path / "m.keras", "w") as file:
+            for name in whole.namelist():
+                content = json.dumps(mutant) if name == "config.json" else whole.read(name)
+                file.writestr(name, content)
+        with audit.audited() as found, contextlib.suppress(Exception):
+            models.load_model(str(tmp_path / "m.keras"))
+        # Keras may import its own modules, those of keras_hub, and nothing else.
+        foreign = [line for line in found if str(ran.parent) in line or "os." in line]
+        assert not foreign and not ran.exists(), mutant
+
+
+@pytest.mark.parametrize("place", ["secret", "../secret", "{}/secret"])
+def test_an_onnx_file_reads_no_file_beside_it_and_runs_no_other_operation(
+    tmp_path, monkeypatch, place
+):
+    (tmp_path / "secret").write_bytes(bytes(16))
+    monkeypatch.chdir(tmp_path)
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[4], data_location=1)
+    for key, text in ("location", place.format(tmp_path)), ("length", "16"):
+        weight.external_data.add(key=key, value=text)
+    values = [onnx.helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy"]
+    for weights_, operation in ([weight], ("Add", ["x", "w"], "")), ([], ("Run", ["x"], "canary")):
+        node = onnx.helper.make_node(*operation[:2], ["y"], domain=operation[2])
+        graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], weights_)
+        opsets = [onnx.helper.make_opsetid(domain, 17) for domain in ("", "canary")]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        with audit.audited() as found, pytest.raises(UserError, match="ONNX Runtime cannot load"):
+            served.load("m.onnx")
+        assert not [line for line in found if "canary" in line]
