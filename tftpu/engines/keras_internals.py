@@ -125,8 +125,7 @@ def unscaled_losses() -> Iterator[None]:
 
 def function_of(owner: keras.losses.Loss | keras.Metric) -> Any:
     """Returns the function that a loss or a metric wraps, or its class."""
-    wrapped = getattr(owner, "fn", None) or getattr(owner, "_fn", None)
-    return wrapped if callable(wrapped) else type(owner)
+    return getattr(owner, "fn", None) or getattr(owner, "_fn", None) or type(owner)
 
 
 def has_raw_operations(model: keras.Model) -> bool:
@@ -389,11 +388,10 @@ def callback_list(
 
 def knows_direction(callback: Any) -> bool:
     """Returns whether a callback can tell that what it monitors is to become larger, or smaller."""
-    try:
+    with contextlib.suppress(ValueError):
         copy.copy(callback)._set_monitor_op()  # which changes the callback
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
