@@ -251,10 +251,7 @@ class Trainer:
         """Yields the model's outputs batch by batch, for data that are larger than memory.
 
         Args:
-            x, batch_size: as for `predict`.
-
-        Raises:
-            UserError: as for `predict`.
+            x, batch_size: as for `predict`, which raises the same errors.
         """
         dataset = arguments.evaluation_data(x, batch_size=batch_size, name="predict")
         return self._programs.executor_for_prediction(dataset).predictions(dataset)
