@@ -15,7 +15,6 @@ from tftpu.engines.arrays import Arrays, alone
 from tftpu.engines.engine import Epoch
 from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
-from tftpu.tensors import Nest
 
 logger = logging.getLogger(__name__)
 
@@ -225,14 +224,15 @@ def static_batch_size(dataset: tf.data.Dataset) -> int:
     """Returns the number of examples in a batch; reads the first batch if the spec lacks it.
 
     Raises:
-        UserError: the data set is empty.
+        UserError: the data set is empty, or its parts hold different numbers of examples.
     """
-    sizes = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)} - {None}
-    if sizes:
+    sizes = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
+    if None not in sizes:
         return sizes.pop()
-    with data_errors():
-        for batch in dataset.take(1):
-            return int(tf.shape(keras.tree.flatten(batch)[0])[0])
+    for batch in dataset.take(1):
+        found = {int(tf.shape(part)[0]) for part in keras.tree.flatten(batch)}
+        _refuse_unequal(found)
+        return found.pop()
     raise UserError("The dataset is empty.")
 
 
@@ -349,19 +349,11 @@ def checked(dataset: Any) -> tf.data.Dataset:
     if any(spec.shape.rank == 0 for spec in specs):
         raise UserError("The dataset is not batched: add .batch(global_batch_size).")
     sizes = {spec.shape[0] for spec in specs}
-    if None not in sizes and len(sizes) > 1:
+    _refuse_unequal(sizes - {None})
+    return dataset
+
+
+def _refuse_unequal(sizes: set[int]) -> None:
+    """Raises `UserError` if the parts of a batch hold different numbers of examples."""
+    if len(sizes) > 1:
         raise UserError(_UNEQUAL.format(", ".join(map(str, sorted(sizes)))))
-    return dataset if len(specs) == 1 or None not in sizes else dataset.map(_of_equal_parts)
-
-
-@tf.autograph.experimental.do_not_convert
-def _of_equal_parts(*batch: Nest) -> Any:
-    """Returns a batch, after checking that its parts hold the same number of examples."""
-    counts = tf.stack([tf.shape(part)[0] for part in keras.tree.flatten(batch)])
-    before, after = _UNEQUAL.split("{}")
-    found = tf.strings.reduce_join(tf.strings.as_string(counts), separator=", ")
-    same = tf.debugging.Assert(
-        tf.reduce_all(counts == counts[0]), [tf.strings.join([before, found, after])]
-    )
-    with tf.control_dependencies([same]):
-        return keras.tree.map_structure(tf.identity, alone(batch))
