@@ -32,7 +32,7 @@ def open_reader(conversion: Conversion) -> Reader:
             options,
             # Labels that are names find their ids; the order of ids that are given is compared.
             classes=(fixed or options.classes) if by_name else (options.classes or fixed),
-            num_classes=label.num_classes if label else 0,
+            num_classes=options.num_classes or (label.num_classes if label else 0),
         )
     return addresses.reader_of(conversion.source, options)
 

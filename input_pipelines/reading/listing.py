@@ -47,10 +47,25 @@ def matching(pattern: str) -> dict[str, int]:
 
     As in a shell, a hidden file or folder (.DS_Store) has to be named.
     """
-    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    folder = os.path.dirname(fixed) or "."
+    folder = _folder_of(pattern)
     found = {f"{folder}/{name}": size for name, size in tree(folder).items()}
-    pattern = pattern if os.path.dirname(fixed) else f"./{pattern}"
+    if folder == "." and not pattern.startswith("./"):
+        pattern = f"./{pattern}"
     if "/." not in pattern.removeprefix(folder):
         found = {path: n for path, n in found.items() if "/." not in path.removeprefix(folder)}
     return {path: size for path, size in found.items() if fnmatch.fnmatchcase(path, pattern)}
+
+
+def checksums(pattern: str) -> dict[str, str]:
+    """Returns the CRC32C of the files that match a pattern, by their sorted path."""
+    if not files.is_remote(pattern):
+        return {path: buckets.checksum(path).crc32c for path in matching(pattern)}
+    folder = _folder_of(pattern)
+    stored = buckets.listing(folder)
+    return {path: stored[path.removeprefix(f"{folder}/")].crc32c for path in matching(pattern)}
+
+
+def _folder_of(pattern: str) -> str:
+    """Returns the innermost folder that holds all that a pattern may match."""
+    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    return os.path.dirname(fixed) or "."

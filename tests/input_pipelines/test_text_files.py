@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import packed_text
 from tftpu.input_pipelines.convert.readers import text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import text_files
@@ -118,11 +119,13 @@ def test_long_texts_of_a_table_are_read(tmp_path):
     assert len(document) == 200_000
 
 
-def test_what_was_converted_by_an_older_reading_is_another_data_set(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
-    (tmp_path / "a.ndjson").write_text('{"text": "a"}')
-    states = [text.TextReader(str(tmp_path / f"*{s}"), ReadOptions()).state for s in (".jsonl", "")]
-    assert [len(state) for state in states] == [1, 2]
+def test_texts_that_were_edited_without_changing_their_size_are_packed_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    folders = []
+    for content in ("cats", "dogs", "dogs"):
+        (tmp_path / "a.txt").write_text(content)
+        folders.append(packed_text.folder(f"{tmp_path}/*.txt", ReadOptions(context=4)))
+    assert folders[0] != folders[1] == folders[2]
 
 
 def test_hidden_files_match_only_a_pattern_that_names_them(tmp_path, monkeypatch):

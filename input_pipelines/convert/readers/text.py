@@ -1,5 +1,6 @@
 """Text files and tables of texts, tokenised and packed."""
 
+import functools
 import os
 from collections.abc import Iterator
 
@@ -30,7 +31,7 @@ class TextReader(OrderedReader):
     def __init__(self, pattern: str, options: ReadOptions):
         if options.context < 1:
             raise UserError(f"context is {options.context}: it must be 1 or more.")
-        self._options = options
+        self._options, self._pattern = options, pattern
         _, vocabulary = packing.tokenizer(options.tokenizer, options.end_of_text)
         dtype = "uint16" if vocabulary <= 1 << 16 else "int32"
         length = (options.context + 1,)
@@ -47,13 +48,12 @@ class TextReader(OrderedReader):
         }
         super().__init__(features, _cut(listing.matching(pattern)), about)
 
-    @property
+    @functools.cached_property
     def state(self) -> list[Part]:
-        # An older tftpu truncated and padded, and took all but .jsonl for text: what it converted
-        # is another data set.
-        plain = all(path.endswith(".jsonl") for part in self.parts for path, _, _ in part)
-        newer = [] if plain else ["by suffix and content"]
-        return [*self.parts, *packing.switched_off(self._options.tokenizer), *newer]
+        # An edit may leave the sizes as they are. An older tftpu truncated and padded: what it
+        # converted is another data set.
+        content = listing.checksums(self._pattern)
+        return [*self.parts, *packing.switched_off(self._options.tokenizer), content]
 
     def examples(self, part: Part) -> Iterator[Example]:
         tokens, _ = packing.tokenizer(self._options.tokenizer, self._options.end_of_text)
