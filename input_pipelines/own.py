@@ -1,6 +1,9 @@
 """A user's own data: a `tf.data.Dataset` where the built-in sources have a pipeline."""
 
+import logging
 import math
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,10 @@ from tftpu.config import Data, DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.input_pipelines.unlabelled import EVALUATION, Unlabelled, of_arrays
+
+_log = logging.getLogger(__name__)
+
+_LONG = 10.0  # seconds of reading that deserve a word
 
 
 def checked_training(data: Data, found: Any) -> Any:
@@ -77,11 +84,26 @@ def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
             )
         if split.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise UserError(f"{name}.evaluation() never ends: leave out .repeat().")
-        parts = [b[0] if isinstance(b, tuple) else b for b in split.as_numpy_iterator()]
+        parts = list(_features(split, name))
         if not parts:
             raise UserError(f"{name}.evaluation() returns an empty data set.")
         found = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
     return of_arrays(found, context, address)
+
+
+def _features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
+    """Yields the features of each batch; the user is told of a split that may have no end."""
+    started, due = time.monotonic(), _LONG
+    for number, batch in enumerate(split.as_numpy_iterator(), 1):
+        yield batch[0] if isinstance(batch, tuple) else batch
+        seconds = time.monotonic() - started
+        if split.cardinality() < 0 and seconds >= due:
+            due *= 2
+            _log.warning(
+                "%s.evaluation() does not say how many batches it has: %s are in memory after %.0f "
+                "s, and it did not end yet. If it never ends, cut it with .take(batches).",
+                *(name, f"{number:,}", seconds),
+            )
 
 
 def spec_of(pipeline: Any, examples: int) -> Spec:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tftpu
 from tftpu import input_pipelines
 from tftpu.errors import UserError
+from tftpu.input_pipelines import own
 from tftpu.input_pipelines.sources import Synthetic
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
@@ -104,6 +105,20 @@ def test_the_batches_of_an_epoch_are_counted():
         steps(slices().batch(4).repeat())
     with pytest.raises(UserError, match="has no known length"):
         steps(slices().filter(lambda x, y: y > 1).batch(4))
+
+
+def test_an_evaluation_split_that_may_have_no_end_is_told_while_it_is_read(monkeypatch, caplog):
+    monkeypatch.setattr(own, "_LONG", 0.1)
+
+    def batches():
+        while "did not end yet" not in caplog.text:
+            yield X[:4], Y[:4]
+
+    specs = tuple(tf.TensorSpec((4, *part.shape[1:]), part.dtype) for part in (X, Y))
+    endless = tf.data.Dataset.from_generator(batches, output_signature=specs)
+    context = tftpu.DataContext(0, 4)
+    own.records_of(Own(made=lambda context: endless), "evaluation", context)
+    assert "If it never ends, cut it with .take(batches)" in caplog.text
 
 
 def test_reading_starts_at_any_step_and_repeats():
