@@ -208,3 +208,18 @@ def test_a_process_says_what_it_waits_for_if_it_takes_long(waits, monkeypatch, c
         time.sleep(0.3)
     said = "Host 1 of 2 waits for the others, which meet at host:8471, for at most 300 s."
     assert (said in caplog.text) is waits
+
+
+@pytest.mark.slow
+def test_a_process_of_tensorflow_ends_if_no_other_comes():
+    code = (
+        "from tftpu.runtime import hosts; hosts.ARRIVE = 2; import tftpu; tftpu.connect();"
+        "print('connected')"
+    )
+    place = {"cluster": {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}}
+    environ = os.environ | {
+        "TF_CONFIG": json.dumps(place | {"task": {"type": "worker", "index": 0}})
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "waits for the others" in done.stderr and "for at most 2 s" in done.stderr

@@ -179,7 +179,7 @@ def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path, alo
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_host_that_does_not_arrive_is_lost(index):
     program = (
-        "import tftpu; from tftpu.engines.jax import coordination; coordination._ARRIVE = 3\n"
+        "import tftpu; from tftpu.runtime import hosts; hosts.ARRIVE = 3\n"
         "try: tftpu.connect('none', engine='jax')\n"
         "except tftpu.HostLost as lost: print(lost); raise SystemExit(69)"
     )

@@ -6,6 +6,7 @@ TPU slice by one process.
 """
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from tftpu.errors import UserError
 logger = logging.getLogger(__name__)
 
 _LONG = 5.0  # seconds of waiting that deserve a word
+ARRIVE = 300  # seconds until all hosts of a run have to be there
 HOST_LOST = 69  # the exit code EX_UNAVAILABLE
 _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": 0}}'
 
@@ -86,17 +88,11 @@ def _is_address(text: str) -> bool:
     return found is not None and 0 < int(found[1]) < 1 << 16
 
 
-def report_waiting(place: Task, seconds: float | None = None) -> None:
-    """Tells the user that this process waits for the others.
-
-    Args:
-        place: of this process.
-        seconds: that it waits at most; None: TensorFlow decides.
-    """
-    limit = f"for at most {seconds:.0f} s" if seconds is not None else "as long as TensorFlow does"
+def report_waiting(place: Task, seconds: float) -> None:
+    """Tells the user that this process waits for the others, for at most these seconds."""
     logger.warning(
-        "Host %d of %d waits for the others, which meet at %s, %s.",
-        *(place.index, place.count, place.coordinator, limit),
+        "Host %d of %d waits for the others, which meet at %s, for at most %.0f s.",
+        *(place.index, place.count, place.coordinator, seconds),
     )
 
 
@@ -110,6 +106,22 @@ def reported_if_long(place: Task, seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextlib.contextmanager
+def ended_if_alone(place: Task, seconds: float) -> Iterator[None]:
+    """Ends this process, with exit code 1, if it waits for the others longer than these seconds.
+
+    For what lets no thread of Python run while it waits: it is told before, and ended by a thread
+    of `faulthandler`, which needs no interpreter.
+    """
+    report_waiting(place, seconds)
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def exit_as_lost(what: str) -> NoReturn:

@@ -25,7 +25,6 @@ from tftpu.errors import HostLost, UserError
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 
-_ARRIVE = 300  # seconds until all processes have to be there
 _NEVER = 10**6  # seconds of JAX's own heartbeats, which end processes in ways of their own
 _LEAVING = 300.0  # seconds that a process waits at its end for the others
 _REACHED = 2.0  # seconds for an answer of the service's machine
@@ -50,7 +49,7 @@ def task_of_slice() -> Task:
         for kind in clusters.ClusterEnv._cluster_types:
             if "tpu" in kind.name and kind.is_env_present() and kind.get_process_count() > 1:
                 try:
-                    address = kind.get_coordinator_address(_ARRIVE, None)
+                    address = kind.get_coordinator_address(hosts.ARRIVE, None)
                 except RuntimeError as error:
                     raise HostLost(f"Host 0 of the slice was not found: {error}.") from error
                 return Task(kind.get_process_id(), kind.get_process_count(), address)
@@ -74,14 +73,14 @@ def start(task: Task, seconds: float) -> Watch:
         if task.chief:
             _serve(task)
         try:
-            with hosts.reported_if_long(task, _ARRIVE):
+            with hosts.reported_if_long(task, hosts.ARRIVE):
                 client = _connected(task)
         except RuntimeError as error:
             _forget()
             raise HostLost(
-                f"Host {task.index} of {task.count} waited {_ARRIVE} s for the others, which meet "
-                f"at {address} of host 0 ({error}): start the same command on all hosts, each with "
-                "its own index, and let them reach that address."
+                f"Host {task.index} of {task.count} waited {hosts.ARRIVE} s for the others, which "
+                f"meet at {address} of host 0 ({error}): start the same command on all hosts, each "
+                "with its own index, and let them reach that address."
             ) from error
         _started.append(Watch(Store(client), task.index, task.count, seconds))
         atexit.register(_leave)  # before JAX's own: the last that is registered runs first
@@ -102,7 +101,7 @@ def _serve(task: Task) -> None:
         ) from error
     state: Any = distributed.global_state
     state.service = _jax.get_distributed_runtime_service(
-        f"[::]:{port}", task.count, heartbeat_timeout=_NEVER, shutdown_timeout=_ARRIVE
+        f"[::]:{port}", task.count, heartbeat_timeout=_NEVER, shutdown_timeout=hosts.ARRIVE
     )
 
 
@@ -120,9 +119,9 @@ def _connected(task: Task) -> Any:
     state.client = _jax.get_distributed_runtime_client(
         task.coordinator,
         task.index,
-        init_timeout=_ARRIVE,
+        init_timeout=hosts.ARRIVE,
         heartbeat_timeout=_NEVER,
-        shutdown_timeout=_ARRIVE,
+        shutdown_timeout=hosts.ARRIVE,
         shutdown_on_destruction=False,
         use_compression=True,
         # jaxlib 0.10.2 aborts before it calls a function of Python: see `_exit_as_lost_on_abort`.

@@ -81,8 +81,8 @@ def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strateg
     if tpu != "none":
         return _connect_tpu(tpu)
     if hosts.task().count > 1:
-        hosts.report_waiting(hosts.task())  # before: TensorFlow lets no thread of Python run
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        with hosts.ended_if_alone(hosts.task(), hosts.ARRIVE):
+            return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if gpus:
         return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus])
