@@ -1,34 +1,39 @@
 """Listings of files, local or in a bucket."""
 
 import fnmatch
+import logging
 import os
 import re
 
-from tftpu.errors import UserError
 from tftpu.storage import buckets, files
+
+_log = logging.getLogger(__name__)
 
 
 def tree(folder: str) -> dict[str, int]:
     """Returns the sizes of all regular files below a folder, by their sorted relative path.
 
-    Links to folders are followed, unless they lead to a folder that they are in.
-
-    Raises:
-        UserError: a folder cannot be read.
+    Links to folders are followed, unless they lead to a folder that they are in. A folder that
+    cannot be read is left out with a warning.
     """
+    return _sizes(folder, follow_links=True)
+
+
+def _sizes(folder: str, follow_links: bool) -> dict[str, int]:
     if files.is_remote(folder):
         return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
     sizes = {}
-    real: dict[str, tuple[str, ...]] = {
-        folder: (os.path.realpath(folder),)
-    }  # of a folder, and of those it is in
-    for path, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        above = real.pop(path)
-        for name in list(folders):
+    # The real path of a folder that is still to be read, after those of all that it is in.
+    real: dict[str, tuple[str, ...]] = {folder: (os.path.realpath(folder),)}
+    warn = _warn if follow_links else None
+    for path, folders, names in os.walk(folder, onerror=warn, followlinks=follow_links):
+        above = real.pop(path, ())
+        for name in list(folders) if follow_links else ():
             inner = os.path.realpath(os.path.join(path, name))
             if inner in above:
                 folders.remove(name)
-            real[os.path.join(path, name)] = (*above, inner)
+            else:
+                real[os.path.join(path, name)] = (*above, inner)
         for name in names:
             whole = os.path.join(path, name)
             if not os.path.isfile(whole):  # a pipe, or a link to nothing
@@ -37,9 +42,9 @@ def tree(folder: str) -> dict[str, int]:
     return dict(sorted(sizes.items()))
 
 
-def _refuse(error: OSError) -> None:
+def _warn(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise UserError(f"The folder {error.filename} cannot be read: {error.strerror}.") from error
+        _log.warning("Left out %s, which cannot be read: %s.", error.filename, error.strerror)
 
 
 def matching(pattern: str) -> dict[str, int]:
@@ -48,7 +53,7 @@ def matching(pattern: str) -> dict[str, int]:
     As in a shell, a hidden file or folder (.DS_Store) has to be named.
     """
     folder = _folder_of(pattern)
-    found = {f"{folder}/{name}": size for name, size in tree(folder).items()}
+    found = {f"{folder}/{name}": size for name, size in _sizes(folder, False).items()}
     if folder == "." and not pattern.startswith("./"):
         pattern = f"./{pattern}"
     if "/." not in pattern.removeprefix(folder):
