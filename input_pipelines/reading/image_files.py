@@ -62,7 +62,7 @@ class Splits:
 
 def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     """Returns the sizes of the images below a folder by relative path, and what is left out."""
-    sizes = listing.tree(folder)
+    sizes = listing.tree(folder, follow_links=True)
     hidden = [name for name in sizes if _is_hidden(name)]
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
     left_out = {"hidden": hidden, "no images": others}

@@ -8,18 +8,17 @@ import re
 from tftpu.storage import buckets, files
 
 _log = logging.getLogger(__name__)
+_WILDCARD = re.compile(r"[*?\[]")
 
 
-def tree(folder: str) -> dict[str, int]:
+def tree(folder: str, follow_links: bool = False) -> dict[str, int]:
     """Returns the sizes of all regular files below a folder, by their sorted relative path.
 
-    Links to folders are followed, unless they lead to a folder that they are in. A folder that
-    cannot be read is left out with a warning.
+    Args:
+        folder: local or in a bucket.
+        follow_links: follow links to folders, unless they lead to a folder that they are in, and
+            warn of folders that cannot be read.
     """
-    return _sizes(folder, follow_links=True)
-
-
-def _sizes(folder: str, follow_links: bool) -> dict[str, int]:
     if files.is_remote(folder):
         return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
     sizes = {}
@@ -53,9 +52,12 @@ def matching(pattern: str) -> dict[str, int]:
     As in a shell, a hidden file or folder (.DS_Store) has to be named.
     """
     folder = _folder_of(pattern)
-    found = {f"{folder}/{name}": size for name, size in _sizes(folder, False).items()}
     if folder == "." and not pattern.startswith("./"):
         pattern = f"./{pattern}"
+    if not _WILDCARD.search(pattern) and not files.is_remote(pattern):
+        size = files.size(pattern)
+        return {} if size is None else {pattern: size}
+    found = {f"{folder}/{name}": size for name, size in tree(folder).items()}
     if "/." not in pattern.removeprefix(folder):
         found = {path: n for path, n in found.items() if "/." not in path.removeprefix(folder)}
     return {path: size for path, size in found.items() if fnmatch.fnmatchcase(path, pattern)}
@@ -72,5 +74,5 @@ def checksums(pattern: str) -> dict[str, str]:
 
 def _folder_of(pattern: str) -> str:
     """Returns the innermost folder that holds all that a pattern may match."""
-    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     return os.path.dirname(fixed) or "."

@@ -75,6 +75,24 @@ def test_an_image_file_is_its_pixels(port):
         assert ask(port, "POST", "/predict", {"instances": [row]}) == plain
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_file_is_turned_upright_as_in_training(port, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = pixels(1)[0]
+    stored = image.swapaxes(0, 1) if orientation > 4 else image  # so that it is SHAPE upright
+    # By hand, from the EXIF standard: where the first row and column of what is stored are seen.
+    turned = {
+        1: image, 2: image[:, ::-1], 3: image[::-1, ::-1], 4: image[::-1], 5: image,
+        6: image[:, ::-1], 7: image[::-1, ::-1], 8: image[::-1],
+    }[orientation]  # fmt: skip
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(stored)).save(file, "PNG", exif=exif)
+    encoded = {"b64": base64.b64encode(file.getvalue()).decode()}
+    expected = ask(port, "POST", "/predict", {"instances": [turned.tolist()]})
+    assert ask(port, "POST", "/predict", {"instances": [encoded]}) == expected
+
+
 def test_it_says_what_it_serves(port):
     assert ask(port, "GET", "/health") == (200, {})
     _, status = ask(port, "GET", "/v1/models/m")

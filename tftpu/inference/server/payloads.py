@@ -24,6 +24,7 @@ _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 _LOOKED_AT = 1000  # examples, to say what is wrong with them
 _LONGEST_SIDE = 16_384  # pixels of an image, in messages
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _PER_VALUE, _PER_LIST = 4, 16  # bytes of the largest body; as objects, each takes 10 to 100 times
 _UNPACKED = 256 * 2**20  # bytes of the images of a request; a file of a few may hold millions
 
@@ -225,7 +226,7 @@ def _is_encoded(value: Any) -> bool:
 
 def _pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
     """Returns the pixels of an image file in base64."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if given.dtype != "uint8" or len(given.shape) != 3 or given.shape[-1] not in (1, 3):
         raise BadRequest(f"{_takes(given)}, no image.")
@@ -235,21 +236,29 @@ def _pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
         raise BadRequest("b64 must be the base64 encoding of an image file.") from error
     height, width, channels = given.shape
     try:
-        with Image.open(io.BytesIO(file), formats=("PNG", "JPEG", "WEBP", "BMP")) as image:
-            if image.size != (width, height):
-                said = "x".join(str(min(side, _LONGEST_SIDE)) for side in image.size)
-                raise BadRequest(
-                    f"The image has {said} pixels, and the model takes {width}x{height}: crop and "
-                    "resize it before."
-                )
-            pixels = _of_eight_bits(image)
+        with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
+            _refuse_size(image.size, {(width, height), (height, width)}, given)
+            upright = ImageOps.exif_transpose(image)  # as in training
+            _refuse_size(upright.size, {(width, height)}, given)
+            pixels = _of_eight_bits(upright)
     except BadRequest:
         raise
     except Exception as error:  # Pillow's readers of damaged files raise errors of many kinds
-        raise BadRequest("b64 holds no image that can be read (PNG, JPEG, WebP, BMP).") from error
+        known = ", ".join(_IMAGE_FORMATS)
+        raise BadRequest(f"b64 holds no image that can be read ({known}).") from error
     if channels == 1 and (pixels != pixels[..., :1]).any():
         raise BadRequest("The image has colours, and the model takes grey: convert it before.")
     return pixels[..., :channels]
+
+
+def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: Input) -> None:
+    if size not in allowed:
+        said = "x".join(str(min(side, _LONGEST_SIDE)) for side in size)
+        height, width, _ = given.shape
+        raise BadRequest(
+            f"The image has {said} pixels, and the model takes {width}x{height}: crop and resize "
+            "it before."
+        )
 
 
 def _of_eight_bits(image: Any) -> np.ndarray:
