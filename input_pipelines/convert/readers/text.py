@@ -48,12 +48,15 @@ class TextReader(OrderedReader):
         }
         super().__init__(features, _cut(listing.matching(pattern)), about)
 
-    @functools.cached_property
+    @property
     def state(self) -> list[Part]:
-        # An edit may leave the sizes as they are. An older tftpu truncated and padded: what it
-        # converted is another data set.
-        content = listing.checksums(self._pattern)
-        return [*self.parts, *packing.switched_off(self._options.tokenizer), content]
+        # An older tftpu truncated and padded: what it converted is another data set.
+        return [*self.parts, *packing.switched_off(self._options.tokenizer), self._checksums]
+
+    @functools.cached_property
+    def _checksums(self) -> dict[str, str]:
+        """Those of the files: an edit may leave their sizes as they are."""
+        return listing.checksums(self._pattern)
 
     def examples(self, part: Part) -> Iterator[Example]:
         tokens, _ = packing.tokenizer(self._options.tokenizer, self._options.end_of_text)
