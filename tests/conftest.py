@@ -64,3 +64,10 @@ def _nothing_connected():
     from tftpu.engines.tensorflow import cluster
 
     cluster.forget_connected()
+
+
+@pytest.fixture(autouse=True)
+def _keras_3():
+    """Removes the variable that tensorflow_transform sets when a test imports it."""
+    yield
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)

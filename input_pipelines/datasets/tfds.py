@@ -87,15 +87,14 @@ def _check_features(name: str, data_dir: str) -> None:
         name: of a data set; one in a namespace is a program that others published.
         data_dir: folder of prepared data.
     """
-    core: Any = tfds.core
-    if core.naming.parse_builder_name_kwargs(name)[0].namespace:
+    naming: Any = tfds.core.naming
+    if naming.parse_builder_name_kwargs(name)[0].namespace:
         raise UserError(
             f"TFDS downloads and runs programs of others for {name!r}: tftpu reads data sets of "
             "TFDS itself, data.name is NAME, NAME/CONFIG or NAME:1.0.0."
         )
-    # Where TFDS itself reads them: the files of that folder may name another one.
-    folder = core.read_only_builder._find_builder_dir(name, data_dir=data_dir)
-    path = folder and files.join(str(folder), "features.json")
+    folder = _find_folder(name, data_dir)
+    path = folder and files.join(folder, "features.json")
     for found in _classes_in(json.loads(files.read(path))) if path else ():
         module = found.rpartition(".")[0]
         foreign = module and not module.startswith("tensorflow_datasets.")
@@ -104,6 +103,17 @@ def _check_features(name: str, data_dir: str) -> None:
                 f"{path} names the class {found}, and TFDS would import its module: if it is "
                 "yours, import it in your config file."
             )
+
+
+def _find_folder(name: str, data_dir: str) -> str | None:
+    """Returns the folder from which TFDS itself reads a prepared data set; None: it is in none.
+
+    Private interface of TFDS: tried with 4.9.10.
+    """
+    core: Any = tfds.core
+    with core.utils.error_utils.reraise_with_context(tfds.core.DatasetNotFoundError):
+        folder = core.read_only_builder._find_builder_dir(name, data_dir=data_dir)
+    return str(folder) if folder else None
 
 
 def _classes_in(value: Any) -> Iterator[str]:

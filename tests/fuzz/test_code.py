@@ -66,9 +66,8 @@ def opened(workdir) -> None:
     """Reads the experiment of a workdir, and makes the Keras objects that it describes."""
     found = finished.experiment_of(str(workdir))
     keras_objects.optimizer_of(found, lambda *_: None)
-    keras_objects.losses_of(found)
-    for name in ("metrics", "weighted_metrics"):
-        keras_objects.metrics_of(getattr(found, name), name)
+    for name in ("loss", "metrics", "weighted_metrics"):
+        keras_objects.made(getattr(found, name), name)
 
 
 def test_no_config_json_runs_code(tmp_path, ran):

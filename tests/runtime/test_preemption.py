@@ -65,7 +65,7 @@ def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
 
 
 def test_sigterm_to_a_group_that_a_parent_passes_on_is_one_notice():
-    process = start(WAITING)
+    process = start(f"{WAITING}\n        time.sleep(1)")  # in which the second one arrives
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.05)

@@ -98,7 +98,7 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
     service.overwrite(f"data/text/{made.shards('train')[2].name}", b"spoilt")
     assert "00002-of-00005" in verify.run(output, workers=1)[1][0]
     # The source in the bucket as well.
-    again = Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", options)
+    again = Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", ReadOptions())
     service.overwrite(
         f"data/text/{made.shards('train')[2].name}",
         (tmp_path / "here" / made.shards("train")[2].name).read_bytes(),
