@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.training import compiled, examples, make_trainer
+from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.optim.losses import SmoothedCrossentropy
 
@@ -94,6 +95,15 @@ def test_nan_in_features_is_named_with_its_feature_and_its_examples(given):
     message = rf"data are the cause: {place}x\['right'\] has NaN or infinite values in the {rows}"
     with pytest.raises(UserError, match=message):
         make_trainer(model).fit(**given(features, Y), verbose=0)
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "rollback"])
+def test_nan_in_a_pipeline_with_epochs_is_named(on_nan, tmp_path):
+    given = input_pipelines.from_arrays(changed(X, np.nan, 4), Y, global_batch_size=64)
+    options = tftpu.TrainOptions(on_nan=on_nan, max_rollbacks=0)
+    trainer = tftpu.Trainer(compiled(loss=SPARSE, metrics=[]), tmp_path, options)
+    with pytest.raises(UserError, match=r"in batch 1, x has NaN or infinite values in the example"):
+        trainer.fit(given, epochs=2, verbose=0)
 
 
 def test_a_loss_that_diverges_on_sound_data_names_the_learning_rate():

@@ -1,5 +1,7 @@
 """Epochs as in Keras: read one after the other, each of which may end with a smaller batch."""
 
+import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,10 @@ from tftpu.engines.gate import Gate
 from tftpu.engines.py_dataset import PyBatches
 from tftpu.engines.sums import TrainSums
 from tftpu.training import batch_values
+
+_log = logging.getLogger(__name__)
+
+_DIAGNOSIS = 20.0  # seconds of reading batches again after a loss that is not finite
 
 
 class EpochBatches:
@@ -144,24 +150,40 @@ class Feed:
     def describe_damage(self, model: keras.Model, position: int, count: int) -> str:
         """Returns what is wrong with the values of some batches, as a sentence; or "".
 
+        They are read again, for some seconds at most, and as far as that is possible.
+
         Args:
             model: that is trained on them.
             position: number of batches before.
             count: of batches.
         """
-        if isinstance(self._dataset, PyBatches):  # which sees what is read
-            return ""
-        if isinstance(self._dataset, Arrays):
-            found = batch_values.describe_damage(model, self._dataset.parts)
-            return f"The data are the cause: {found}." if found else ""
-        if self._epoch is not None:
-            batches = data.for_epochs(self._dataset, position, self._epoch, 1)
-        else:
-            batches = data.for_training(self._dataset, position)
-        for number, batch in enumerate(batches.take(count).as_numpy_iterator(), position + 1):
-            if found := batch_values.describe_damage(model, batch):
-                return f"The data are the cause: in batch {number}, {found}."
+        try:
+            for number, batch in self._read_again(position, count):
+                found = batch_values.describe_damage(model, batch)
+                if found and isinstance(self._dataset, Arrays):  # in which examples have a place
+                    found = batch_values.describe_damage(model, self._dataset.parts)
+                elif found:
+                    found = f"in batch {number}, {found}"
+                if found:
+                    return f"The data are the cause: {found}."
+        except Exception:  # of the user's data; why the run ends is told in any case
+            _log.info("The batches could not be read again.", exc_info=True)
         return ""
+
+    def _read_again(self, position: int, count: int) -> Iterator[tuple[int, Any]]:
+        """Yields batches with their numbers, from 1 on, for some seconds."""
+        if isinstance(self._dataset, data.Epochs):
+            batches, before = self._dataset.from_step(position), position
+        elif isinstance(self._dataset, data.Pipeline):
+            batches, before = data.for_training(self._dataset, position), position
+        else:
+            batches, before = self._dataset.repeat(), 0
+        over = time.monotonic() + _DIAGNOSIS
+        for number, batch in enumerate(batches.take(position + count - before), before + 1):
+            if time.monotonic() > over:
+                return
+            if number > position:
+                yield number, keras.tree.map_structure(np.asarray, batch)
 
     def close(self) -> None:
         """Ends what was opened."""

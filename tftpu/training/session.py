@@ -292,15 +292,14 @@ class Session:
             finite = self._executor.train_sums.read(self._last_finite)
             seen = ", ".join(f"{k} {format_number(v)}" for k, v in finite.items())
             where += f" (last finite: {seen})"
-        cause = self._feed.describe_damage(self._context.model, self.progress.position, steps)
         kept = hosts.from_chief(self._saver.newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
-            raise DivergedError(f"{where}. {cause or _LESS}{good}")
+            raise DivergedError(f"{where}. {self._cause(steps)}{good}")
         rollbacks = self.progress.rollbacks + 1
         if rollbacks > options.max_rollbacks:
             tried = f"{options.max_rollbacks} rollbacks did not help"
-            raise DivergedError(f"{where}. {tried}. {cause or _LESS}")
+            raise DivergedError(f"{where}. {tried}. {self._cause(steps)}")
         skipped = self.progress.skipped_batches + last - kept
         self._repeats_until = max(self._repeats_until, self._step)
         self.progress = self._restored() or self.progress
@@ -308,6 +307,11 @@ class Session:
         self._callbacks.restore_history(self.progress)
         self._reporter.roll_back(self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
+
+    def _cause(self, steps: int) -> str:
+        """Returns why the loss may not be finite after a device loop of this many steps."""
+        found = self._feed.describe_damage(self._context.model, self.progress.position, steps)
+        return found or _LESS
 
     # Start and end
 
