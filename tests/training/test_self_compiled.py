@@ -55,3 +55,18 @@ def test_a_loss_that_the_last_compile_was_given_is_still_refused():
     model.compile(optimizer="sgd", loss="mae")
     with pytest.raises(UserError, match="was compiled with a loss"):
         tftpu.Trainer(model, None, loss_fn=lambda model, batch, training: model(batch[0])[:, 0])
+
+
+def test_a_functional_model_whose_first_loss_was_never_built_trains_by_a_loss_function():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    model.compile("sgd")
+    x, y = np.ones((8, 2), "float32"), np.full((8, 1), 3.0, "float32")
+    seen = model(x).numpy()
+
+    def loss_fn(model, batch, training):
+        return ops.abs(batch[1] - model(batch[0], training=training))[:, 0]
+
+    history = tftpu.Trainer(model, loss_fn=loss_fn).fit(x, y, batch_size=8, epochs=1, verbose=0)
+    assert history.history["loss"] == pytest.approx([np.abs(y - seen).mean()])

@@ -11,6 +11,7 @@ from tftpu.errors import UserError
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.tensors import Nest, Tensor, ops
 
+_BY_CLASS_IDS = (keras.losses.SparseCategoricalCrossentropy.call, SmoothedCrossentropy.call)
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
@@ -237,12 +238,15 @@ def _elements(
 
 
 def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
-    """Returns whether the labels of a loss are the numbers of classes.
+    """Returns whether the labels of a loss are the numbers of classes, and nothing else.
 
     Args:
-        loss: of a model.
+        loss: of a model. One with a `call` of its own may read any labels.
         label_rank, output_rank: numbers of axes of labels and outputs.
     """
+    own_call = type(loss).__call__ is not keras.losses.Loss.__call__
+    if own_call or type(loss).call not in _BY_CLASS_IDS:
+        return False
     if isinstance(loss, SmoothedCrossentropy):
         return label_rank < output_rank
     sparse = keras.losses.sparse_categorical_crossentropy

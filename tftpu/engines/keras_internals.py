@@ -136,12 +136,12 @@ def has_raw_operations(model: keras.Model) -> bool:
 
 def loss_terms(model: keras.Model) -> list[CompiledTerm]:
     """Returns the losses of a compiled and built model, one for each output that has one."""
-    if model._compile_loss is None:
+    compiled: Any = model._compile_loss
+    if compiled is None or not compiled.built:  # a loss function builds none of `compile`
         return []
-    flat: Any = model._compile_loss._flat_losses
     return [
         CompiledTerm(name, loss, 1.0 if weight is None else weight)
-        for _, loss, weight, name in flat
+        for _, loss, weight, name in compiled._flat_losses
     ]
 
 

@@ -1,6 +1,6 @@
 """Values that no model can be trained on: NaN, labels that are no class, ids above a vocabulary."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -9,9 +9,11 @@ import numpy as np
 from tftpu.engines import keras_internals
 from tftpu.engines.compiled_losses import ignored_class, takes_class_ids
 from tftpu.engines.losses import align
+from tftpu.engines.own_losses import overrides_compute_loss
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 
+_KNOWN = ("keras.", "tftpu.")  # modules whose layers and models use what they get as it is
 _SHOWN = 5  # examples that a message names
 
 
@@ -25,6 +27,7 @@ class Limit(NamedTuple):
         owner: what has so many, as a message gives it.
         advice: what to do.
         ignored: a number that is allowed nevertheless, or None.
+        of_labels: whether a weight or a mask of 0 lets them be any.
     """
 
     name: str
@@ -33,16 +36,19 @@ class Limit(NamedTuple):
     owner: str
     advice: str
     ignored: int | None = None
+    of_labels: bool = False
 
 
 def limits_of(model: keras.Model, batch: Nest) -> list[Limit]:
     """Returns the limits of the labels and ids of a batch that a model's layers tell.
 
+    Code of the model's own may replace what it gets, so there are none before that.
+
     Args:
         model: built.
         batch: arrays, or specs, as the model is fitted to.
     """
-    if isinstance(batch, tuple) and len(batch) > 3:
+    if (isinstance(batch, tuple) and len(batch) > 3) or not _is_known(model, "call", "__call__"):
         return []
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     return [*_limits_of_labels(model, y), *_limits_of_ids(model, x)]
@@ -51,55 +57,84 @@ def limits_of(model: keras.Model, batch: Nest) -> list[Limit]:
 def refuse_outside(model: keras.Model, batch: Nest) -> None:
     """Raises `UserError` for labels that are no classes, and ids that are in no vocabulary.
 
-    On an accelerator such a number is no error.
+    On an accelerator such a number is no error. Labels of a model that masks some are left to the
+    step, which knows the masks.
 
     Args:
         model: built.
         batch: of arrays, `(x, y, sample_weight)` or fewer.
     """
-    found = next(_outside(model, batch), None)
-    if found is not None:
-        raise UserError(f"{found}.")
+    for limit in limits_of(model, batch):
+        if limit.of_labels and any(map(_may_mask, keras_internals.flat_layers(model))):
+            continue
+        if found := _outside(limit, batch):
+            raise UserError(f"{found}.")
 
 
 def describe_damage(model: keras.Model, batch: Nest) -> str:
     """Returns what is wrong with the values of a batch, as the beginning of a sentence; or "".
 
+    NaN comes first: infinite values may be meant so, such as those that keep attention away. An
+    example of weight 0 counts, because 0 times NaN is NaN.
+
     Args:
         model: built.
         batch: of arrays.
     """
+    outside = (_outside(limit, batch) for limit in limits_of(model, batch))
+    found = (_holding("NaN", np.isnan, batch), *outside, _holding("infinite", np.isinf, batch))
+    return next(filter(None, found), "")
+
+
+def _holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch: Nest) -> str:
+    """Returns which part of a batch has values of a kind, and where; or ""."""
     for name, values in _named(batch):
         if np.issubdtype(values.dtype, np.floating):
-            rows = _rows(~np.isfinite(values))
+            rows = _rows(is_kind(values))
             if rows.size:
-                return f"{name} has NaN or infinite values in {_examples(rows, len(values))}"
-    return next(_outside(model, batch), "")
+                return f"{name} has {kind} values in {_examples(rows, len(values))}"
+    return ""
 
 
-def _outside(model: keras.Model, batch: Nest) -> Iterator[str]:
+def _outside(limit: Limit, batch: Nest) -> str:
+    """Returns which values of a batch are outside a limit, and what that means; or ""."""
     weight = batch[2] if isinstance(batch, tuple) and len(batch) == 3 else None
-    for limit in limits_of(model, batch):
-        values = np.asarray(limit.values)
-        wrong = ~((values >= 0) & (values < limit.size))  # NaN is wrong as well
-        if limit.ignored is not None:
-            wrong &= values != limit.ignored
-        if weight is not None and not keras.tree.is_nested(weight) and limit.name.startswith("y"):
-            weighed = ops.convert_to_numpy(align(weight, values.shape)) != 0
-            if weighed.ndim <= wrong.ndim:
-                wrong &= weighed
-        rows = _rows(wrong)
-        if rows.size:
-            yield (
-                f"{limit.name} has the value {values[wrong].flat[0]} in "
-                f"{_examples(rows, len(values))}, and {limit.owner}, so they must go from 0 to "
-                f"{limit.size - 1}: {limit.advice}"
-            )
+    values = np.asarray(limit.values)
+    if values.dtype.kind not in "biuf":
+        return ""
+    wrong = ~((values >= 0) & (values < limit.size))  # NaN is wrong as well
+    if limit.ignored is not None:
+        wrong &= values != limit.ignored
+    if weight is not None and not keras.tree.is_nested(weight) and limit.of_labels:
+        weighed = ops.convert_to_numpy(align(weight, values.shape)) != 0
+        if weighed.ndim <= wrong.ndim:
+            wrong &= weighed
+    rows = _rows(wrong)
+    if not rows.size:
+        return ""
+    return (
+        f"{limit.name} has the value {values[wrong].flat[0]} in {_examples(rows, len(values))}, "
+        f"and {limit.owner}, so they must go from 0 to {limit.size - 1}: {limit.advice}"
+    )
+
+
+def _is_known(owner: keras.Layer, *methods: str) -> bool:
+    """Returns whether methods of a layer or a model are not a user's own."""
+    found = (getattr(type(owner), method) for method in methods)
+    return all((method.__module__ or "").startswith(_KNOWN) for method in found)
+
+
+def _may_mask(layer: keras.Layer) -> bool:
+    """Returns whether a layer may begin a mask, which leaves elements out of the loss."""
+    masks = isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
+    return masks or not _is_known(layer, "compute_mask")
 
 
 def _limits_of_labels(model: keras.Model, y: Any) -> Iterator[Limit]:
     outputs = getattr(model, "outputs", None)
     if not outputs or y is None or not getattr(model, "compiled", False):
+        return
+    if overrides_compute_loss(model):
         return
     terms = keras_internals.loss_terms(model)
     names: Any = getattr(model, "output_names", ())
@@ -114,16 +149,18 @@ def _limits_of_labels(model: keras.Model, y: Any) -> Iterator[Limit]:
         if values is None or output is None or output.shape[-1] is None:
             continue
         if takes_class_ids(term.loss, len(values.shape), len(output.shape)):
+            classes = output.shape[-1]  # the only axis that Keras's backends take
             advice = "give labels such numbers, or the model's last layer more units"
-            ignored = ignored_class(term.loss)
-            owner = f"the model's output has {output.shape[-1]} classes"
-            yield Limit(name, values, output.shape[-1], owner, advice, ignored)
+            owner = f"the model's output has {classes} classes"
+            yield Limit(
+                name, values, classes, owner, advice, ignored_class(term.loss), of_labels=True
+            )
 
 
 def _limits_of_ids(model: keras.Model, x: Any) -> Iterator[Limit]:
     inputs = getattr(model, "inputs", None) or []
     for layer in keras_internals.flat_layers(model) if inputs else ():
-        if not isinstance(layer, keras.layers.Embedding):
+        if not isinstance(layer, keras.layers.Embedding) or not _is_known(layer, "call"):
             continue
         source = getattr(layer, "input", None)
         place = next((i for i, tensor in enumerate(inputs) if tensor is source), None)
@@ -136,7 +173,7 @@ def _limits_of_ids(model: keras.Model, x: Any) -> Iterator[Limit]:
             name = f"x[{place}]" if len(flat) > 1 else "x"
             values = flat[place] if len(flat) == len(inputs) else None
         if values is not None:
-            advice = "is the tokenizer's vocabulary larger than the model's?"
+            advice = "the tokenizer's vocabulary may be larger than the model's"
             owner = f"the layer {layer.name!r} has {layer.input_dim}"
             yield Limit(name, values, layer.input_dim, owner, advice)
 

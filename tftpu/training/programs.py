@@ -6,11 +6,10 @@ from typing import Any
 import keras
 
 from tftpu.config import TrainOptions
-from tftpu.engines import data, keras_internals
+from tftpu.engines import keras_internals
 from tftpu.engines.arrays import Arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
 from tftpu.engines.objective import Objective
-from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.training import agreement, batch_values
@@ -90,7 +89,7 @@ class Programs:
         """
         spec = self._engine.evaluation_spec(dataset)
         executor = self.executor_for(spec)
-        self._refuse_values(dataset, spec)
+        self._refuse_values(dataset)
         with explained(spec, "evaluate"):
             executor.check_evaluation(spec)
         return executor
@@ -128,7 +127,7 @@ class Programs:
         microbatches = self._options.gradient_accumulation_steps
         spec = self._engine.training_spec(dataset, microbatches, class_weight)
         executor = self.executor_for(spec)
-        self._refuse_values(dataset, spec)
+        self._refuse_values(dataset)
         new, loop = not self._loops, self._loop_for(spec)
         if new:  # and known to change nothing but the model
             executor.warn_of_mixing(dataset, class_weight)
@@ -156,15 +155,13 @@ class Programs:
         self._setup = keras_internals.training_setup(self._model)
         return executor
 
-    def _refuse_values(self, dataset: Dataset, spec: Nest) -> None:
-        """Raises `UserError` for labels and ids outside of their range: in arrays, or at first."""
-        if isinstance(dataset, Arrays):
+    def _refuse_values(self, dataset: Dataset) -> None:
+        """Raises `UserError` for labels and ids outside of their range, in arrays.
+
+        Other data are not read for it: that may be slow, or use up batches. The step sees them.
+        """
+        if isinstance(dataset, Arrays) and not self._objectives:
             batch_values.refuse_outside(self._model, dataset.parts)
-        elif isinstance(dataset, PyBatches) or not batch_values.limits_of(self._model, spec):
-            return  # nothing is read for nothing, and a PyDataset sees it
-        else:
-            for batch in data.for_training(dataset, 0).take(1).as_numpy_iterator():
-                batch_values.refuse_outside(self._model, batch)
 
     def _refuse_other_spec(self, spec: Nest, labels: bool = True) -> None:
         """Raises `UserError` for batches that a compiled model cannot take."""
