@@ -9,6 +9,7 @@ from keras import ops
 import tftpu
 from tests.support.strategies import relative
 from tests.support.training import make_trainer
+from tftpu.engines.tensorflow import mixing
 from tftpu.errors import UserError
 
 STEPS, BATCH, EXAMPLES, FEATURES = 6, 16, 56, 6
@@ -152,3 +153,35 @@ def test_an_added_loss_that_is_no_mean_is_refused_where_a_batch_is_divided():
     make_trainer(undivided).fit(batches(48), steps=3, verbose=False)
     expected.fit(batches(48), verbose=0)
     assert relative(values(undivided), values(expected)) < 2e-6
+
+
+class Sampling(keras.layers.Layer):
+    """Draws from a normal distribution, and adds the mean of its divergence, as a VAE does."""
+
+    def __init__(self, reduce=ops.mean, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(3)
+        self.reduce = reduce
+
+    def call(self, x):
+        z = x + 2.0 * keras.random.normal(ops.shape(x), seed=self.seeds)
+        self.add_loss(self.reduce(ops.square(z) + z - 5.0))  # nearly 0, and of any sign
+        return z
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_mean_of_random_numbers_is_neither_refused_nor_evaluated_undivided(replicas, recwarn):
+    with engines(replicas).scope():
+        trainer = make_trainer(sequential(Sampling()), gradient_accumulation_steps=2)
+    trainer.fit(batches(48), steps=1, verbose=False, validation_data=batches(41))
+    state = trainer.executor.variables
+    assert not mixing.mixes_in_evaluation(state, lambda: batches(41))
+    assert not [w for w in recwarn if "other examples" in str(w.message)]
+
+
+def test_a_sum_of_random_numbers_is_refused_beside_large_regularizers():
+    with engines(2).scope():
+        dense = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(100.0))
+        model = sequential(dense, Sampling(lambda value: ops.sum(value + 5.0)))
+    with pytest.raises(UserError, match="add_loss grows with the number of examples"):
+        make_trainer(model).fit(batches(), steps=1, verbose=False)

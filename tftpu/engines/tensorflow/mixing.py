@@ -15,8 +15,8 @@ from tftpu.engines import checks, keras_internals
 from tftpu.engines.compiled_losses import CompiledLosses
 from tftpu.engines.division import Division
 from tftpu.engines.forward import ForwardPass, Values
-from tftpu.engines.losses import Losses, examples_of
-from tftpu.engines.tensorflow import internals
+from tftpu.engines.losses import Losses, examples_of, sum_of_own
+from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.collectives import gathering
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.errors import UserError
@@ -24,6 +24,8 @@ from tftpu.tensors import Nest, Tensor
 
 # More than rounding: the same examples in another place of a batch may be summed in another order.
 _TOLERANCE = 1e-4
+# Of random numbers, over which a loss is averaged where they differ.
+_DRAWS = 16
 # Whose layers and losses, but for batch normalisation, compute every example by itself.
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
@@ -57,18 +59,18 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         UserError: layers add a loss that is no mean over examples, and a batch is divided.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
-    if not _has_unknown_code(state):
-        return
-    batch = _first_examples(state, batches())
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
-    if divided and (_adds_sums(state, batch, False) or _adds_sums(state, batch, True)):
+    if not _has_unknown_code(state) or (normalised and not divided):
+        return
+    trials = _Trials(state, _first_examples(state, batches()), training=True)
+    if divided and trials.adds_sums():
         raise UserError(
             "The loss that a layer or the model adds by add_loss grows with the number of "
             "examples, and each device adds that of its own share of a batch: tftpu takes the "
             "mean of the shares, as of all losses. Add a mean over the examples, "
             "add_loss(ops.sum(loss) / ops.shape(loss)[0])."
         )
-    names = [] if normalised else _mixed(state, batch, training=True)
+    names = [] if normalised else trials.mixed()
     if names:
         warnings.warn(
             f"The {names[0]} of an example depends on the other examples of its batch "
@@ -87,8 +89,11 @@ def mixes_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset
     """
     if not _has_unknown_code(state):
         return False
-    batch = _first_examples(state, batches())
-    return _adds_sums(state, batch, False) or bool(_mixed(state, batch, training=False))
+    specs = keras.tree.flatten(batches().element_spec)
+    if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # nothing is padded
+        return False
+    trials = _Trials(state, _first_examples(state, batches()), training=False)
+    return trials.adds_sums() or bool(trials.mixed())
 
 
 def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
@@ -151,67 +156,102 @@ def _first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
     return keras.tree.map_structure(lambda t: t[: size - size % 2], batch)
 
 
-def _mixed(state: ModelState, batch: Nest, training: bool) -> list[str]:
-    """Returns what depends, for half a batch, on the other half: losses and metrics, in words."""
-    half = examples_of(batch) // 2
-    if half == 0:
-        return []
-    parts = [keras.tree.map_structure(lambda t, i=i: t[i : i + half], batch) for i in (0, half)]
-    first, second = parts[0], parts[1]
-    with gathering() as gathered:
-        compute = _compiled(state, _joined(first, second), training)
-        together, beside_itself = compute(_joined(first, second)), compute(_joined(first, first))
-    if gathered:  # which is exact on any number of devices
-        return []
-    names: list[str] = []
-    terms = [term.name for losses in state.losses for term in losses.terms]
-    for name, one, other in zip(terms, together.terms, beside_itself.terms):
-        if one.shape.rank and one.shape[0] == 2 * half and _differ(one[:half], other[:half]):
-            names.append(f"loss {name!r}")
-    # Sums over examples are the same in all, whichever halves are together.
-    swapped, other = compute(_joined(second, first)), compute(_joined(second, second))
-    for what, place in (("loss that layers add", 1), ("metric", 2)):
-        sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
-        if any(_differ(a + b, c + d) for a, b, c, d in sums):
-            names.append(what)
-    return names
+class _Trials:
+    """Tries parts of a batch beside each other, and changes nothing.
+
+    Args:
+        state: the variables.
+        batch: as `_first_examples` returns it.
+        training: as for the model.
+    """
+
+    def __init__(self, state: ModelState, batch: Nest, training: bool):
+        self._state, self._half = state, examples_of(batch) // 2
+        self._compute: Any = internals.graph_function(
+            lambda given, draw: _try(state, given, training, draw)
+        )
+        self._halves = [
+            keras.tree.map_structure(lambda t, i=i: t[i : i + self._half], batch)
+            for i in (0, self._half)
+        ]
+        self._adds, self._gathers = False, False  # whether layers add losses of the examples
+        if self._half:
+            with gathering() as gathered:
+                graph = self._compute.get_concrete_function(_joined(*self._halves), _draw(0)).graph
+            checks.refuse_outside(internals.changed_resources(graph))
+            given = graph.inputs[: len(keras.tree.flatten(batch))]
+            added = graph.structured_outputs.added
+            self._adds = any(xla_ops.depends_on(loss, given) for loss in added)
+            self._gathers = bool(gathered)
+
+    def adds_sums(self) -> bool:
+        """Returns whether layers add a loss that grows with the number of examples.
+
+        From two to four times some examples a sum grows twice as much as from one to two. A mean
+        grows by chance only, if random numbers are drawn.
+        """
+        if not self._adds:
+            return False
+        examples = max(self._half // 2, 1)
+        once = keras.tree.map_structure(lambda t: t[:examples], self._halves[0])
+        twice = _joined(once, once)
+        sizes = (once, twice, _joined(twice, twice))
+
+        def added(draw: int) -> list[list[float]]:
+            results = [self._compute(batch, _draw(draw)).added for batch in sizes]
+            return keras.tree.map_structure(float, results)
+
+        drawn = [added(0), added(1)]
+        if drawn[0] != drawn[1]:
+            drawn += [added(draw) for draw in range(2, _DRAWS)]
+        values = np.array(drawn)  # (draws, sizes, objectives)
+        growths = np.diff(values, axis=1)
+        growth, errors = growths.mean(0), growths.std(0, ddof=1) / np.sqrt(len(drawn))
+        weights = float(sum_of_own(self._state.model, []))  # regularizers, which do not grow
+        rounding = 1e-2 * np.abs(values[:, 0].mean(0) - weights) + 1e-5 * abs(weights)
+        grows = (np.abs(growth) > 4 * errors + rounding).all(0)
+        return bool((grows & (np.sign(growth[0]) * growth[1] > 1.6 * np.abs(growth[0]))).any())
+
+    def mixed(self) -> list[str]:
+        """Returns what depends, for half a batch, on the other half: losses, metrics, in words."""
+        if self._half == 0 or self._gathers:  # which is exact on any number of devices
+            return []
+        half, (first, second) = self._half, self._halves
+        together, beside_itself, swapped, other = (
+            self._compute(_joined(*pair), _draw(0))
+            for pair in ((first, second), (first, first), (second, first), (second, second))
+        )
+        names: list[str] = []
+        terms = [term.name for losses in self._state.losses for term in losses.terms]
+        for name, a, b in zip(terms, together.terms, beside_itself.terms):
+            if a.shape.rank and a.shape[0] == 2 * half and _differ(a[:half], b[:half]):
+                names.append(f"loss {name!r}")
+        # Sums over examples are the same in all, whichever halves are together.
+        for what, place in (("loss that layers add", 1), ("metric", 2)):
+            sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
+            if any(_differ(a + b, c + d) for a, b, c, d in sums):
+                names.append(what)
+        return names
 
 
-def _adds_sums(state: ModelState, batch: Nest, training: bool) -> bool:
-    """Returns whether layers add a loss that grows with the number of examples."""
-    half = examples_of(batch) // 2
-    if half == 0:
-        return False
-    first = keras.tree.map_structure(lambda t: t[:half], batch)
-    doubled = _joined(first, first)
-    results = (_compiled(state, batch, training)(batch) for batch in (first, doubled))
-    pairs = zip(*(result.added for result in results))
-    # In training, other random numbers are drawn for the second half.
-    return any(_differ(one, two, 1 / 3 if training else _TOLERANCE) for one, two in pairs)
+def _draw(number: int) -> tf.Tensor:
+    return tf.constant(number)  # a Python number would be traced anew
 
 
 def _joined(first: Nest, second: Nest) -> Nest:
     return keras.tree.map_structure(lambda a, b: tf.concat([a, b], 0), first, second)
 
 
-def _differ(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> bool:
-    """Returns whether values differ by more than rounding, or than another share of the first."""
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Returns whether values differ by more than rounding."""
     found, expected = (tf.cast(value, "float32").numpy() for value in (one, other))
     with np.errstate(invalid="ignore"):  # of a loss that overflows, nothing is known
-        return bool(np.abs(found - expected).max() > tolerance * (np.abs(found).max() + 1e-6))
+        return bool(np.abs(found - expected).max() > _TOLERANCE * (np.abs(found).max() + 1e-6))
 
 
-def _compiled(state: ModelState, batch: Nest, training: bool) -> Callable[[Nest], Trial]:
-    """Returns a function that tries batches like this one, and changes nothing."""
-    function: Any = tf.function(lambda given: _try(state, given, training), autograph=False)
-    graph = function.get_concrete_function(batch).graph
-    checks.refuse_outside(internals.changed_resources(graph))
-    return function
-
-
-def _try(state: ModelState, batch: Nest, training: bool) -> Trial:
-    """Returns the numbers of a batch, with the same random draws every time."""
-    values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
+def _try(state: ModelState, batch: Nest, training: bool, draw: Tensor) -> Trial:
+    """Returns the numbers of a batch, with random numbers that differ by the draw alone."""
+    values = Values(state.trained_values(), seeds=state.seeds(draw, 0, 0))
     runs = [
         ForwardPass(state, losses, []).run(batch, values, training=training, division=Division())
         for losses in state.losses
