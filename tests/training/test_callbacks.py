@@ -95,7 +95,7 @@ def test_early_stopping_counts_on_over_a_restart_and_anew_after_it_stopped(tmp_p
         (keras.callbacks.ReduceLROnPlateau("f1"), "ReduceLROnPlateau monitors 'f1', which is not"),
         (
             keras.callbacks.ModelCheckpoint("a.keras", "val_f1", save_best_only=True),
-            "ModelCheckpoint monitors 'val_f1', which is not logged: choose one of accuracy, ",
+            "ModelCheckpoint monitors 'val_f1', which is not logged",
         ),
         (keras.callbacks.EarlyStopping("grad_norm"), "pass mode='max' or mode='min'"),
     ],
@@ -107,12 +107,33 @@ def test_what_a_callback_monitors_is_checked_before_training(callback, message):
     assert trainer.step == 0
 
 
-def test_what_an_earlier_callback_logs_can_be_monitored():
-    class Logging(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            logs["own"] = 1.0
+class Logging(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["own"] = 1.0
 
+
+LOGGING = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own=1.0))
+
+
+@pytest.mark.parametrize("logging", [Logging(), LOGGING])
+def test_what_an_earlier_callback_logs_can_be_monitored(logging):
     stop = keras.callbacks.EarlyStopping("own", patience=1, mode="min")
     trainer = make_trainer(compiled())
-    trainer.fit(X, Y, verbose=0, epochs=9, callbacks=[Logging(), stop])
+    trainer.fit(X, Y, verbose=0, epochs=9, callbacks=[logging, stop])
     assert stop.stopped_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (keras.callbacks.EarlyStopping(), "'val_loss', which is not logged.* no validation data"),
+        (keras.callbacks.ReduceLROnPlateau(), "ReduceLROnPlateau monitors 'val_loss', which is"),
+        (keras.callbacks.EarlyStopping("f1", mode="max"), "'f1', which is not logged. Allowed: "),
+    ],
+)
+def test_what_keras_trains_without_what_is_monitored_is_trained_with_a_warning(callback, message):
+    trainer = make_trainer(compiled())
+    with pytest.warns(UserWarning, match=message) as warned:
+        trainer.fit(X, Y, verbose=0, epochs=2, callbacks=[callback])
+    assert trainer.step == 4
+    assert str(warned[0].message).count("learning_rate") <= 1  # the names are listed once

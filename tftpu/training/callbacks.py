@@ -1,6 +1,7 @@
 """Keras callbacks in a run of device loops: batch methods are called once per loop."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -63,33 +64,36 @@ class Callbacks:
     def stopped(self, value: bool) -> None:
         self._model.stop_training = value
 
-    def refuse_unlogged(self, executor: Executor, evaluates: bool) -> None:
-        """Raises `UserError` for a callback of Keras that monitors what will not be logged.
+    def check_monitored(self, executor: Executor, evaluates: bool) -> None:
+        """Raises or warns for a callback of Keras that monitors what will not be logged.
 
         Args:
             executor: of the run.
             evaluates: whether an evaluation follows each epoch.
+
+        Raises:
+            UserError: Keras would raise after the first epoch.
         """
         evaluated = executor.eval_sums.result_names if evaluates else []
         names = [*executor.train_sums.result_names, "learning_rate"]
         names += [f"val_{name}" for name in evaluated]
         for callback in self._list.callbacks:
-            if not type(callback).__module__.startswith("keras."):
-                return  # it may add to the logs
-            monitored = isinstance(callback, _REMEMBERING)
-            if not monitored or not getattr(callback, "save_best_only", True):
+            if _may_log(callback):
+                return
+            if not isinstance(callback, _REMEMBERING):
                 continue
-            name = getattr(callback, "monitor", "")
-            if name not in names:
-                raise UserError(
-                    f"{type(callback).__name__} monitors {name!r}, which is not logged: choose one "
-                    f"of {', '.join(sorted(names))}.{did_you_mean(name, names)}"
-                )
+            name, kind = callback.monitor, type(callback).__name__
+            unlogged = f"{kind} monitors {name!r}, which is not logged.{did_you_mean(name, names)}"
             if not keras_internals.knows_direction(callback):
                 raise UserError(
-                    f"{type(callback).__name__} monitors {name!r}, and cannot tell whether it is "
-                    "to become larger or smaller: pass mode='max' or mode='min'."
+                    f"{kind} monitors {name!r}, and cannot tell whether it is to become larger or "
+                    "smaller: pass mode='max' or mode='min'."
+                    if name in names
+                    else unlogged
                 )
+            if name not in names and getattr(callback, "save_best_only", True):
+                without = "" if evaluates else " There are no validation data."
+                warnings.warn(f"{unlogged}{without} It will do nothing.", stacklevel=2)
 
     def begin(self, progress: RunProgress, over: bool) -> None:
         """Tells the callbacks that training begins, with the history of a resumed run.
@@ -235,6 +239,12 @@ def _evaluating(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[s
     listed.on_test_batch_end(0, dict(results))
     listed.on_test_end(dict(results))
     return results
+
+
+def _may_log(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback runs code of its user, which may add to the logs."""
+    own = not type(callback).__module__.startswith("keras.")
+    return own or isinstance(callback, keras.callbacks.LambdaCallback)
 
 
 def _remembers(callback: keras.callbacks.Callback) -> bool:

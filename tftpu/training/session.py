@@ -72,7 +72,7 @@ class Session:
         self._save_due = False  # after the last device loop
         self._repeats_until = context.account.reached  # steps before were done once already
         self._refuse_best_metric()
-        callbacks.refuse_unlogged(self._executor, validation_data is not None)
+        callbacks.check_monitored(self._executor, validation_data is not None)
         refuse_late_profile(self._options.profile, timetable.steps)
         checkpoints = context.checkpoints if context.saves else None
         hosts = context.engine.hosts
