@@ -3,10 +3,10 @@
 import contextlib
 import fcntl
 import io
-import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +22,8 @@ from tftpu.input_pipelines.tensors import Batch
 from tftpu.storage import files
 
 Builder = Any  # a `tfds.core.DatasetBuilder`, whose published types leave out most of its methods
+
+_LOOKUP = threading.Lock()  # of classes of features, by one thread at a time
 
 # TFDS warns of a data set that is not prepared; our own error explains it.
 logging.getLogger("absl").addFilter(lambda r: not r.getMessage().startswith("Variant folder"))
@@ -47,8 +49,9 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
         _prepare(builder, download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return builder
     try:
-        _check_features(name, data_dir)
-        builder: Builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+        _check_name(name)
+        with _known_features():
+            builder: Builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except UserError:
         raise
     except tfds.core.DatasetNotFoundError as error:
@@ -80,51 +83,43 @@ def _command(name: str, data_dir: str, file_format: str = "") -> str:
     return f'python -c "import tensorflow_datasets as tfds; {made}"'
 
 
-def _check_features(name: str, data_dir: str) -> None:
-    """Raises `UserError` for a data set of which TFDS would import what its files name.
-
-    Args:
-        name: of a data set; one in a namespace is a program that others published.
-        data_dir: folder of prepared data.
-    """
+def _check_name(name: str) -> None:
+    """Raises `UserError` for a data set in a namespace: it is a program that others published."""
     naming: Any = tfds.core.naming
     if naming.parse_builder_name_kwargs(name)[0].namespace:
         raise UserError(
             f"TFDS downloads and runs programs of others for {name!r}: tftpu reads data sets of "
             "TFDS itself, data.name is NAME, NAME/CONFIG or NAME:1.0.0."
         )
-    folder = _find_folder(name, data_dir)
-    path = folder and files.join(folder, "features.json")
-    for found in _classes_in(json.loads(files.read(path))) if path else ():
-        module = found.rpartition(".")[0]
-        foreign = module and not module.startswith("tensorflow_datasets.")
-        if foreign and module not in sys.modules:
-            raise UserError(
-                f"{path} names the class {found}, and TFDS would import its module: if it is "
-                "yours, import it in your config file."
-            )
 
 
-def _find_folder(name: str, data_dir: str) -> str | None:
-    """Returns the folder from which TFDS itself reads a prepared data set; None: it is in none.
+@contextlib.contextmanager
+def _known_features() -> Iterator[None]:
+    """Keeps TFDS from importing modules because the files of a data set name classes of them.
 
     Private interface of TFDS: tried with 4.9.10.
+
+    Raises:
+        UserError: a file names a class that is neither TFDS's nor loaded.
     """
-    core: Any = tfds.core
-    with core.utils.error_utils.reraise_with_context(tfds.core.DatasetNotFoundError):
-        folder = core.read_only_builder._find_builder_dir(name, data_dir=data_dir)
-    return str(folder) if folder else None
+    connector: Any = tfds.features.FeatureConnector
+    usual = vars(connector)["cls_from_name"]
 
+    def known(name: str) -> Any:
+        loaded = name in connector._registered_features or name.rpartition(".")[0] in sys.modules
+        if not loaded and "." in name and not name.startswith("tensorflow_datasets."):
+            raise UserError(
+                f"The files of the data set name the class {name}, and TFDS would import its "
+                "module: if it is yours, import it in your config file."
+            )
+        return usual.__get__(None, connector)(name)
 
-def _classes_in(value: Any) -> Iterator[str]:
-    """Yields the names of classes in the features of a prepared data set, of TFDS's both forms."""
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-        if key in ("pythonClassName", "python_class_name", "type") and isinstance(part, str):
-            yield part
-        elif key == "json" and isinstance(part, str):
-            yield from _classes_in([json.loads(part)])
-        elif isinstance(part, dict | list):
-            yield from _classes_in(part)
+    with _LOOKUP:
+        connector.cls_from_name = staticmethod(known)
+        try:
+            yield
+        finally:
+            connector.cls_from_name = usual
 
 
 def count(builder: Builder, split: str) -> int:

@@ -152,6 +152,12 @@ def readers(folder) -> dict:
             }
         },
     }
+    inner = features["featuresDict"]["features"]
+    legacy = {
+        "type": features["pythonClassName"],
+        "proto_cls": "tensorflow_datasets.FeaturesDict",
+        "content": {"features": inner},
+    }
     info = {"name": "own", "version": "1.0.0", "fileFormat": "tfrecord", "splits": []}
     (folder / "own/1.0.0").mkdir(parents=True)
     (folder / "own/1.0.0/dataset_info.json").write_text(json.dumps(info))
@@ -159,6 +165,9 @@ def readers(folder) -> dict:
     def state() -> None:
         status.status(str(folder / "run"))
         result.read(str(folder / "run"))
+
+    def own() -> None:
+        tfds.prepared("own", str(folder))
 
     return {
         "checkpoint": ("run/checkpoints/2/manifest.json", checkpoint, state),
@@ -185,13 +194,15 @@ def readers(folder) -> dict:
             {"peft_type": "LORA", "auto_mapping": None, "target_modules": ["a"]},
             lambda: weights.read(f"{folder}/peft"),
         ),
-        "tfds": ("own/1.0.0/features.json", features, lambda: tfds.prepared("own", str(folder))),
+        "tfds": ("own/1.0.0/features.json", features, own),
+        "tfds before 4.4": ("own/1.0.0/features.json", legacy, own),
+        "tfds of a data set": ("own/1.0.0/dataset_info.json", info, own),
     }
 
 
 KINDS = (
     *("checkpoint", "account", "result", "search", "data set", "tokenizer", "index", "adapters"),
-    "tfds",
+    *("tfds", "tfds before 4.4", "tfds of a data set"),
 )
 
 
@@ -209,6 +220,24 @@ def test_no_file_of_another_kind_runs_code(tmp_path, ran, name):
         with audit.audited() as found, only_user_errors():
             read()
         assert not found and not ran.exists(), mutant
+
+
+@pytest.mark.parametrize("packed", [dict, json.dumps], ids=["plain", "a text"])
+def test_no_features_within_a_text_run_code(tmp_path, ran, packed):
+    """TFDS reads the content of a feature as JSON, too, where it is a text."""
+    kinds = readers(tmp_path)
+    (tmp_path / kinds["tfds of a data set"][0]).write_text(
+        json.dumps(kinds["tfds of a data set"][1])
+    )
+    path, value, read = kinds["tfds before 4.4"]
+    (tmp_path / path).write_text(json.dumps(value))
+    read()
+    for hostile in hostile_configs.PATHS:
+        content = {"features": {"x": {"pythonClassName": hostile, "tensor": {}}}}
+        (tmp_path / path).write_text(json.dumps({**value, "content": packed(content)}))
+        with audit.audited() as found, pytest.raises(UserError):
+            read()
+        assert not found and not ran.exists(), hostile
 
 
 def test_no_keras_file_runs_code(tmp_path, ran):
