@@ -22,35 +22,65 @@ _NAMES = (
     *("rclone.conf", "secring.*", "*.kdbx"),
 )
 _EXAMPLES = (".env.example", ".env.sample", ".env.template")  # without values, by convention
-_DETECTORS = (
-    *("AWSKeyDetector", "AzureStorageKeyDetector", "BasicAuthDetector", "GitHubTokenDetector"),
-    *("GitLabTokenDetector", "JwtTokenDetector", "NpmDetector", "OpenAIDetector"),
-    *("PypiTokenDetector", "SendGridDetector", "SlackDetector", "SquareOAuthDetector"),
-    *("StripeDetector", "TwilioKeyDetector"),
-)
-_TOKENS = {
-    "private key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-    r"|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{50}",
-    "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
-    "Google API key": r"\bAIza[\w-]{35}(?![\w-])",
-    "Google OAuth token": r"\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}|\b1//0[\w-]{40,}",
-    "OAuth token": r"""["'](?:refresh_token|client_secret)["']\s*:\s*["'][^"'\s<>{}]{16,}["']""",
-    "GitHub token": r"\bgithub_pat_\w{50,}",
-    "token of a model's API": r"\bsk-(?:ant|proj|svcacct|admin|or)-[\w-]{20,}"
-    r"|\b(?:gsk|xai|pplx|r8|nvapi)[_-][A-Za-z0-9]{30,}",
-    "Docker token": r"\bdckr_(?:pat|oat)_[\w-]{20,}",
-    "Databricks token": r"\bdapi[0-9a-f]{32}\b",
-    "Weights & Biases key": r"""(?i:wandb)[^\n]{0,60}["'=\s:][0-9a-f]{40}\b|\bwandb_v1_\w{40,}""",
-    "Kaggle key": r"""(?i:kaggle)[^\n]{0,60}["'=\s:][0-9a-f]{32}\b|\bKGAT_[0-9a-f]{32}""",
-    "Neptune token": r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}",
+# By detector or kind, the marks that its tokens have: only what is around one is searched.
+_DETECTORS = {
+    "AWSKeyDetector": ("A3T", "ABIA", "ACCA", "AKIA", "ASIA", "aws", "Aws", "AWS"),
+    "AzureStorageKeyDetector": ("AccountKey=",),
+    "BasicAuthDetector": ("://",),
+    "GitHubTokenDetector": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    "GitLabTokenDetector": ("glpat-", "gldt-", "glft-", "glsoat-", "glrt-", "glcbt-", "GR1348941"),
+    "JwtTokenDetector": (".e",),  # at the payload, whose first letter, in base64, is "{"
+    "NpmDetector": (":_authToken=",),
+    "OpenAIDetector": ("T3BlbkFJ",),
+    "PypiTokenDetector": ("pypi-Ag",),
+    "SendGridDetector": ("SG.",),
+    "SlackDetector": ("xox", "hooks.slack.com"),
+    "SquareOAuthDetector": ("sq0csp-",),
+    "StripeDetector": ("k_live_",),
+    "TwilioKeyDetector": ("AC", "SK"),
 }
+_TOKENS = {
+    "private key": (
+        ("PRIVATE KEY", "PuTTY-User-Key-File-", "AGE-SECRET-KEY-1"),
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+        r"|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{50}",
+    ),
+    "Hugging Face token": (("hf_",), r"\bhf_[A-Za-z0-9]{30,}"),
+    "Google API key": (("AIza",), r"\bAIza[\w-]{35}(?![\w-])"),
+    "Google OAuth token": (
+        ("ya29.", "GOCSPX-", "1//0"),
+        r"\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}|\b1//0[\w-]{40,}",
+    ),
+    "OAuth token": (
+        ("refresh_token", "client_secret"),
+        r"""["'](?:refresh_token|client_secret)["']\s*:\s*["'][^"'\s<>{}]{16,}["']""",
+    ),
+    "GitHub token": (("github_pat_",), r"\bgithub_pat_\w{50,}"),
+    "token of a model's API": (
+        ("sk-", *(name + sign for name in ("gsk", "xai", "pplx", "r8", "nvapi") for sign in "_-")),
+        r"\bsk-(?:ant|proj|svcacct|admin|or)-[\w-]{20,}"
+        r"|\b(?:gsk|xai|pplx|r8|nvapi)[_-][A-Za-z0-9]{30,}",
+    ),
+    "Docker token": (("dckr_",), r"\bdckr_(?:pat|oat)_[\w-]{20,}"),
+    "Databricks token": (("dapi",), r"\bdapi[0-9a-f]{32}\b"),
+    "Weights & Biases key": (
+        ("wandb", "Wandb", "WANDB"),
+        r"""(?i:wandb)[^\n]{0,60}["'=\s:][0-9a-f]{40}\b|\bwandb_v1_\w{40,}""",
+    ),
+    "Kaggle key": (
+        ("kaggle", "Kaggle", "KAGGLE", "KGAT_"),
+        r"""(?i:kaggle)[^\n]{0,60}["'=\s:][0-9a-f]{32}\b|\bKGAT_[0-9a-f]{32}""",
+    ),
+    "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
+}
+_REACH = 2048  # characters before and behind a mark that are searched: some patterns are quadratic
 # Documents that hold all of some patterns.
 _DOCUMENTS = {
     "logins to container registries": (
         r'"auths"\s*:',
         r'"(?:auth|password|identitytoken|registrytoken)"\s*:\s*"[^"]{8,}"',
     ),
-    "kubeconfig": (r"""\bkind["']?\s*:\s*["']?Config\b""", r"""\busers["']?\s*:"""),
+    "kubeconfig": (r"""kind["']?\s*:\s*["']?Config\b""", r"""users["']?\s*:"""),
 }
 _ALLOWED = re.compile(r"pragma: ?allowlist[ -]secret\b")
 _ACCOUNT = r'"type"\s*:\s*"(?:service_account|authorized_user|external_account\w*)"'
@@ -80,31 +110,46 @@ def reason(name: str, data: bytes) -> str:
 def _texts(data: bytes) -> Iterator[str]:
     """Yields the content as text, where quotes that a notebook or other JSON escapes stand alone.
 
-    It is read as UTF-8, and as UTF-16 or UTF-32, whose letters have zeros beside them.
+    Tokens are ASCII, and found so in UTF-8; in UTF-16 and UTF-32 their letters have zeros beside
+    them.
     """
     for read in (data, data.replace(b"\0", b"")) if b"\0" in data else (data,):
-        yield read.decode(errors="replace").replace('\\"', '"')
+        yield read.decode("latin-1").replace('\\"', '"')
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:
     """Yields the kind and the line of what looks like a token."""
-    for what, find in _searches():
-        if not any(find(text)):  # at once, which is faster than by lines
-            continue
-        for number, line in enumerate(text.split("\n"), 1):
-            if any(map(_is_value, find(line))) and not _ALLOWED.search(line):
-                yield what, number
+    for what, marks, find in _searches():
+        for begin, end in (piece for mark in marks for piece in _pieces(text, mark)):
+            if any(map(_is_value, find(text[begin:end]))):
+                rest = text.find("\n", end)  # the comment stands at the end of the line
+                if not _ALLOWED.search(text[begin : rest if rest >= 0 else None]):
+                    yield what, text.count("\n", 0, begin) + 1
+
+
+def _pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
+    """Yields begin and end of the lines with a mark; of a long line, what is around the mark."""
+    found = text.find(mark)
+    while found >= 0:
+        least = max(0, found - _REACH)
+        begin = max(least, text.rfind("\n", least, found) + 1)
+        end = text.find("\n", found, found + _REACH)
+        yield begin, end if end >= 0 else found + _REACH
+        found = text.find(mark, end if end >= 0 else found + _REACH // 2)
 
 
 @functools.cache
-def _searches() -> tuple[tuple[str, Any], ...]:
-    """Returns the kinds of tokens, each with the function that yields those of a text."""
+def _searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
+    """Returns the kinds of tokens, each with its marks and the function that finds it in a text."""
     from detect_secrets.settings import get_plugins, transient_settings
 
     with transient_settings({"plugins_used": [{"name": name} for name in _DETECTORS]}):
-        detectors = get_plugins()
-    found = [(detector.secret_type, detector.analyze_string) for detector in detectors]
-    return (*((what, re.compile(form).findall) for what, form in _TOKENS.items()), *found)
+        found = [
+            (detector.secret_type, _DETECTORS[type(detector).__name__], detector.analyze_string)
+            for detector in get_plugins()
+        ]
+    own = [(what, marks, re.compile(form).findall) for what, (marks, form) in _TOKENS.items()]
+    return (*own, *found)
 
 
 def _is_value(token: str) -> bool:

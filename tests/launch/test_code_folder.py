@@ -3,6 +3,7 @@
 import json
 import subprocess
 import tarfile
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -156,6 +157,29 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
     found = {str(p): secret_files.reason(p.name, p.read_bytes()) for p in paths if p.is_file()}
     assert set(found.values()) == {""}
     assert len(found) > 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(["https://example.com/a?x=1 me@example.com"] * 40_000),
+        "eyJ" * 500_000,
+        "_authToken " + "//x " * 400_000,
+        "iVBORw0KGgo_AAAA-NSUhEUgAAAAEAAAAB/CAYAAAAf" * 40_000,
+    ],
+    ids=["links", "like a JSON web token", "like one of npm", "base64"],
+)
+def test_long_lines_are_searched_in_a_time_that_grows_with_their_length(text):
+    began = time.process_time()
+    assert secret_files.reason("data.json", text.encode()) == ""
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("before", [0, 1_000, 2_047, 2_048, 3_071, 100_000])
+def test_a_secret_is_found_anywhere_in_a_long_line(before):
+    links = "https://example.com/hf_" + "https://example.com/" * 5_000
+    text = f"{{}}\n{links[:before]} hf_{LETTERS[:34]} {links}\n"
+    assert secret_files.reason("data.json", text.encode()) == "Hugging Face token, line 2"
 
 
 ORDINARY = """
