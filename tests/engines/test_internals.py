@@ -31,6 +31,8 @@ def test_the_losses_of_a_model():
     ((seen_y, seen_pred, seen_w),) = keras_internals.match_losses(model, y, y_pred, w)
     assert seen_y is y and seen_pred is y_pred and seen_w is w
     assert keras_internals.loss_terms(model) == [term]
+    model.compile("sgd", "mae")
+    assert keras_internals.loss_terms(model) == []  # nothing is built yet
 
 
 def test_keras_divides_a_mean_loss_by_the_replicas_but_not_in_our_step():
@@ -89,6 +91,14 @@ def test_the_seed_generators_of_a_model():
     before = everyones.numpy()
     keras.random.uniform((1,))
     assert (everyones.numpy() != before).any()
+
+
+def test_the_inputs_of_a_shared_layer():
+    one, other, layer = keras.Input((2,)), keras.Input((2,)), keras.layers.Dense(1)
+    assert keras_internals.symbolic_inputs(layer) == []
+    layer(one), layer(other)
+    found = keras_internals.symbolic_inputs(layer)
+    assert found[0] is one and found[1] is other and len(found) == 2
 
 
 def test_masks_are_found():

@@ -206,6 +206,7 @@ def _elements(
     if type(term.loss).__call__ is not keras.losses.Loss.__call__:
         return _elements_of_call(term, y, y_pred, sample_weight)
     mask = keras_internals.keras_mask(y_pred)
+    labels = y
     y, y_pred = (
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
@@ -216,7 +217,7 @@ def _elements(
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.keras_mask(values)
     values = ops.cast(values, "float32")
-    known = _known_classes(term.loss, y, y_pred)
+    known = _known_classes(term.loss, labels, y_pred, ops.shape(values))
     if len(values.shape) == 0:
         if sample_weight is not None or mask is not None:
             raise UserError(
@@ -258,14 +259,16 @@ def ignored_class(loss: keras.losses.Loss) -> int | None:
     return getattr(loss, "ignore_class", None)
 
 
-def _known_classes(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> Tensor | None:
+def _known_classes(
+    loss: keras.losses.Loss, y: Tensor, y_pred: Tensor, shape: tuple[Any, ...]
+) -> Tensor | None:
     """Returns for each element whether its label is a class of the output; None: no labels are.
 
     On an accelerator, and in `SmoothedCrossentropy`, other labels would give a finite loss.
     """
     if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
         return None
-    labels = ops.squeeze(y, -1) if len(y.shape) == len(y_pred.shape) else y
+    labels = ops.reshape(ops.cast(y, "float32"), shape)  # exact, whatever the loss computes in
     known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is no class
     ignored = ignored_class(loss)
     return known if ignored is None else ops.logical_or(known, labels == ignored)

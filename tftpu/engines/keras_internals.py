@@ -312,6 +312,12 @@ def flat_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def symbolic_inputs(layer: keras.Layer) -> list[Any]:
+    """Returns what a layer was called with where functional models were made of it."""
+    nodes: Any = layer._inbound_nodes
+    return [tensor for node in nodes for tensor in node.input_tensors]
+
+
 @contextlib.contextmanager
 def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
     """Lets a function replace the values of variables that are read, within the block.

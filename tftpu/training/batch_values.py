@@ -162,20 +162,25 @@ def _limits_of_ids(model: keras.Model, x: Any) -> Iterator[Limit]:
     for layer in keras_internals.flat_layers(model) if inputs else ():
         if not isinstance(layer, keras.layers.Embedding) or not _is_known(layer, "call"):
             continue
-        source = getattr(layer, "input", None)
-        place = next((i for i, tensor in enumerate(inputs) if tensor is source), None)
-        if place is None:
-            continue
-        if isinstance(x, dict):
-            name, values = f"x[{inputs[place].name!r}]", x.get(inputs[place].name)
-        else:
-            flat = keras.tree.flatten(x)
-            name = f"x[{place}]" if len(flat) > 1 else "x"
-            values = flat[place] if len(flat) == len(inputs) else None
-        if values is not None:
-            advice = "the tokenizer's vocabulary may be larger than the model's"
-            owner = f"the layer {layer.name!r} has {layer.input_dim}"
-            yield Limit(name, values, layer.input_dim, owner, advice)
+        places = {
+            next((i for i, tensor in enumerate(inputs) if tensor is source), -1)
+            for source in keras_internals.symbolic_inputs(layer)
+        }
+        for place in () if -1 in places else sorted(places):  # -1: it may get something computed
+            name, values = _feature(x, place, inputs)
+            if values is not None:
+                advice = "the tokenizer's vocabulary may be larger than the model's"
+                owner = f"the layer {layer.name!r} has {layer.input_dim}"
+                yield Limit(name, values, layer.input_dim, owner, advice)
+
+
+def _feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
+    """Returns the name and the values of what a batch has for one of the inputs; None: unknown."""
+    if isinstance(x, dict):
+        return f"x[{inputs[place].name!r}]", x.get(inputs[place].name)
+    flat = keras.tree.flatten(x)
+    name = f"x[{place}]" if len(flat) > 1 else "x"
+    return name, flat[place] if len(flat) == len(inputs) else None
 
 
 def _named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
