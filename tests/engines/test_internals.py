@@ -96,7 +96,8 @@ def test_the_seed_generators_of_a_model():
 def test_the_inputs_of_a_shared_layer():
     one, other, layer = keras.Input((2,)), keras.Input((2,)), keras.layers.Dense(1)
     assert keras_internals.symbolic_inputs(layer) == []
-    layer(one), layer(other)
+    layer(one)
+    layer(other)
     found = keras_internals.symbolic_inputs(layer)
     assert found[0] is one and found[1] is other and len(found) == 2
 
