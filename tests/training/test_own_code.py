@@ -70,6 +70,14 @@ def assigned(variable):
     return loss_fn
 
 
+def assigned_in_branch(variable):
+    def loss_fn(model, batch, training):
+        loss = squares(model, batch, training)
+        return loss * tf.cond(loss[0] > 1.0, lambda: variable.assign_add(1.0), lambda: 1.0)
+
+    return loss_fn
+
+
 def assigned_in_evaluation(variable):
     def loss_fn(model, batch, training):
         if not training:
@@ -94,14 +102,30 @@ def queued(variable):
     return loss_fn
 
 
+def inserted(variable):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    @tf.function(autograph=False)
+    def insert():
+        table.insert(tf.constant([1], tf.int64), tf.constant([1.0]))
+
+    def loss_fn(model, batch, training):
+        insert()
+        return squares(model, batch, training)
+
+    return loss_fn
+
+
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (assigned, "counter:0"),
-        (assigned_in_evaluation, "counter:0"),
-        (drawn, "StateVar:0"),
-        (queued, "of the op QueueDequeueV2"),
+        (assigned, "the variable 'counter:0'"),
+        (assigned_in_branch, "the variable 'counter:0'"),
+        (assigned_in_evaluation, "the variable 'counter:0'"),
+        (drawn, "the variable 'StateVar:0'"),
+        (queued, "a queue, .* by the op Queue(En|De)queueV2"),
+        (inserted, "a queue, .* by the op LookupTableInsertV2"),
     ],
 )
 def test_a_variable_outside_the_model_that_a_loss_changes_is_refused_before_it_changes(
@@ -110,9 +134,41 @@ def test_a_variable_outside_the_model_that_a_loss_changes_is_refused_before_it_c
     model = model_of(devices)
     counter = tf.Variable(1.0, name="counter")
     trainer = tftpu.Trainer(model, loss_fn=make(counter))
-    with pytest.raises(UserError, match=f"changes the variable '{name}'"):
+    with pytest.raises(UserError, match=f"changes {name}, which is not part"):
         trainer.fit(X, Y, **RUN, validation_data=(X, Y))
     assert (trainer.step, float(counter)) == (0, 1.0)
+
+
+class Table(keras.layers.Layer):
+    """Looks its inputs up in every way that TensorFlow has, and writes a summary."""
+
+    def __init__(self, directory):
+        super().__init__()
+        pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 1]), tf.constant([2.0, 5.0]))
+        self.table = tf.lookup.StaticHashTable(pairs, -1.0)
+        self.within = tf.function(self.table.lookup, autograph=False)
+        self.writer = tf.summary.create_file_writer(directory)
+
+    def call(self, x):
+        keys = tf.cast(x > 0, tf.int32)
+        size = tf.cast(self.table.size(), tf.float32)
+        values = tf.cond(tf.reduce_all(keys > 0), lambda: x, lambda: size * self.table.lookup(keys))
+        values += tf.map_fn(self.table.lookup, keys, fn_output_signature=tf.float32)
+        values += tf.switch_case(0 * keys[0, 0], [lambda: self.within(keys), lambda: 0.0 * values])
+        with self.writer.as_default():
+            tf.summary.scalar("first", values[0, 0], step=0)
+        return values
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_tables_are_read_and_summaries_written_in_functions_and_branches(devices, tmp_path):
+    keras_model = own_code.dense(Table(str(tmp_path)))
+    with tftpu.connect(virtual_devices=devices).scope():
+        model = own_code.dense(Table(str(tmp_path)))
+    model.set_weights(keras_model.get_weights())
+    expected = keras_model.fit(X, Y, **RUN).history["loss"]
+    trainer = tftpu.Trainer(model)
+    assert trainer.fit(X, Y, **RUN).history["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("devices", [1, 4])

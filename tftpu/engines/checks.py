@@ -123,11 +123,11 @@ def refuse_outside(changed: Sequence[str]) -> None:
     """Raises `UserError` for a variable outside of the model that a loss or a layer changes.
 
     Args:
-        changed: the names of all that are changed.
+        changed: all that are changed, in words.
     """
     if changed:
         raise UserError(
-            f"The loss, a metric or a layer changes the variable {changed[0]!r}, which is not part "
+            f"The loss, a metric or a layer changes {changed[0]}, which is not part "
             "of the model: each device and each trial would change it, and no checkpoint would "
             "hold it. Make it an attribute of the model, keras.Variable(value, trainable=False), "
             "and assign it a value that is the same on all devices or a mean over examples; draw "

@@ -22,8 +22,10 @@ from tensorflow.python.ops import resource_variable_ops
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
 # Ops that XLA compiles without a kernel: arguments, and calls whose bodies are checked themselves.
-_LOOKUP = "LookupTableFindV2"
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
+# Ops that take a resource and change nothing that training depends on: tables, and summaries.
+_READING = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "FlushSummaryWriter"}
+_WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 
 
 def empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
@@ -77,24 +79,51 @@ def is_deterministic() -> bool:
 
 
 def changed_resources(graph: Any) -> list[str]:
-    """Returns the names of the variables outside of a function that its ops may change.
+    """Returns the variables outside of a function that its ops may change, in words.
 
-    Queues and random generators count as well, under the op that uses them.
+    Queues, tables and random generators count as well.
 
     Args:
         graph: of the function.
     """
     read = control_deps.get_read_only_resource_input_indices_graph(graph)
     places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
-    names = []
+    found = []
     for outside, inside in graph.captures:
-        ops = {op.type for op in inside.consumers()}
-        # A table of a lookup does not change.
-        if inside.dtype != tf.resource or places[id(inside)] in read or ops <= {_LOOKUP}:
+        if inside.dtype != tf.resource or places[id(inside)] in read:
+            continue
+        op = _changing_op(inside, functions_of(graph))
+        if op is None:
             continue
         owner = getattr(outside, "_parent_trackable", lambda: None)()
-        names.append(getattr(owner, "name", None) or f"of the op {min(ops)}")
-    return names
+        name = getattr(owner, "name", None)
+        found.append(
+            f"the variable {name!r}" if name else f"a queue, table or the like by the op {op.type}"
+        )
+    return found
+
+
+def _changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
+    """Returns an op that may change a resource, within called functions too; None if none does."""
+    for op in resource.consumers():
+        if op.type in control_deps.RESOURCE_READ_OPS or op.type in _READING:
+            continue
+        if _WRITING_SUMMARIES.fullmatch(op.type):
+            continue
+        bodies = called_functions(known, op)
+        if not bodies:
+            return op
+        for body in bodies:
+            # All inputs are the body's arguments, but for the condition of a branch.
+            first = len(op.inputs) - len(body.inputs)
+            if first not in (0, 1):
+                return op
+            given = [own for own, one in zip(body.inputs, op.inputs[first:]) if one is resource]
+            for own in given:
+                found = _changing_op(own, functions_of(body) | known)
+                if found is not None:
+                    return found
+    return None
 
 
 def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:
