@@ -257,11 +257,25 @@ def test_a_whole_loss_of_several_numbers_is_refused():
         ("lookup", "UserError: The layer 'lookup' is a IntegerLookup, which works by TensorFlow"),
         ("nan", "UserError: y, the labels, has the value nan in the examples "),
         ("read", "UserError: The variable 'factor', which the loss reads, has changed"),
-        ("steps", "UserError: The loss reads the optimizer's variable 'sgd"),
     ],
 )
 def test_what_a_step_of_jax_cannot_do_is_refused(on_jax, name, message):
     assert str(on_jax[f"message {name}"]).startswith(message)
+
+
+STEPS_AND_RATES = [[1.5, 5.5], [1 / 64, 1 / 128]]  # the steps 0 to 3, and 4 to 7
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_loss_reads_the_optimizers_variables_as_they_are_in_each_step(devices):
+    found = own_code.read_from_the_optimizer(tftpu.connect(virtual_devices=devices))
+    np.testing.assert_allclose(found, STEPS_AND_RATES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_loss_reads_them_so_on_jax(on_jax, devices):
+    np.testing.assert_allclose(on_jax[f"optimizer {devices}"], STEPS_AND_RATES)
 
 
 @pytest.mark.parametrize("labels", [{"a": Y}, {"a": Y, "c": Y}])

@@ -18,7 +18,6 @@ from tftpu.engines.jax.state import JaxState, Values
 from tftpu.engines.losses import divisor, summed_loss
 from tftpu.engines.origins import Origin
 from tftpu.engines.sums import PartSums
-from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
 Arrays = list[Any]  # a list of jax.Array
@@ -66,7 +65,9 @@ class PartStep:
         self._part = state.parts[index]
         self._losses = self._part.losses
         weights = state.model.trainable_variables
-        self._forward = ForwardPass(state, self._losses, [*state.untrained, *weights])
+        optimizers = [v for part in state.parts for v in part.optimizer.variables]
+        self._first = len(state.untrained) + len(optimizers)  # of the weights among these:
+        self._forward = ForwardPass(state, self._losses, [*state.untrained, *optimizers, *weights])
         self._division = Division(1, cut.microbatches)
         places = {id(v): place for place, v in enumerate(weights)}
         self._own = [places[id(v)] for v in self._part.variables]
@@ -171,8 +172,7 @@ class PartStep:
         """Returns gradients, changed variables, metric states and losses of a global batch."""
         divisors = self._divisors(values, step, batch)
         own = [values.trainable[i] for i in self._own]
-        first = len(self._state.untrained)  # of the weights among what the forward pass may change
-        changed = [*self.changed, *(first + i for i in self._assigned)]
+        changed = [*self.changed, *(self._first + i for i in self._assigned)]
 
         def microbatch(number, metrics, batch):
             def loss_of(own):
@@ -217,7 +217,7 @@ class PartStep:
     ) -> Forward:
         given = forward.Values(
             _replaced(values.trainable, self._own, own),
-            values.untrained,
+            [*values.untrained, *(v for group in values.optimizers for v in group)],
             self._state.seeds(step, number, self._cut.positions(number), self._index),
             metrics,
         )
@@ -255,7 +255,8 @@ class PartStep:
 
         def trace(own, batch):
             trainable = _replaced(state.trained_values(), self._own, own)
-            given = forward.Values(trainable, seeds=state.seeds(0, 0, self._cut.positions(0)))
+            read = [v.value for v in self._forward.statistics[: self._first]]
+            given = forward.Values(trainable, read, state.seeds(0, 0, self._cut.positions(0)))
             result = self._forward.run(batch, given, training=True, division=self._division)
             results.append(result)
             computed = result.computed
@@ -276,16 +277,7 @@ def _constants(state: JaxState, read: list[keras.Variable]) -> list[tuple[keras.
     model = state.model
     states = [*state.seed_states, *keras_internals.compiled_states(model)]
     known = {id(v) for v in [*model.variables, *states]}
-    outside = [v for v in read if id(v) not in known]
-    own = {id(v) for part in state.parts for v in part.optimizer.variables}
-    for variable in outside:
-        if id(variable) in own:
-            raise UserError(
-                f"The loss reads the optimizer's variable {variable.path!r}, which on JAX has one "
-                "value for ever in a compiled step: keep such a number in a variable of the model "
-                "with trainable=False, which a callback or the loss itself sets."
-            )
-    return [(variable, variable.value) for variable in outside]
+    return [(v, v.value) for v in read if id(v) not in known]
 
 
 class _Description(NamedTuple):
