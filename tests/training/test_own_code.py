@@ -186,14 +186,26 @@ def test_a_variable_outside_the_model_that_a_callback_sets_is_read_in_each_step(
     assert history["loss"] == [0.0, 1.0]
 
 
-def test_an_assigned_weight_that_depends_on_the_batch_is_refused_on_several_devices():
-    class Mixing(keras.layers.Dense):
-        def call(self, inputs):
-            self.kernel.assign(self.kernel * ops.mean(inputs))
-            return super().call(inputs)
+class ScaledByBatch(keras.layers.Dense):
+    def call(self, inputs):
+        self.kernel.assign(self.kernel * ops.mean(inputs))
+        return super().call(inputs)
 
+
+class Noisy(keras.layers.Dense):
+    def __init__(self, units):
+        super().__init__(units)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, inputs):
+        self.kernel.assign(self.kernel * keras.random.normal((), seed=self.seeds))
+        return super().call(inputs)
+
+
+@pytest.mark.parametrize("layer", [ScaledByBatch, Noisy])
+def test_an_assigned_weight_that_would_differ_by_device_is_refused_on_several(layer):
     with tftpu.connect(virtual_devices=2).scope():
-        model = own_code.dense(Mixing(5))
+        model = own_code.dense(layer(5))
     with pytest.raises(UserError, match=r"assigns its weight .*kernel' a value that depends on"):
         tftpu.Trainer(model).fit(X, Y, **RUN)
 

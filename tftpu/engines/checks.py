@@ -111,11 +111,12 @@ def refuse_updates(
 
 
 def refuse_assigned(variable: keras.Variable) -> None:
-    """Raises `UserError` for a weight that a layer computes from the batch."""
+    """Raises `UserError` for a weight that a layer computes from the batch or from noise."""
     raise UserError(
-        f"A layer assigns its weight {variable.path!r} a value that depends on the batch, of which "
-        "each device has its own share, so the devices would train different weights. Compute the "
-        "value from variables alone, or make it a variable with trainable=False."
+        f"A layer assigns its weight {variable.path!r} a value that depends on the batch or on "
+        "random numbers, of which each device has its own, so the devices would train different "
+        "weights. Compute the value from variables alone, or make it a variable with "
+        "trainable=False."
     )
 
 

@@ -143,19 +143,22 @@ def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forwar
     results = []
     division = Division(state.replicas, state.options.gradient_accumulation_steps)
 
-    def trace(batch):
+    def trace(batch, seeds):
         # Regularizers read the weights' values from the scope.
-        values = Values(state.trained_values())
+        values = Values(state.trained_values(), seeds=seeds)
         results.append(forward.run(batch, values, training=True, division=division))
         computed = results[-1].computed
         return keras.tree.flatten((computed.elements, computed.added, results[-1].statistics))
 
-    graph: Any = tf.function(trace, autograph=False).get_concrete_function(microbatch).graph
+    traced: Any = tf.function(trace, autograph=False)
+    seeds = [tf.TensorSpec(v.shape, v.dtype) for v in state.seed_states]
+    graph = traced.get_concrete_function(microbatch, seeds).graph
     checks.refuse_outside(internals.changed_resources(graph))
     if target.platform() == "tpu":
         xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
     updated = {id(v) for v in results[-1].updated}
-    given = graph.inputs[: len(keras.tree.flatten(microbatch))]
+    # What differs by replica.
+    given = graph.inputs[: len(keras.tree.flatten(microbatch)) + len(seeds)]
     for variable, value in zip(forward.statistics, results[-1].statistics):
         assigned = variable.trainable and id(variable) in updated
         if assigned and division.parts > 1 and xla_ops.depends_on(value, given):
