@@ -199,7 +199,7 @@ class _Trials:
 
         def added(draw: int) -> list[list[float]]:
             results = [self._compute(batch, _draw(draw)).added for batch in sizes]
-            return keras.tree.map_structure(float, results)
+            return [[float(loss) for loss in losses] for losses in results]
 
         drawn = [added(0), added(1)]
         if drawn[0] != drawn[1]:
