@@ -26,6 +26,7 @@ from tftpu.launch.cloud import code_imports
 # Modules that everything here imports: a file of this name beside a config would replace them.
 # `tftpu` is loaded already, and stays what it is in a config that lies in a clone of tftpu.
 _TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow"}
+_brought = set[str]()  # modules that were loaded by the configs that were imported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,10 @@ def import_config(code: OwnCode) -> types.ModuleType:
         note.write_text(f"{code.file}\n")
     prepare(code)
     sys.modules.pop(code.module, None)
-    return importlib.import_module(code.module)
+    before = set(sys.modules)
+    config = importlib.import_module(code.module)
+    _brought.update(set(sys.modules) - before)
+    return config
 
 
 def was_named(config: str) -> bool:
@@ -129,17 +133,27 @@ def _note_of(file: Path) -> Path:
 
 
 def modules_of(code: OwnCode) -> tuple[set[str], set[str]]:
-    """Returns the top-level modules that a config file consists of, and those that it imports.
+    """Returns the modules of a config's own code, and the loaded ones that it imported from others.
 
-    Other files of its folder belong to it only once they are loaded.
+    Own ones are those that its code imports by a statement, perhaps in a function that was not
+    called yet, and those of its folder that are loaded. Others are those that a package brings
+    that its code names, and all that its import has loaded, but the standard library.
     """
-    folder = code.folder
-    roots = [path.parent for path in folder.glob("*/__init__.py") if path.parent.name != "tftpu"]
-    found = [*folder.glob("*.py"), *(path for root in roots for path in root.rglob("*.py"))]
-    texts = {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if p.is_file()}
-    inside, outside = code_imports.reached(texts, code.file.name)
-    loaded = _modules_in(folder) & set(sys.modules)
-    return (inside | loaded) - {"tftpu"}, {other.module for other in outside} - {"tftpu"}
+    within, others = code_imports.reached(code.folder, code.module)
+    beside = _modules_in(code.folder)
+    own = within | {name for name in sys.modules if _package(name) in beside}
+    named = {_package(name) for name in others}
+    imported = _brought | {name for name in sys.modules if _package(name) in named}
+    return _foreign(own), _foreign(imported - own)
+
+
+def _foreign(modules: set[str]) -> set[str]:
+    known = {*sys.stdlib_module_names, "tftpu"}
+    return {name for name in modules if _package(name) not in known}
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """The modules that a config imports, itself and through the files beside it, found in the code."""
 
 import ast
+import contextlib
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tftpu.errors import UserError
 
@@ -24,12 +27,7 @@ class Import:
 
 
 def outside(files: dict[str, bytes], start: str) -> list[Import]:
-    """Returns what a file imports from outside its folder; see `reached`."""
-    return reached(files, start)[1]
-
-
-def reached(files: dict[str, bytes], start: str) -> tuple[set[str], list[Import]]:
-    """Returns the top-level modules of the folder that a file imports, and what it imports else.
+    """Returns what a file imports from outside its folder, itself and through its neighbours.
 
     An import that may fail, in a `try` with an `except ImportError`, does not count, nor does one
     for type checkers alone, nor the standard library.
@@ -41,7 +39,7 @@ def reached(files: dict[str, bytes], start: str) -> tuple[set[str], list[Import]
     Raises:
         UserError: a file is not valid Python.
     """
-    within, found = {start.removesuffix(".py")}, dict[str, Import]()
+    found = dict[str, Import]()
     seen, waiting = set(), [start]
     while waiting:
         file = waiting.pop(0)
@@ -51,11 +49,56 @@ def reached(files: dict[str, bytes], start: str) -> tuple[set[str], list[Import]
         for module, line in _imports(file, files[file]):
             inside = _inside(files, module)
             waiting += inside
-            if inside:
-                within.add(module)
-            elif module not in sys.stdlib_module_names:
+            if not inside and module not in sys.stdlib_module_names:
                 found.setdefault(module, Import(module, file, line))
-    return within, list(found.values())
+    return list(found.values())
+
+
+def reached(folder: Path, start: str) -> tuple[set[str], set[str]]:
+    """Returns the modules of a folder that a module imports by statements, and the others.
+
+    Every statement counts, of functions too, but those for type checkers. Only files that are
+    reached are read, and one that is not valid Python imports nothing.
+
+    Args:
+        folder: of the module.
+        start: name of the module; those that it imports from the folder follow.
+    """
+    within, others, waiting = set(), set(), [start]
+    while waiting:
+        module = waiting.pop()
+        file = _file_of(folder, module)
+        if file is None or module.partition(".")[0] == "tftpu":  # in a clone: the one that runs
+            others.add(module)
+        elif module not in within:
+            within.add(module)
+            package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+            with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+                waiting += _named(ast.parse(file.read_bytes()), package)
+    return within, others
+
+
+def _file_of(folder: Path, module: str) -> Path | None:
+    place = folder.joinpath(*module.split("."))
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _named(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yields what the code of a package imports, with the packages of it; parts may be objects."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            with contextlib.suppress(ImportError):  # relative, in no package
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                names = [f"{base}.{alias.name}" for alias in node.names]
+        parts = [name.split(".") for name in names]
+        yield from (".".join(part[:end]) for part in parts for end in range(1, len(part) + 1))
+        waiting += _that_run(node)
 
 
 def _inside(files: dict[str, bytes], module: str) -> list[str]:
@@ -86,6 +129,11 @@ def _needed(node: ast.AST) -> list[ast.AST]:
     """Returns the children of a node, without imports that may fail or that never run."""
     if isinstance(node, ast.Try) and any(_catches_import_errors(h) for h in node.handlers):
         return [*node.orelse, *node.finalbody]
+    return _that_run(node)
+
+
+def _that_run(node: ast.AST) -> list[ast.AST]:
+    """Returns the children of a node, without imports that never run."""
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         return list(node.orelse)
     return list(ast.iter_child_nodes(node))

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import projects
+from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags, own_code
+
+MODULES = ("mine", "model", "data", "losses", "other", "net", "far", "deep")
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +21,16 @@ def _path(monkeypatch):
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name in ("mine", "model", "data", "losses", "other"):
+        if name.partition(".")[0] in (
+            "mine",
+            "model",
+            "data",
+            "losses",
+            "other",
+            "net",
+            "far",
+            "deep",
+        ):
             del sys.modules[name]
 
 
@@ -108,3 +120,102 @@ def test_a_mistake_is_reported_with_its_file_and_line(files, message, tmp_path):
 def test_failures_outside_a_users_code_are_not_the_users(tmp_path):
     with pytest.raises(ZeroDivisionError), own_code.failures_of("The config", Path(tmp_path)):
         raise ZeroDivisionError
+
+
+PACKAGE = {
+    "net/__init__.py": "",
+    "net/losses.py": projects.LOSSES,
+    "net/models/__init__.py": "from .linear import Linear",
+    "net/models/linear.py": projects.MODEL,
+    "net/templates/x.py": "print '{{ name }}'",
+    "mine.py": """
+import tftpu
+from data import Sums
+from net import losses
+
+def get_config():
+    from net.models import Linear  # once it is needed
+    return tftpu.Experiment(Linear(), Sums(), loss=losses.Scaled(2.0), metrics=(losses.half,))
+""",
+}
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    """Writes a project with more files; returns its config file."""
+    path = projects.write(folder, "")
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return path
+
+
+def read_again(path: Path, text: str) -> Experiment:
+    """Returns the experiment of a config.json, where nothing but the config file is loaded."""
+    code = own_code.own_code(str(path))
+    assert code
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("net", "far", "deep")]:
+        del sys.modules[name]
+    own_code.import_config(code)
+    return from_json(text, *own_code.modules_of(code))
+
+
+def test_a_run_finds_its_classes_in_a_package_that_the_config_imports_when_it_is_called(tmp_path):
+    """A file that is not Python and that nothing imports is none of its concern."""
+    path = written(tmp_path, PACKAGE)
+    experiment = config_flags.load(str(path), [])
+    assert type(experiment.model).__module__ == "net.models.linear"
+    assert to_json(read_again(path, to_json(experiment))) == to_json(experiment)
+
+
+@pytest.mark.parametrize("module", ["net.__main__", "net.runs.bad.evil", "net.templates.x", "evil"])
+def test_a_config_json_imports_nothing_that_the_config_does_not(module, tmp_path):
+    evil = f"open({str(tmp_path / 'ran')!r}, 'w')\n{projects.MODEL}{projects.LOSSES}"
+    files = ("net/__main__.py", "net/runs/bad/evil.py", "net/templates/x.py", "evil.py")
+    path = written(tmp_path / "code", PACKAGE | dict.fromkeys(files, evil))
+    text = to_json(config_flags.load(str(path), []))
+    for own in ("net.models.linear", "net.losses"):
+        with pytest.raises(UserError, match="is not part of the run's own code"):
+            read_again(path, text.replace(own, module))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_own_code_imported_of_others_is_not_its_own(tmp_path):
+    path = written(
+        tmp_path, PACKAGE | {"net/losses.py": f"{projects.LOSSES}\nfrom os import popen"}
+    )
+    text = to_json(config_flags.load(str(path), []))
+    with pytest.raises(UserError, match=r"config.json names net\.losses\.popen"):
+        read_again(path, text.replace("net.losses.half", "net.losses.popen"))
+
+
+def test_a_package_that_may_be_missing_and_one_that_it_hands_on_give_losses(tmp_path, monkeypatch):
+    for name, text in ("far", "from deep.inner import half"), ("deep/inner", projects.LOSSES):
+        (tmp_path / "site" / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    maybe = "try:\n    import far as losses\nexcept ImportError:\n    losses = None"
+    text = PACKAGE["mine.py"].replace("from net import losses", maybe)
+    text = text.replace("losses.Scaled(2.0)", "losses.half")
+    path = written(tmp_path / "code", PACKAGE | {"mine.py": text})
+    experiment = config_flags.load(str(path), [])
+    assert to_json(read_again(path, to_json(experiment))) == to_json(experiment)
+
+
+def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
+    """In a fresh process: nothing has loaded the code, nor `Examples`."""
+    text = projects.CONFIG.format(rest="loss='mse'").replace("Sums()", "Examples(label='width')")
+    text = text.replace("from data import Sums", "from tftpu.launch.tfx import Examples")
+    experiment = config_flags.load(str(projects.write(tmp_path, "", mine=text)), [])
+    experiment.config_file = ""
+    (tmp_path / "config.json").write_text(to_json(experiment))
+    code = (
+        "from tftpu.launch import finished\nfrom tftpu.errors import UserError\n"
+        "try:\n    finished.experiment_of('.')\nexcept UserError as error:\n    print(error)\n"
+        "print(finished.experiment_of('.', finished.RunOf(config='mine.py')).data.label)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    said = done.stdout.splitlines()
+    assert "model.Linear, and 'model' is not part of the run's own code" in said[0], done.stderr
+    assert "--config=FILE.py" in said[0] and said[1] == "width"

@@ -40,6 +40,28 @@ def test_imports_that_may_fail_or_never_run_do_not_count():
     assert imports(config=code) == ["three", "four"]
 
 
+def test_modules_are_reached_by_statements_alone(tmp_path):
+    texts = {
+        "mine": "import json, net.layers\nfrom far.deep import x\ntry:\n    from .near import y\n"
+        "except ImportError:\n    from near import y\nfrom broken import z",
+        "near": "def later():\n    from net.late import *\nif TYPE_CHECKING:\n    import never",
+        "net/__init__": "",
+        "net/layers": "from . import inner\nfrom .inner import thing",
+        "net/inner/__init__": "from ..beside import a\nfrom .. import above",
+        "broken": "print 1\nimport never",
+    }
+    names = ("net/late", "net/beside", "net/above", "net/__main__", "never", "net/inner/unused")
+    for name, text in (texts | dict.fromkeys(names, "")).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    within, others = code_imports.reached(tmp_path, "mine")
+    assert within == {
+        *("mine", "near", "broken", "net", "net.layers", "net.late", "net.inner", "net.beside"),
+        "net.above",
+    }
+    assert {name.partition(".")[0] for name in others - within} >= {"json", "far"}
+
+
 def test_code_that_is_not_python_names_the_line():
     with pytest.raises(UserError, match=r"model.py, line 2 is not valid Python"):
         imports(config="import model", model="x = 1\ny = (\n")

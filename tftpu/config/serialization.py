@@ -58,14 +58,13 @@ def from_json(
     """Returns the experiment that `to_json` wrote.
 
     A file from elsewhere may name any module, and importing one runs it. So this imports none but
-    those of the run's own code: classes of tftpu and of others have to be loaded, and be one that
-    their field declares, or derive from it; Keras's objects have to be public.
+    those that the run's own code imports itself: classes of tftpu and of others have to be loaded,
+    and be one that their field declares, or derive from it; Keras's objects have to be public.
 
     Args:
         text: the content of `config.json`.
-        own: top-level modules of the run's own code, which must be on `sys.path`.
-        imported: top-level modules that this code imports, whose functions and Keras objects may be
-            named as far as they are loaded.
+        own: modules of the run's own code, which must be on `sys.path`.
+        imported: loaded modules of others, whose functions and Keras objects may be named.
 
     Raises:
         UserError: the text is not JSON or not an experiment, or one of its classes is missing or
@@ -170,8 +169,10 @@ def _check_compiled(value: Any, name: str, own: Collection[str], imported: Colle
                 f"config.json holds {part!r} as {name}: give the config it was made of."
             )
     for path in names_in(value):
-        found, package = _loaded(path, own), path.partition(".")[0]
-        if found is None or not (package in own or (package in imported and _is_called(found))):
+        module = path.rpartition(".")[0]
+        found = _loaded(path, own)
+        named = module in own or (module in imported and _is_called(found))
+        if not named or not _is_defined(found, module):
             raise _not_own(path)
 
 
@@ -190,9 +191,15 @@ def _loaded(path: str, own: Collection[str]) -> Any:
     An attribute that is looked up in the usual way might import modules.
     """
     module, _, name = path.rpartition(".")
-    if module.partition(".")[0] in own:
+    if module in own:
         importlib.import_module(module)
     return vars(sys.modules[module]).get(name) if sys.modules.get(module) else None
+
+
+def _is_defined(found: Any, module: str) -> bool:
+    """Returns whether something is a function or class of a module's package, not of another's."""
+    made = type(found) is types.FunctionType or issubclass(type(found), type)
+    return made and found.__module__.partition(".")[0] == module.partition(".")[0]
 
 
 def _is_called(found: Any) -> bool:
@@ -209,7 +216,8 @@ def _not_own(path: str) -> UserError:
         return UserError(f"config.json names {path}, which is no config of this version of tftpu.")
     return UserError(
         f"config.json names {path}, and {package!r} is not part of the run's own code: it may name "
-        "tftpu's configs, public objects of Keras, and what the run's config file imports."
+        "tftpu's configs, public objects of Keras, and what the run's config file imports "
+        "(--config=FILE.py)."
     )
 
 
