@@ -14,6 +14,7 @@ from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may
 from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
+from tftpu.launch.tfx import examples  # noqa: F401
 from tftpu.models import sizes  # noqa: F401
 from tftpu.storage import files
 from tftpu.tpu.compiler_options import AUTO
