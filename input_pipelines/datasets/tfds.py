@@ -85,8 +85,8 @@ def _command(name: str, data_dir: str, file_format: str = "") -> str:
 
 def _check_name(name: str) -> None:
     """Raises `UserError` for a data set in a namespace: it is a program that others published."""
-    naming: Any = tfds.core.naming
-    if naming.parse_builder_name_kwargs(name)[0].namespace:
+    core: Any = tfds.core
+    if core.naming.parse_builder_name_kwargs(name)[0].namespace:
         raise UserError(
             f"TFDS downloads and runs programs of others for {name!r}: tftpu reads data sets of "
             "TFDS itself, data.name is NAME, NAME/CONFIG or NAME:1.0.0."

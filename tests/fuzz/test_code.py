@@ -196,13 +196,12 @@ def readers(folder) -> dict:
         ),
         "tfds": ("own/1.0.0/features.json", features, own),
         "tfds before 4.4": ("own/1.0.0/features.json", legacy, own),
-        "tfds of a data set": ("own/1.0.0/dataset_info.json", info, own),
     }
 
 
 KINDS = (
     *("checkpoint", "account", "result", "search", "data set", "tokenizer", "index", "adapters"),
-    *("tfds", "tfds before 4.4", "tfds of a data set"),
+    *("tfds", "tfds before 4.4"),
 )
 
 
@@ -225,11 +224,7 @@ def test_no_file_of_another_kind_runs_code(tmp_path, ran, name):
 @pytest.mark.parametrize("packed", [dict, json.dumps], ids=["plain", "a text"])
 def test_no_features_within_a_text_run_code(tmp_path, ran, packed):
     """TFDS reads the content of a feature as JSON, too, where it is a text."""
-    kinds = readers(tmp_path)
-    (tmp_path / kinds["tfds of a data set"][0]).write_text(
-        json.dumps(kinds["tfds of a data set"][1])
-    )
-    path, value, read = kinds["tfds before 4.4"]
+    path, value, read = readers(tmp_path)["tfds before 4.4"]
     (tmp_path / path).write_text(json.dumps(value))
     read()
     for hostile in hostile_configs.PATHS:
