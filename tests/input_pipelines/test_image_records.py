@@ -187,6 +187,22 @@ def test_the_command_line_converts_them(tmp_path, capsys):
     assert command_line.main(["data", "verify", f"{tmp_path}/out"]) == 0
 
 
+def test_the_first_split_fixes_the_lowest_class_id(tmp_path, capsys):
+    """Else a split without the highest class would be read one class off."""
+    write(tmp_path, imagenet, ("train-0",))
+    write(tmp_path, lambda number: imagenet(number - number % 5), ("val-0",))
+    given = [f"--source=tfrecord:{tmp_path}", f"--output={tmp_path / 'out'}", "--num_classes=5"]
+    given += ["--image_feature=image/encoded", "--label_feature=image/class/label", "--workers=1"]
+    assert command_line.main(["data", "convert", *given, "--first_class=1"]) == 0
+    val = ["data", "convert", *given, "--split=val"]
+    assert command_line.main(val) == 2
+    assert "first_class is 1 there, and 0 here" in capsys.readouterr().err
+    assert command_line.main([*val, "--first_class=1"]) == 0
+    again = ["data", "convert", f"--source=tfrecord:{tmp_path / 'out'}", "--workers=1"]
+    assert command_line.main([*again, f"--output={tmp_path / 'again'}"]) == 0
+    assert "first_class" not in manifest.read(str(tmp_path / "again")).about
+
+
 def test_a_conversion_names_an_image_that_cannot_be_decoded(tmp_path):
     def make(number: int) -> bytes:
         data = data_sets.picture(number)

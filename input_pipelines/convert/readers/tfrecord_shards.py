@@ -19,6 +19,8 @@ from tftpu.input_pipelines.reading import counted
 from tftpu.storage import files
 
 _BATCH = 256  # records parsed at a time
+_FIXED = ("label_feature", "first_class")  # options that fix what a class id means in every split
+_NOT_COPIED = (*manifest.OF_SPLITS, *_FIXED)
 
 
 def of_tfrecords(folder: str, options: ReadOptions) -> "ShardReader | ImageRecordReader":
@@ -52,7 +54,7 @@ class ShardReader(OrderedReader):
         super().__init__(
             chosen(found.features, options.features),
             [[found.path(s), s.examples, s.crc32c] for s in found.shards(options.source_split)],
-            {key: value for key, value in found.about.items() if key not in manifest.OF_SPLITS},
+            {key: value for key, value in found.about.items() if key not in _NOT_COPIED},
         )
 
     def examples(self, part: Part) -> Iterator[Example]:
@@ -100,7 +102,8 @@ class ImageRecordReader(OrderedReader):
         }
         shards = self._found.shards(options.source_split)
         parts = [[self._found.path(shard), shard.examples, shard.crc32c] for shard in shards]
-        super().__init__(features, parts, {"classes": list(classes)} if classes else {})
+        about = {name: getattr(options, name) for name in _FIXED}
+        super().__init__(features, parts, about | ({"classes": list(classes)} if classes else {}))
 
     def examples(self, part: Part) -> Iterator[Example]:
         import tensorflow as tf
