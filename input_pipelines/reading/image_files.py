@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 
 from tftpu.errors import UserError
@@ -116,9 +117,18 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
                 "in each split, or name the folder of one split that has them, or images "
                 "and labels in an index (index:FILE)."
             )
-    return {
+    splits = {
         top: sorted({rest.split("/")[0] for rest in inside[top] if "/" in rest}) for top in names
     }
+    for top, classes in splits.items():
+        deeper = {rest.split("/")[1] for rest in inside[top] if rest.count("/") > 1}
+        if len(classes) == 1 and len(deeper) > 1:
+            raise UserError(
+                f"All images of {folder}/{top} are in {classes[0]}, in the folders "
+                f"{_some(sorted(deeper))}: if these are the classes, name the folder of one split, "
+                f"as {folder}/{top}/{classes[0]}."
+            )
+    return splits
 
 
 def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
@@ -142,7 +152,7 @@ def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
 
 
 def _drawn(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return hashlib.blake2b(os.fsencode(name), digest_size=16).digest()
 
 
 def in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
@@ -192,9 +202,35 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
             f"are the classes, name {folder}/{names[0]}; if {names[0]} is the only class, put its "
             "images into it directly."
         )
+    _check_names(folder, found)
     for name in names:
         if name != displayed(name):
             raise UserError(f"The name of the folder {displayed(name)} in {folder} is not UTF-8.")
+
+
+def _check_names(folder: str, found: Iterable[str]) -> None:
+    """Raises `UserError` if folders of folders are rather splits, by their names or by theirs."""
+    inner: dict[str, set[str]] = {}
+    for name in found:
+        top, *between, _ = name.split("/")
+        inner.setdefault(top, set()).update(between[:1] or [""])
+    deep = sorted(top for top, names in inner.items() if "" not in names)
+    alike = [top for top in deep if _is_like_split(top)]
+    shared = set.intersection(*inner.values()) if len(deep) == len(inner) > 1 else set()
+    if len(alike) > 1 or len(shared) > 1:
+        splits = alike if len(alike) > 1 else deep
+        raise UserError(
+            f"The folders {_some(splits)} of {folder} look like splits, not classes: the images "
+            f"are in folders inside of them, such as {_some(sorted(inner[splits[0]])[:3])}. Name "
+            "the folder of one split, the one that has a folder for each class; or, if they are "
+            f"the classes, list these in `classes`: {_some(sorted(inner))}."
+        )
+
+
+def _is_like_split(name: str) -> bool:
+    """Returns whether a name begins or ends as those of splits, such as seg_train or val2017."""
+    words = re.findall(r"[a-z]+", name.lower())
+    return bool({*words[:1], *words[-1:]} & {*SPLIT_NAMES})
 
 
 def describe(found: ImageFiles) -> list[str]:

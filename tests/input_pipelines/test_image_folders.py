@@ -76,6 +76,27 @@ def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path,
         (SPLITS, "are the splits train, val, not classes: name the folder of one split, as"),
         (["photos/cat/1.png", "photos/dog/2.png"], "in photos, in the folders cat, dog: if these"),
         (["1.png"], "There are no folders of images"),
+        (
+            [
+                f"seg_{split}/seg_{split}/{name}/1.png"
+                for split in ("train", "test")
+                for name in "ab"
+            ]
+            + ["seg_pred/seg_pred/1.png"],
+            "The folders seg_test, seg_train of .* look like splits, not classes",
+        ),
+        (
+            ["training_set/cat/1.png", "test_set/cat/2.png", "single/3.png"],
+            "The folders test_set, training_set of .* look like splits",
+        ),
+        (
+            ["one/cat/1.png", "one/dog/2.png", "two/cat/3.png", "two/dog/4.png"],
+            "The folders one, two of .*, such as cat, dog. .* list these in `classes`: one, two",
+        ),
+        (
+            ["train/train/cat/1.png", "train/train/dog/2.png", "val/val/cat/3.png"],
+            "All images of .*/train are in train, in the folders cat, dog",
+        ),
     ],
 )
 def test_a_layout_that_can_mean_two_things_is_an_error(tmp_path, names, message):
@@ -86,6 +107,32 @@ def test_a_layout_that_can_mean_two_things_is_an_error(tmp_path, names, message)
     data = StreamedImages(format="folder", data_dir=str(tmp_path / "data"), num_classes=2)
     with pytest.raises(UserError, match=message):
         input_pipelines.training(data)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["steam_train/1.png", "fast_train/2.png", "bus/3.png"],
+        ["cat/images/1.png", "dog/images/2.png"],
+        ["cat/2020/1.png", "cat/2021/2.png", "dog/2020/3.png", "dog/2021/4.png", "dog/5.png"],
+    ],
+)
+def test_classes_may_have_folders_and_names_of_splits_in_theirs(tmp_path, names):
+    folder = write(tmp_path, *names)
+    assert labels(folder) == {name: name.split("/")[0] for name in names}
+
+
+def test_classes_that_are_listed_are_no_splits(tmp_path):
+    names = ["one/cat/1.png", "one/dog/2.png", "two/cat/3.png", "two/dog/4.png"]
+    folder = write(tmp_path, *names)
+    assert labels(folder, "one", "two") == {name: name.split("/")[0] for name in names}
+    assert convert(f"images:{folder}", tmp_path / "out", "--classes=one,two") == 0
+
+
+def test_a_share_of_images_with_names_of_any_bytes_is_held_out(tmp_path):
+    folder = write(tmp_path / "all", *(f"cat/{n}.png" for n in range(8)), "dog/0.png")
+    os.rename(tmp_path / "all/cat/0.png", os.fsencode(tmp_path) + b"/all/cat/\xfe.png")
+    assert convert(f"images:{folder}", tmp_path / "out", "--validation_fraction=0.5") == 0
 
 
 def test_hidden_folders_and_files_take_no_class_id(tmp_path):
