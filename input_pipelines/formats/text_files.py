@@ -53,13 +53,12 @@ def suffix(path: str) -> str:
     return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
-def rows(path: str, begin: int = 0, end: int | None = None) -> Iterator[Row]:
+def rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
     """Yields the records of a table in order.
 
     Args:
         path: of the file, local or in a bucket.
-        begin, end: the bytes in which the records begin, for JSON lines that are read in parts;
-            None: to the end of the file.
+        skip_spaces: whether spaces after a separator, which may stand before quotes, are left out.
 
     Raises:
         UserError: the file is no table, or a record cannot be read; names the file and the line.
@@ -70,7 +69,7 @@ def rows(path: str, begin: int = 0, end: int | None = None) -> Iterator[Row]:
             raise UserError(
                 f"{path} is not a table: give JSON, or a file that ends in {', '.join(TABLES)}."
             )
-        yield from _rows(path, file, found, begin, end)
+        yield from _rows(path, file, found, 0, None, skip_spaces)
 
 
 def documents(
@@ -81,7 +80,8 @@ def documents(
     Args:
         path: of the file, local or in a bucket.
         field: that holds the text, in a table.
-        begin, end: as for `rows`.
+        begin, end: the bytes in which the records begin, for JSON lines that are read in parts;
+            None: to the end of the file.
 
     Raises:
         UserError: a text cannot be read, or a record has none; names the file and the line.
@@ -184,9 +184,11 @@ def _documents(
         yield place, text
 
 
-def _rows(path: str, file: Any, found: str, begin: int, end: int | None) -> Iterator[Row]:
+def _rows(
+    path: str, file: Any, found: str, begin: int, end: int | None, skip_spaces: bool = False
+) -> Iterator[Row]:
     if found in _DELIMITERS:
-        return _rows_of_table(path, file, _DELIMITERS[found])
+        return _rows_of_table(path, file, _DELIMITERS[found], skip_spaces)
     if found == _JSON:
         return _rows_of_json(path, file)
     if isinstance(file, gzip.GzipFile):  # cannot be read in parts: all lines are of the first
@@ -194,10 +196,12 @@ def _rows(path: str, file: Any, found: str, begin: int, end: int | None) -> Iter
     return _rows_of_lines(path, file, begin, end)
 
 
-def _rows_of_table(path: str, file: BinaryIO, delimiter: str) -> Iterator[Row]:
+def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     text = io.TextIOWrapper(file, "utf-8", newline="")  # utf-8-sig takes half a mark for no text
-    reader = csv.reader(_checked(text, path), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        _checked(text, path), delimiter=delimiter, strict=True, skipinitialspace=skip_spaces
+    )
     header: list[str] = []
     try:
         for values in reader:

@@ -35,7 +35,7 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
     """
     folder = os.path.dirname(path) or "."
     sizes = listing.tree(folder)
-    rows = list(text_files.rows(path))
+    rows = list(text_files.rows(path, skip_spaces=True))
     images = [_image(row, folder, sizes) for row in rows]
     labels = [_label(row) for row in rows]
     if not classes and (num_classes or all(map(_ID.fullmatch, labels))):

@@ -64,13 +64,22 @@ def test_names_are_read_as_they_are_meant(tmp_path):
     assert [image.label for image in found.images] == [3, 0] and found.class_names is None
 
 
+@pytest.mark.parametrize(("name", "between"), [("t.csv", ", "), ("t.tsv", "\t ")])
+def test_quotes_after_a_space_are_no_part_of_a_name(tmp_path, name, between):
+    write(tmp_path / name, [0, 1])
+    rows = ('"image"', '"label"'), ('"0.jpg"', '"cat, wild"'), ('"1.jpg"', '"dog"')
+    (tmp_path / name).write_text("".join(f"{between.join(row)}\n" for row in rows))
+    found = image_index.in_index(str(tmp_path / name))
+    assert found.class_names == ["cat, wild", "dog"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("image,label\n0.jpg,Smith, John\n", "line 2 of .* has 3 values, and the table 2 columns"),
         ("image;label\n0.jpg;1\n", "line 2 of .* has no 'image'.* It has image;label"),
         ('image,label\n0.jpg,"1\n1.jpg,1\n', "not a table after line 3: unexpected end of data"),
-        ("image,label\n0.jpg, \n", "line 2 of .* has no 'label': it is blank"),
+        ("image,label\n0.jpg, \n", "line 2 of .* has no 'label'"),
         ("label,image,label\n0.jpg,1,1\n", "several columns 'label'"),
     ],
 )
