@@ -139,7 +139,7 @@ def test_a_slow_host_gives_the_number_of_hosts_needed():
             "labels of the first batches go from 0 to 3",
         ),
         (ResNet(num_classes=4), (IMAGE, [1, 4]), "error", "from 1 to 4, and model.num_classes=4"),
-        (ResNet(num_classes=4), (IMAGE, [-1, 3]), "error", "model.num_classes=4 takes 0 to 3"),
+        (ResNet(num_classes=4), (IMAGE, [-1, 9]), "error", "4 takes 0 to 3: change the data.$"),
         (GPT(vocabulary=9), ([1, 9], [2, 3]), "error", "tokens .* 9, and model.vocabulary=9 takes"),
         (GPT(vocabulary=9), ({"tokens": [1, 2]}, [2, 9]), "error", "labels .* set it to 10"),
     ],
@@ -152,6 +152,15 @@ def test_ids_are_compared_with_the_classes_and_the_vocabulary_of_the_model(
     findings = data_check.values(model, [(x, np.array(y))])
     (found,) = (finding for finding in findings if re.search(text, finding.text))
     assert found.level == level
+
+
+@pytest.mark.parametrize("ignored", [-1, 255])
+def test_labels_of_the_class_that_the_loss_ignores_are_not_compared(ignored):
+    batches = [(np.zeros((2, 3)), np.array([1, ignored]))]
+    (finding,) = data_check.values(ResNet(num_classes=4), batches, ignored)
+    assert finding.level == "ok"
+    (finding,) = data_check.values(ResNet(num_classes=4), batches, 7)
+    assert finding.level == "error"
 
 
 def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():

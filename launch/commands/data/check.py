@@ -87,7 +87,8 @@ def run(options: Options) -> None:
     if not any(finding.level == "error" for finding in found):
         found += plain(hosts) if own else shards(pipeline, hosts)
         found += [] if own else memory(pipeline, hosts, host_memory())
-        found += values(experiment.model, first_batches(pipeline, hosts))
+        ignored = getattr(experiment.loss, "ignore_class", None)
+        found += values(experiment.model, first_batches(pipeline, hosts), ignored)
         found += evaluated(data)
         found += region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
@@ -124,12 +125,13 @@ def first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
     return list(batches.take(_BATCHES).as_numpy_iterator())
 
 
-def values(model: Any, batches: list[Any]) -> list[Finding]:
+def values(model: Any, batches: list[Any], ignored: int | None = None) -> list[Finding]:
     """Compares class ids and tokens with the model's classes and vocabulary, where it has them.
 
     Args:
         model: the config's model.
         batches: some of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
+        ignored: the class id that the loss leaves out, its `ignore_class`.
     """
     vocabulary, classes = (getattr(model, name, None) for name in ("vocabulary", "num_classes"))
     if getattr(model, "head", "classes") != "classes":  # one of tokens
@@ -141,13 +143,16 @@ def values(model: Any, batches: list[Any]) -> list[Finding]:
     ):
         seen = [_weighed(batch, part) for batch in batches if _has(batch, part)]
         numbers = np.concatenate([ids for ids in seen if ids is not None] or [[]])
+        if part == 1 and ignored is not None:
+            numbers = numbers[numbers != ignored]
         if not isinstance(count, int) or not numbers.size:
             continue
         least, most = int(numbers.min()), int(numbers.max())
         text = f"the {name} of the first batches go from {least} to {most}"
         if least < 0 or most >= count:
-            text += f", and model.{owner}={count} takes 0 to {count - 1}"
-            found.append(Finding("error", f"{text}: change the data, or set it to {most + 1}."))
+            text += f", and model.{owner}={count} takes 0 to {count - 1}: change the data"
+            text += f", or set it to {most + 1}." if least >= 0 else "."
+            found.append(Finding("error", text))
         else:
             found.append(Finding("ok", f"{text}, within model.{owner}={count}"))
     return found
