@@ -1,9 +1,13 @@
-"""Files that other processes remove while they are read."""
+"""Files that other processes remove while they are read, and names of folders."""
 
+import errno
 import os
 import threading
 import time
 
+import pytest
+
+from tftpu.errors import UserError
 from tftpu.storage import files
 
 
@@ -30,3 +34,16 @@ def test_a_file_that_comes_and_goes_is_there_or_missing(tmp_path):
         over.set()
         other.join()
     assert found and found <= {b"", b"whole"}
+
+
+def test_a_file_system_of_short_names_has_folders_that_can_be_used(monkeypatch):
+    """Such as eCryptfs, which allows 143 bytes for a name."""
+
+    def lstat(path: str) -> None:
+        if any(len(name) > 143 for name in path.split("/")):
+            raise OSError(errno.ENAMETOOLONG, "File name too long", path)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    files.check_folder("workdir", "runs/mlp")
+    with pytest.raises(UserError, match="too long a name"):
+        files.check_folder("workdir", f"runs/{'x' * 144}")

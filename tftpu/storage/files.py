@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
 
 _ROOM = 200  # bytes for what is in a folder, such as "trials/0000/run/checkpoints/…"
+_SHORT = 40  # bytes of one of its names
 _LONGEST_OBJECT = 1024  # bytes of a name in a bucket
 
 
@@ -46,7 +47,8 @@ def check_folder(name: str, path: str) -> None:
             too_long = len(path.encode()) > _LONGEST_OBJECT - _ROOM
         else:
             folder = path
-            too_long = _is_too_long(join(path, "x" * _ROOM))
+            # In short names: encrypted file systems allow 143 bytes, others 255.
+            too_long = _is_too_long(join(path, *["x" * _SHORT] * (_ROOM // _SHORT)))
     except ValueError:  # a character that no name can hold
         folder, too_long = None, False
     if not folder:
