@@ -6,7 +6,8 @@ The suffix names the format, in upper or lower case, and before .gz:
     .json             an array of objects, one object, or an object on each line
     .csv .tsv         a table, whose first line names the columns
 
-A file with another suffix is text, unless it holds JSON. Whether a file is compressed (gzip) says
+A file with another suffix is text, unless it holds JSON: one value, or an object on each of its
+first two lines. Whether a file is compressed (gzip) says
 its content. All are UTF-8, with or without a byte order mark; lines end as on Linux or Windows, and
 not at other characters, such as U+2028; blank lines are skipped. Whatever is not understood is an
 error with the name of the file.
@@ -17,6 +18,7 @@ import csv
 import gzip
 import io
 import json
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -24,6 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
+
+_log = logging.getLogger(__name__)
 
 JSON_LINES = (".jsonl", ".ndjson")
 _JSON = ".json"
@@ -144,9 +148,10 @@ def _format(path: str, file: Any) -> str:
         return found
     start = _peek(file).removeprefix(_MARK).lstrip()[:1]
     if start == b"{":
-        line = next(line for line in file if line.removeprefix(_MARK).strip())
+        lines = (line for line in file if line.removeprefix(_MARK).strip())
+        first, second = next(lines), next(lines, b"")
         file.seek(0)
-        if _is_json(line):
+        if _is_json(first) and (found == _JSON or not second or second.lstrip()[:1] == b"{"):
             return JSON_LINES[0]
     if found == _JSON:
         return found
@@ -174,14 +179,17 @@ def _documents(
         # As Python reads text: a line's end is no part of what an author wrote.
         yield path, _decoded(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
         return
+    empty = True
     for place, row in _rows(path, file, found, begin, end):
-        text = row.get(field)
+        empty, text = False, row.get(field)
         if not isinstance(text, str):
             raise UserError(
                 f"{place}: there is no text in the field {field!r}; it has {sorted(row)}. Rename "
                 "the right one, or set `field` to it where there is that option."
             )
         yield place, text
+    if empty and not begin:
+        _log.warning("%s holds no texts: it is read as %s, and has no records.", path, found)
 
 
 def _rows(

@@ -59,12 +59,23 @@ def test_each_format_gives_the_same_texts(tmp_path, name, packed, mark):
     assert all(str(path) in place for place, _ in found)
 
 
-@pytest.mark.parametrize("content", ["[Music]\nla\n", "{a}\n", "1\n", '"a"', "x\u2028y", "[12] x"])
+@pytest.mark.parametrize(
+    "content", ["[Music]\nla\n", "{a}\n", "1\n", '"a"', "x\u2028y", "[12] x", '{"a": 1}\nis it.']
+)
 @pytest.mark.parametrize("name", ["a.txt", "README", "a.py", "a.txt.gz"])
 def test_text_is_one_document(tmp_path, name, content):
     data = ("\ufeff" + content.replace("\n", "\r\n")).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     assert [t for _, t in text_files.documents(str(tmp_path / name), "text")] == [content]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.txt", "[]"), ("a.csv", "id,text\n"), ("a.jsonl", "\n")]
+)
+def test_a_file_without_texts_is_named(tmp_path, caplog, name, content):
+    (tmp_path / name).write_text(content)
+    assert list(text_files.documents(str(tmp_path / name), "text")) == []
+    assert f"{name} holds no texts" in caplog.text
 
 
 NOT_TEXT = {
