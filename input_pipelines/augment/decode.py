@@ -4,7 +4,7 @@ For a JPEG, only the rows and blocks that the crop needs are decoded; if the cro
 the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
 aliases less. Every other image is decoded completely: by TensorFlow a PNG, and a JPEG with bytes
 after its end; by Pillow (`formats.pillow`) a JPEG in CMYK, a PNG with EXIF data, and other formats.
-Images are turned upright as their EXIF data say.
+Images are turned upright as their EXIF data or XMP say.
 
 Decoding is exact (accurate integer DCT, smooth chroma), in training and evaluation: the fast
 approximations save no measurable time. Only the last column of a crop differs slightly in colour
@@ -27,7 +27,8 @@ from tftpu.input_pipelines.tensors import Tensor
 
 ATTEMPTS = 10  # to find a random crop that fits into the image
 NUMBERS = 2 * ATTEMPTS + 2  # random numbers of a crop
-_EXIF = 24 + (1 << 16)  # bytes of a JPEG that hold its EXIF data, at most
+# Where a PNG may state its orientation, as Pillow reads it.
+_MAY_BE_TURNED = r"\C*(eXIf|Raw profile type|XML:com\.adobe\.xmp)\C*"
 
 Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
 
@@ -195,12 +196,15 @@ def _in_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType)
 
 
 def _orientation(image: Tensor) -> Tensor:
-    """Returns the orientation of a JPEG in its EXIF data, (), int32; 1 is upright."""
-    # Read in Python, but few JPEGs have EXIF data: after 6 bytes, or after those of JFIF.
-    stated = tf.strings.regex_full_match(tf.strings.substr(image, 0, 28), r"(\C{6}|\C{24})Exif\C*")
+    """Returns the orientation that the metadata of a JPEG state, (), int32; 1 is upright."""
+    # Read in Python, but few JPEGs have metadata: a segment of it first, or after that of JFIF.
+    head = tf.cast(tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8), tf.int32)
+    has_jfif = head[3] == 0xE0
+    marker = tf.where(has_jfif, head[21], head[3])
+    stated = _is_one_of(marker, 0xFE, *range(0xE1, 0xF0)) | (has_jfif & (head[5] != 16))
 
     def read() -> Tensor:
-        return _in_python(pillow.orientation, tf.strings.substr(image, 0, _EXIF), tf.int32)
+        return _in_python(pillow.orientation, image, tf.int32)
 
     return tf.ensure_shape(tf.cond(stated, read, lambda: tf.constant(1)), ())
 
@@ -248,18 +252,27 @@ def _is_plain_jpeg(image: Tensor) -> Tensor:
 
 
 def _is_plain_png(image: Tensor) -> Tensor:
-    """Returns whether an image is a PNG without EXIF data, and not too large."""
+    """Returns whether an image is a PNG without an orientation, and not too large."""
 
     def is_plain() -> Tensor:
         head = tf.strings.substr(image, 0, 4096)
-        without = tf.strings.regex_replace(head, "eXIf", "")
+        # Metadata mostly stand before the pixels, which begin soon, and else after them.
+        few_metadata = tf.strings.regex_full_match(head, r"\C*IDAT\C*")
+        searched = tf.cond(few_metadata, lambda: head + _end(image, 4096), lambda: image)
+        stated = tf.strings.regex_full_match(searched, _MAY_BE_TURNED)
         sizes = tf.io.decode_raw(tf.strings.substr(image, 16, 8), tf.int32, little_endian=False)
         few = tf.reduce_prod(tf.cast(sizes, tf.int64)) <= pillow.MAX_PIXELS
-        return few & tf.equal(tf.strings.length(without), tf.strings.length(head))
+        return few & ~stated
 
     found = tf.equal(tf.strings.substr(image, 0, 8), pillow.PNG)
     found &= tf.strings.length(image) >= 24
     return tf.cond(found, is_plain, lambda: tf.constant(False))
+
+
+def _end(text: Tensor, size: int) -> Tensor:
+    """Returns the last bytes of a text, all if it is shorter."""
+    length = tf.strings.length(text)
+    return tf.strings.substr(text, tf.maximum(length - size, 0), size)
 
 
 def _part(image: Tensor, window: Callable[[Tensor, Tensor], Window]) -> Tensor:

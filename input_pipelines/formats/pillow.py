@@ -62,21 +62,17 @@ def to_png(data: bytes) -> bytes:
     return file.getvalue()
 
 
-def orientation(head: bytes) -> int:
-    """Returns the orientation that the EXIF data at the beginning of a JPEG state, from 1 to 8.
+def orientation(data: bytes) -> int:
+    """Returns the orientation that the EXIF data of an image, or its XMP, state, from 1 to 8.
 
     Returns:
         1, upright, if there are none or they are damaged.
     """
     from PIL import Image
 
-    begin, exif = head.find(b"Exif\0\0"), Image.Exif()
-    if begin < 2:
-        return 1
-    length = int.from_bytes(head[begin - 2 : begin], "big") - 2
     try:
-        exif.load(head[begin : begin + length])
-        found = exif.get(_ORIENTATION, 1)
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            found = image.getexif().get(_ORIENTATION, 1)
     except (SyntaxError, ValueError, KeyError, TypeError, OSError, struct.error):
         return 1
     return found if found in range(1, 9) else 1

@@ -2,6 +2,7 @@
 
 import io
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -83,6 +84,54 @@ def test_images_are_turned_upright_as_their_exif_data_say(kind):
         expected = decode.cropped(tf.constant(upright), window, SIZE, 3).numpy().astype(int)
         assert np.abs(crop(data) - expected).max() <= 1
         assert np.abs(crop(data + b"\0") - expected).max() <= 1
+
+
+XMP = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta xmlns:x='adobe:ns:meta/'>%s</x:xmpmeta>"
+COMMENT = b"\xff\xfe\x00\x04hi"
+
+
+def segment(content: bytes) -> bytes:
+    return b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    check = zlib.crc32(name + content).to_bytes(4, "big")
+    return len(content).to_bytes(4, "big") + name + content + check
+
+
+def test_an_orientation_is_found_wherever_pillow_finds_it():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image, stated = photos.pixels(40, 50), exif.tobytes()
+    jpeg, png = photos.encoded(image), photos.encoded(image, "PNG")
+    of_xmp = XMP % b'<rdf:Description tiff:Orientation="6"/>'
+    profile = np.random.default_rng(0).bytes(9_000)
+    late = png[:-12] + chunk(b"eXIf", stated.removeprefix(b"Exif\0\0")) + png[-12:]
+    kinds = {
+        "after XMP": jpeg[:2] + segment(XMP % b"") + segment(stated) + jpeg[2:],
+        "after a JFIF segment and a comment": jpeg[:20] + COMMENT + segment(stated) + jpeg[20:],
+        "after much XMP": jpeg[:2]
+        + segment(XMP % (b" " * 65_000)) * 2
+        + segment(stated)
+        + jpeg[2:],
+        "in XMP": jpeg[:20] + segment(of_xmp) + jpeg[20:],
+        "after a long profile": photos.encoded(image, "PNG", exif=exif, icc_profile=profile),
+        "after the pixels": late,
+    }
+    turned = {}
+    for kind, data in kinds.items():
+        upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+        assert upright.shape == (50, 40, 3), kind
+        ours = decode.decoded(tf.constant(data), 3).numpy()
+        turned[kind] = ours.shape == upright.shape and np.abs(ours - upright.astype(int)).max() < 3
+    assert turned == dict.fromkeys(kinds, True)
+
+
+def test_a_png_with_a_long_profile_is_decoded():
+    profile = np.random.default_rng(0).bytes(9_000)
+    image = photos.pixels(40, 50)
+    data = photos.encoded(image, "PNG", icc_profile=profile)
+    assert (decode.decoded(tf.constant(data), 3).numpy() == np.asarray(opened(data))).all()
 
 
 @pytest.mark.parametrize(
