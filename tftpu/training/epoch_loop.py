@@ -165,7 +165,7 @@ class Feed:
                 elif found:
                     found = f"in batch {number}, {found}"
                 if found:
-                    return f"The data are the cause: {found}."
+                    return f"The data may be the cause: {found}."
         except Exception:  # of the user's data; why the run ends is told in any case
             _log.info("The batches could not be read again.", exc_info=True)
         return ""
