@@ -92,7 +92,7 @@ def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
 
 
 def _features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
-    """Yields the features of each batch; the user is told of a split that may have no end."""
+    """Yields the features of each batch; warns of a split that may have no end."""
     started, due = time.monotonic(), _LONG
     for number, batch in enumerate(split.as_numpy_iterator(), 1):
         yield batch[0] if isinstance(batch, tuple) else batch

@@ -1,4 +1,4 @@
-"""What a data set is made of is fixed by its first split: classes, features, tokenizer, options."""
+"""The first split fixes what a data set is made of: classes, features, tokenizer, options."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,7 @@ class Limit(NamedTuple):
         name: of the part of the batch, as a message gives it.
         values: the part: an array, or its spec.
         size: the numbers go from 0 to below it.
-        owner: what has so many, as a message gives it.
+        owner: the part of the model with this size, as a message gives it.
         advice: what to do.
         ignored: a number that is allowed nevertheless, or None.
         of_labels: whether a weight or a mask of 0 lets them be any.

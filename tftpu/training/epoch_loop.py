@@ -134,7 +134,7 @@ class Feed:
         return EpochBatches(batches, position, self._epoch)
 
     def begin_epoch(self, steps: int) -> None:
-        """Begins an epoch, of which so many steps are left; within one, does nothing."""
+        """Begins an epoch with this number of steps left; within one, does nothing."""
         if not self._within and isinstance(self._dataset, PyBatches):
             self._dataset.begin_epoch()
         if not self._admitted and self._gate is not None:
