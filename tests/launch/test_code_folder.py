@@ -232,7 +232,7 @@ def test_a_link_to_a_file_that_travels_is_followed(tmp_path):
     "target", ["../elsewhere/model.py", ".git/config", "ignored.py", "runs/a.json", "/etc/hostname"]
 )
 def test_a_link_to_what_does_not_travel_is_refused(tmp_path, target):
-    write(tmp_path, "shared/model.py", "mine/config.py", "mine/ignored.py")
+    write(tmp_path, "elsewhere/model.py", "mine/config.py", "mine/ignored.py")
     write(tmp_path, "mine/.git/config", "mine/runs/a.json")
     write(tmp_path, "mine/.gitignore", text="ignored.py\n")
     (tmp_path / "mine" / "sub").mkdir()
