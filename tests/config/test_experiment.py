@@ -76,7 +76,7 @@ def test_an_experiment_of_own_classes_survives_json():
         train=tftpu.Train(epochs=3),
     )
     before.validate()
-    after = from_json(to_json(before), [__name__.partition(".")[0]])
+    after = from_json(to_json(before), [__name__])
     assert after == before
     after.validate()
     assert after.model.sizes == [1]

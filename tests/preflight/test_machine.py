@@ -16,7 +16,7 @@ def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
         raise compiler.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(compiler.importlib.metadata, "version", missing)
-    with pytest.raises(UserError, match=r"pip install 'jax.*' 'libtpu>="):
+    with pytest.raises(UserError, match=r"pip install 'jax.*' 'libtpu.*>="):
         compiler.check_machine()
 
 
