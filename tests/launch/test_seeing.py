@@ -1,5 +1,6 @@
 """`tftpu status`, `plot` and `profile`: views of the files of a workdir."""
 
+import functools
 import json
 import os
 import signal
@@ -32,10 +33,11 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory):
-    """Returns the workdir of a run with 20 ms of input per batch, with a profile of 20 steps."""
+    """Returns the workdir of a run with 0.1 s of input per batch, with a profile of 6 steps."""
     workdir = tmp_path_factory.mktemp("runs") / "starved"
-    trainer = make_trainer(compiled(), workdir, log_every=5, profile="10:30")
-    trainer.fit(data().cache().repeat().map(slowly), steps=40)
+    trainer = make_trainer(compiled(), workdir, log_every=2, profile="4:10")
+    slow = data().cache().repeat().map(functools.partial(slowly, seconds=0.1))
+    trainer.fit(slow, steps=12)
     return workdir
 
 
@@ -247,7 +249,7 @@ def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(run, starve
     waits = profile.read(str(starved))
     assert waits.input_share > 0.3  # nearly all, except on a busy machine
     assert "input pipeline" in profile.bound_by(waits)
-    assert waits.step_ms[0] > 15
+    assert waits.step_ms[0] > 80
     text = "\n".join(profile.comparison(profile.read(str(run)), waits))
     assert "input wait, ms" in text and "B / A" in text
 

@@ -97,9 +97,9 @@ def test_time_lost_to_a_kill_counts_as_restart(killed_and_resumed):
     assert record.seconds["step"] > 45 * 0.02
 
 
-def slowly(x, y):
-    """Returns its arguments after 20 ms on any machine."""
-    end = tf.timestamp() + 0.02
+def slowly(x, y, seconds=0.02):
+    """Returns its arguments after a time, the same on any machine."""
+    end = tf.timestamp() + seconds
     with tf.control_dependencies([tf.while_loop(lambda _: tf.timestamp() < end, lambda i: i, [0])]):
         return tf.identity(x), tf.identity(y)
 
