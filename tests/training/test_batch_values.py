@@ -45,7 +45,7 @@ def embedding() -> keras.Model:
 @pytest.mark.parametrize(
     "loss", [SPARSE, "sparse_categorical_crossentropy", SmoothedCrossentropy()]
 )
-@pytest.mark.parametrize("wrong", [4, -1, np.nan, 7.0])
+@pytest.mark.parametrize("wrong", [4, -1, np.nan, 7.0, 1.5])
 def test_labels_in_arrays_that_are_no_classes_fail_before_training(loss, wrong):
     trainer = make_trainer(compiled(loss=loss, metrics=[]))
     found = r"y, the labels, has the value \S+ in the examples 3, 9 \(2 of 64\), and the model"
@@ -202,11 +202,14 @@ def test_labels_without_a_weight_may_be_any():
     assert other.fit(X, changed(Y, 2, 3), **given, verbose=0).history == history
 
 
-def test_labels_of_a_later_batch_end_the_run_with_the_batch_and_the_example():
+@pytest.mark.parametrize("wrong", [4, 1.5])
+def test_labels_of_a_later_batch_end_the_run_with_the_batch_and_the_example(wrong):
     trainer = make_trainer(compiled(loss=SmoothedCrossentropy(), metrics=[]), steps_per_loop=2)
-    message = r"between step 3 and step 4 .*: in batch 4, y, .* has the value 4 in the example 2 "
+    message = (
+        rf"between step 3 and step 4 .*: in batch 4, y, .* the value {wrong} in the example 2 "
+    )
     with pytest.raises(UserError, match=message):
-        trainer.fit(**as_batches(X, changed(Y, 4, 50)), verbose=0)
+        trainer.fit(**as_batches(X, changed(Y, wrong, 50)), verbose=0)
 
 
 def test_ops_of_a_cpu_that_find_a_number_too_large_are_explained():

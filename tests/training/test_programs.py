@@ -97,6 +97,7 @@ def test_a_misspelled_loss_or_metric_is_named():
         ({"loss": "crossentropi"}, "with the loss 'crossentropi'"),
         ({"loss": "binary_crossentropi"}, "Did you mean 'binary_crossentropy'"),
         ({"metrics": ["acuracy_"]}, "with the metric 'acuracy_'"),
+        ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
     ):
         with pytest.raises(UserError, match=sentence) as caught:
             make_trainer(compiled(**options)).fit(X, Y)

@@ -270,6 +270,8 @@ def _known_classes(
         return None
     labels = ops.reshape(ops.cast(y, "float32"), shape)  # exact, whatever the loss computes in
     known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is no class
+    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
+        known = ops.logical_and(known, labels == ops.floor(labels))
     ignored = ignored_class(loss)
     return known if ignored is None else ops.logical_or(known, labels == ignored)
 

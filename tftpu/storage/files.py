@@ -41,6 +41,11 @@ def check_folder(name: str, path: str) -> None:
         path: its value.
     """
     allowed = "give a local one, or gs://BUCKET/FOLDER"
+    if path.startswith("~"):  # a folder of that name would be easy to make, and risky to remove
+        raise UserError(
+            f"{name}={path} begins with ~, which shells replace at the beginning of a word only, "
+            f"and Python does not: give the whole path, such as {os.path.expanduser(path)}."
+        )
     try:
         if is_remote(path):
             folder = re.fullmatch(r"gs://[^/\s]+(/.*)?", path)

@@ -70,7 +70,8 @@ def refuse_unknown_names(model: keras.Model) -> None:
             try:
                 known[kind].get(name)
             except ValueError as error:
-                near = did_you_mean(name, [n for n in vars(known[kind]) if n.islower()])
+                names_of_keras = [*special, *(n for n in vars(known[kind]) if n.islower())]
+                near = did_you_mean(name, names_of_keras)
                 raise UserError(
                     f"The model was compiled with the {kind} {name!r}, which Keras does not have."
                     f"{near}"

@@ -103,6 +103,8 @@ def _outside(limit: Limit, batch: Nest) -> str:
     if values.dtype.kind not in "biuf":
         return ""
     wrong = ~((values >= 0) & (values < limit.size))  # NaN is wrong as well
+    if limit.of_labels:
+        wrong |= values != np.floor(values)
     if limit.ignored is not None:
         wrong &= values != limit.ignored
     if weight is not None and not keras.tree.is_nested(weight) and limit.of_labels:
@@ -114,7 +116,8 @@ def _outside(limit: Limit, batch: Nest) -> str:
         return ""
     return (
         f"{limit.name} has the value {values[wrong].flat[0]} in {_examples(rows, len(values))}, "
-        f"and {limit.owner}, so they must go from 0 to {limit.size - 1}: {limit.advice}"
+        f"and {limit.owner}, so they must be whole numbers from 0 to {limit.size - 1}: "
+        f"{limit.advice}"
     )
 
 
