@@ -210,6 +210,7 @@ def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
     known = recorded.endswith(".py") and own_code.was_named(recorded)
     own: set[str] = set()
     imported: set[str] = set()
+    written: set[str] = set()
     if config or (known and Path(recorded).is_file()):
         file = config or recorded
         code = own_code.own_code(file)
@@ -218,9 +219,9 @@ def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
         quieten_tensorflow()  # which the file may import
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
-        own, imported = own_code.modules_of(code)
+        own, imported, written = own_code.modules_of(code)
     try:
-        return from_json(text, own, imported)
+        return from_json(text, own, imported, written)
     except UserError as error:
         if not recorded or config:
             raise

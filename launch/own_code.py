@@ -132,19 +132,20 @@ def _note_of(file: Path) -> Path:
     return Path(home) / "tftpu" / "configs" / name
 
 
-def modules_of(code: OwnCode) -> tuple[set[str], set[str]]:
-    """Returns the modules of a config's own code, and the loaded ones that it imported from others.
+def modules_of(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
+    """Returns the modules of a config's own code, the loaded ones of others, and names in the code.
 
     Own ones are those that its code imports by a statement, perhaps in a function that was not
     called yet, and those of its folder that are loaded. Others are those that a package brings
-    that its code names, and all that its import has loaded, but the standard library.
+    that its code names, and all that its import has loaded, but the standard library. The names are
+    identifiers, such as `half` in `losses.half`.
     """
-    within, others = code_imports.reached(code.folder, code.module)
+    within, others, written = code_imports.reached(code.folder, code.module)
     beside = _modules_in(code.folder)
     own = within | {name for name in sys.modules if _package(name) in beside}
     named = {_package(name) for name in others}
     imported = _brought | {name for name in sys.modules if _package(name) in named}
-    return _foreign(own), _foreign(imported - own)
+    return _foreign(own), _foreign(imported - own), written
 
 
 def _foreign(modules: set[str]) -> set[str]:

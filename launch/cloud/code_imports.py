@@ -54,17 +54,18 @@ def outside(files: dict[str, bytes], start: str) -> list[Import]:
     return list(found.values())
 
 
-def reached(folder: Path, start: str) -> tuple[set[str], set[str]]:
-    """Returns the modules of a folder that a module imports by statements, and the others.
+def reached(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
+    """Returns the modules of a folder that a module imports by statements, the others, and names.
 
     Every statement counts, of functions too, but those for type checkers. Only files that are
-    reached are read, and one that is not valid Python imports nothing.
+    reached are read, and one that is not valid Python imports nothing. The names are all that the
+    code of these modules has for something: of variables, of attributes and in imports.
 
     Args:
         folder: of the module.
         start: name of the module; those that it imports from the folder follow.
     """
-    within, others, waiting = set(), set(), [start]
+    within, others, names, waiting = set(), set(), set(), [start]
     while waiting:
         module = waiting.pop()
         file = _file_of(folder, module)
@@ -74,8 +75,20 @@ def reached(folder: Path, start: str) -> tuple[set[str], set[str]]:
             within.add(module)
             package = module if file.name == "__init__.py" else module.rpartition(".")[0]
             with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
-                waiting += _named(ast.parse(file.read_bytes()), package)
-    return within, others
+                tree = ast.parse(file.read_bytes())
+                waiting += _named(tree, package)
+                names.update(_identifiers(tree))
+    return within, others, names
+
+
+def _identifiers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
 
 
 def _file_of(folder: Path, module: str) -> Path | None:

@@ -116,6 +116,15 @@ def hostile(**fields):
             },
             "'hostile_module' is not part of the run",
         ),
+        (
+            {
+                "loss": {
+                    "class": "tftpu.config.objects.KerasObject",
+                    "description": {"module": "json", "class_name": "function", "config": "load"},
+                }
+            },
+            "describes json.function, which is not made again",
+        ),
         ({"model": []}, "model is ()"),
         ({"model": {"class": 3}}, "cannot be read"),
     ],

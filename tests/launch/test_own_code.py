@@ -1,5 +1,7 @@
 """A config file is imported under its own name, with its neighbours, from any folder."""
 
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +201,38 @@ def test_a_package_that_may_be_missing_and_one_that_it_hands_on_give_losses(tmp_
     path = written(tmp_path / "code", PACKAGE | {"mine.py": text})
     experiment = config_flags.load(str(path), [])
     assert to_json(read_again(path, to_json(experiment))) == to_json(experiment)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_read"),
+    [
+        ("far.half", True),  # which the config names
+        ("far.erase", False),
+        ("tensorflow.io.write_file", False),
+        ("keras.utils.get_file", False),
+        ("far.Scaled", True),
+        ("far.Program", False),
+    ],
+)
+def test_of_a_package_a_config_json_names_losses_and_functions_that_the_config_names(
+    path, is_read, tmp_path, monkeypatch
+):
+    more = "def erase(*_): pass\n\nclass Program(keras.layers.Layer): pass\n"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/far.py").write_text(projects.LOSSES + more)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    code = PACKAGE["mine.py"].replace("from net import losses", "import far, keras, tensorflow")
+    code = code.replace("losses.", "far.")
+    file = written(tmp_path / "code", PACKAGE | {"mine.py": code})
+    plain = json.loads(to_json(config_flags.load(str(file), [])))
+    module, _, name = path.rpartition(".")
+    if name.istitle():
+        plain["loss"]["description"] |= {"module": module, "class_name": name}
+    else:
+        plain["metrics"] = [{"class": "tftpu.config.objects.Function", "name": path}]
+    refused = pytest.raises(UserError, match=f"config.json names {path}, .* its code names")
+    with contextlib.nullcontext() if is_read else refused:
+        read_again(file, json.dumps(plain))
 
 
 def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):

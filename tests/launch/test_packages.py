@@ -54,7 +54,7 @@ def test_modules_are_reached_by_statements_alone(tmp_path):
     for name, text in (texts | dict.fromkeys(names, "")).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text)
-    within, others = code_imports.reached(tmp_path, "mine")
+    within, others, names = code_imports.reached(tmp_path, "mine")
     assert within == {
         *("mine", "near", "broken", "net", "net.layers", "net.late", "net.inner", "net.beside"),
         "net.above",

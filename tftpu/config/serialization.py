@@ -53,7 +53,10 @@ def to_plain(value: Any, path: str = "config") -> Any:
 
 
 def from_json(
-    text: str | bytes, own: Collection[str] = (), imported: Collection[str] = ()
+    text: str | bytes,
+    own: Collection[str] = (),
+    imported: Collection[str] = (),
+    written: Collection[str] = (),
 ) -> Experiment:
     """Returns the experiment that `to_json` wrote.
 
@@ -64,7 +67,9 @@ def from_json(
     Args:
         text: the content of `config.json`.
         own: modules of the run's own code, which must be on `sys.path`.
-        imported: loaded modules of others, whose functions and Keras objects may be named.
+        imported: loaded modules of others, whose Keras objects may be named.
+        written: names in the run's own code: functions of the imported modules may be named that
+            are among them. Any other, as one that writes a file, could be called as a loss.
 
     Raises:
         UserError: the text is not JSON or not an experiment, or one of its classes is missing or
@@ -75,7 +80,7 @@ def from_json(
         if not isinstance(experiment, Experiment):
             raise UserError("config.json holds no experiment.")
         for name in _COMPILED:  # callbacks are only recorded
-            _check_compiled(getattr(experiment, name), name, own, imported)
+            _check_compiled(getattr(experiment, name), name, own, imported, written)
         return experiment
     except UserError:
         raise
@@ -151,13 +156,19 @@ def _class(path: str, kind: Any, own: Collection[str]) -> type:
     return cls
 
 
-def _check_compiled(value: Any, name: str, own: Collection[str], imported: Collection[str]) -> None:
+def _check_compiled(
+    value: Any,
+    name: str,
+    own: Collection[str],
+    imported: Collection[str],
+    written: Collection[str],
+) -> None:
     """Raises `UserError` for what Keras must not be given, or must not make.
 
     Args:
         value: of a field of the experiment.
         name: of the field.
-        own, imported: as for `from_json`.
+        own, imported, written: as for `from_json`.
     """
     kinds = (str, Optimizer, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
     for part in [value] if name == "optimizer" else _leaves(value):
@@ -169,9 +180,10 @@ def _check_compiled(value: Any, name: str, own: Collection[str], imported: Colle
                 f"config.json holds {part!r} as {name}: give the config it was made of."
             )
     for path in names_in(value):
-        module = path.rpartition(".")[0]
+        module, _, attribute = path.rpartition(".")
         found = _loaded(path, own)
-        named = module in own or (module in imported and _is_called(found))
+        allowed = attribute in written if type(found) is types.FunctionType else _is_keras(found)
+        named = module in own or (module in imported and allowed)
         if not named or not _is_defined(found, module):
             raise _not_own(path)
 
@@ -202,12 +214,12 @@ def _is_defined(found: Any, module: str) -> bool:
     return made and found.__module__.partition(".")[0] == module.partition(".")[0]
 
 
-def _is_called(found: Any) -> bool:
-    """Returns whether Keras may make or call something: a function, or a class of Keras's kinds."""
+def _is_keras(found: Any) -> bool:
+    """Returns whether something is a class of Keras's kinds, but no layer: some load programs."""
     kinds = found.__mro__ if issubclass(type(found), type) else ()
-    return type(found) is types.FunctionType or any(
-        kind.__module__.partition(".")[0] == "keras" for kind in kinds
-    )
+    modules = [kind.__module__ for kind in kinds]
+    is_layer = any(module.startswith("keras.src.layers.") for module in modules)
+    return not is_layer and any(module.partition(".")[0] == "keras" for module in modules)
 
 
 def _not_own(path: str) -> UserError:
@@ -216,8 +228,9 @@ def _not_own(path: str) -> UserError:
         return UserError(f"config.json names {path}, which is no config of this version of tftpu.")
     return UserError(
         f"config.json names {path}, and {package!r} is not part of the run's own code: it may name "
-        "tftpu's configs, public objects of Keras, and what the run's config file imports "
-        "(--config=FILE.py)."
+        "tftpu's configs, public objects of Keras, what the run's config file (--config=FILE.py) "
+        "defines or imports from its folder, and of other packages that it imports the losses, "
+        "metrics and optimizers, and the functions that its code names."
     )
 
 
