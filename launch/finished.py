@@ -91,10 +91,10 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
         )
     else:
         experiment = config_flags.load(config, overrides)
-        experiment.validate()
     cluster = experiment.cluster
     cluster.tpu, cluster.virtual_devices, cluster.mesh = "auto", None, None
     cluster.compiler_options = AUTO
+    experiment.validate()  # config.json, too: anybody may have changed it
     return experiment
 
 

@@ -178,6 +178,7 @@ def test_what_json_cannot_hold_is_named():
         ({"pair": (1,)}, "pair"),
         ({"pair": (0.5, 0.5)}, "pair"),
         ({"names": 3}, "names"),
+        ({"names": tftpu.Train()}, "names"),
     ],
 )
 def test_the_types_of_own_fields_are_checked(fields, wrong):

@@ -5,6 +5,7 @@ Python's audit events say what runs. Modules that a reader needs are loaded befo
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import random
 import subprocess
@@ -31,6 +32,7 @@ from tftpu.input_pipelines.datasets import tfds
 from tftpu.input_pipelines.formats import manifest
 from tftpu.launch import config_flags, finished, keras_objects, result
 from tftpu.launch.commands import search, status
+from tftpu.launch.main import main
 from tftpu.launch.search.plan import Plan
 from tftpu.models.weights import files as weights
 
@@ -112,6 +114,29 @@ def test_no_command_runs_code_of_a_config_json(tmp_path, ran):
     assert not found and not ran.exists(), found[:3]
 
 
+@pytest.mark.skipif(not SECONDS, reason="takes minutes; `make fuzz` runs it")
+def test_no_config_json_that_is_read_runs_code_until_its_command_ends(tmp_path, ran):
+    """A tiny run is evaluated: model, data, optimizer, loss and metrics are made and called."""
+    flags = ["--config.model.layers=1", "--config.model.width=8", "--config.train.steps=1"]
+    workdir = tmp_path / "run"
+    assert main(["train", "--config=python_gpt", f"--workdir={workdir}", *flags]) == 0
+    file = workdir / "config.json"
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    described = [
+        dataclasses.asdict(KerasObject(keras.saving.serialize_keras_object(value)))
+        for value in (loss, keras.metrics.MeanMetricWrapper(loss.fn, name="m"))
+    ]
+    kind = f"{KerasObject.__module__}.{KerasObject.__name__}"
+    parts = [{"class": kind, **part} for part in described]
+    read = json.loads(file.read_text()) | {"loss": parts[0], "metrics": parts[1:]}
+    texts = [json.dumps(m) for m in hostile_configs.mutants(read, ran)]
+    random.Random(0).shuffle(texts)
+    accepted = (text for text in texts if not is_refused(tmp_path, text))
+    several = [json.dumps(read), *itertools.islice(accepted, int(SECONDS / 6))]  # of 4 s each
+    found = run([["evaluate", f"--workdir={workdir}"]], several, file, ran, strict=False)
+    assert not found and not ran.exists(), found[:3]
+
+
 def is_refused(folder, text: str) -> bool:
     """Returns whether a config.json is refused: one that is not may load data, for seconds."""
     (folder / "config.json").write_text(text)
@@ -122,9 +147,14 @@ def is_refused(folder, text: str) -> bool:
     return False
 
 
-def run(commands, texts, file, ran) -> list[str]:
-    """Runs commands on each content of a file, in one process; returns what ran of others."""
+def run(commands, texts, file, ran, strict=True) -> list[str]:
+    """Runs commands on each content of a file, a process for each; returns what ran of others.
+
+    If it is strict, each has to end with its answer or a `UserError`. If not, the first content is
+    not hostile: what loads with it is not reported.
+    """
     job = {"commands": commands, "texts": texts, "file": str(file), "folder": str(ran.parent)}
+    job["strict"] = strict
     place = file.with_name("job.json")
     place.write_text(json.dumps(job))
     done = subprocess.run(

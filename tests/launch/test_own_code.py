@@ -11,7 +11,7 @@ import pytest
 from tests.support import projects
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
-from tftpu.launch import config_flags, own_code
+from tftpu.launch import config_flags, finished, own_code
 
 MODULES = ("mine", "model", "data", "losses", "other", "net", "far", "deep")
 
@@ -253,3 +253,19 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     said = done.stdout.splitlines()
     assert "model.Linear, and 'model' is not part of the run's own code" in said[0], done.stderr
     assert "--config=FILE.py" in said[0] and said[1] == "width"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("context", {"class": "tftpu.config.objects.Function", "name": "a.b"}, "must be int"),
+        ("data_dir", {"path": 3}, "its type must be"),
+        ("global_batch_size", -3, "it must be 1 or more"),
+    ],
+)
+def test_a_config_json_is_checked_before_its_data_are_read(field, value, said, tmp_path):
+    plain = json.loads(to_json(config_flags.load("python_gpt", [])))
+    plain["data"][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=rf"data\.{field} is .*{said}"):
+        finished.experiment_of(str(tmp_path))

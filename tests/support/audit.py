@@ -60,7 +60,7 @@ def _run(job: dict[str, Any]) -> None:
         read, write = os.pipe()
         if not os.fork():
             with open(write, "w") as output:
-                json.dump(_ran(words, job["texts"], job["file"], job["folder"]), output)
+                json.dump(_ran(words, **job), output)
             os._exit(0)
         os.close(write)
         with open(read) as answer:
@@ -68,11 +68,13 @@ def _run(job: dict[str, Any]) -> None:
     print(json.dumps(found))
 
 
-def _ran(words: list[str], texts: list[str], file: str, folder: str) -> list[str]:
+def _ran(
+    words: list[str], texts: list[str], file: str, folder: str, strict: bool, **_: Any
+) -> list[str]:
     from tftpu.launch.main import main
 
     found: list[str] = []
-    for text in texts:
+    for number, text in enumerate(texts):
         Path(file).write_text(text)
         output = io.StringIO()
         with (
@@ -80,11 +82,15 @@ def _ran(words: list[str], texts: list[str], file: str, folder: str) -> list[str
             contextlib.redirect_stderr(output),
             contextlib.redirect_stdout(output),
         ):
-            code = main(words)
+            try:
+                code = main(words)
+            except Exception:  # Keras's, of settings that it accepts when an object is made
+                assert not strict, (words, text)
+                code = 0
         assert code in (0, 2), (words, code, text)
         found += [
             f"{' '.join(words)} on {text}: {line}"
-            for line in ran
+            for line in (ran if strict or number else ())  # TensorFlow is loaded by the first
             if line.startswith(("os.", "subprocess", "pty", "pickle", "socket", "urllib"))
             or any(name in line for name in (folder, "canary", "'this'", "'lib2to3"))
         ]

@@ -59,14 +59,14 @@ def check_types(group: str, value: Any) -> None:
     declared = declared_types(type(value))
     for field in dataclasses.fields(value):
         name, found = f"{group}.{field.name}", getattr(value, field.name)
-        if dataclasses.is_dataclass(found):
-            check_types(name, found)
-        elif isinstance(found, float) and not math.isfinite(found):
+        if isinstance(found, float) and not math.isfinite(found):
             raise UserError(f"{name} is {found}: it must be a finite number.")
-        elif not _is_instance(found, declared[field.name]):
+        if not _is_instance(found, declared[field.name]):
             kind = declared[field.name]
             expected = kind.__name__ if isinstance(kind, type) else str(kind)
             raise UserError(f"{name} is {found!r}: its type must be {expected}.")
+        if dataclasses.is_dataclass(found):
+            check_types(name, found)
 
 
 def _is_instance(value: Any, kind: Any) -> bool:
