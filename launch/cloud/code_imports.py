@@ -37,21 +37,35 @@ def outside(files: dict[str, bytes], start: str) -> list[Import]:
         start: path of the first file; those that it imports from the folder follow.
 
     Raises:
-        UserError: a file is not valid Python.
+        UserError: a file that is imported is not valid Python. Others of a package may be anything.
     """
-    found = dict[str, Import]()
-    seen, waiting = set(), [start]
+    found, broken = dict[str, Import](), dict[str, Exception]()
+    named, seen, waiting = set[str](), set(), [start]
     while waiting:
         file = waiting.pop(0)
         if file in seen:
             continue
         seen.add(file)
-        for module, line in _imports(file, files[file]):
+        try:
+            tree = ast.parse(files[file])
+        except (SyntaxError, ValueError) as error:
+            broken[file] = error
+            continue
+        named.update(_named(tree, file.rpartition("/")[0].replace("/", ".")))
+        for module, line in _imports(tree):
             inside = _inside(files, module)
             waiting += inside
             if not inside and module not in sys.stdlib_module_names:
                 found.setdefault(module, Import(module, file, line))
+    for file, error in broken.items():
+        if file == start or _module_of(file) in named:  # not a template beside the modules
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            raise UserError(f"{file}{line} is not valid Python: {error}") from error
     return list(found.values())
+
+
+def _module_of(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def reached(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
@@ -121,13 +135,8 @@ def _inside(files: dict[str, bytes], module: str) -> list[str]:
     return [name for name in files if name.startswith(f"{module}/") and name.endswith(".py")]
 
 
-def _imports(file: str, text: bytes) -> Iterator[tuple[str, int]]:
+def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yields the top-level module and the line of each import of a file."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UserError(f"{file}{line} is not valid Python: {error}") from error
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop(0)

@@ -67,6 +67,20 @@ def test_code_that_is_not_python_names_the_line():
         imports(config="import model", model="x = 1\ny = (\n")
 
 
+def test_a_template_in_a_package_that_nothing_imports_need_not_be_python():
+    files = {
+        "config.py": b"from net import layers\nfrom far import x",
+        "net/__init__.py": b"",
+        "net/layers.py": b"",
+        "net/templates/model.py": b"class {{ name }}:",
+    }
+    assert [found.module for found in code_imports.outside(files, "config.py")] == ["far"]
+    wrong = {"net/layers.py": b"x = ("}, {"net/__init__.py": b"from .templates import model"}
+    for broken in wrong:
+        with pytest.raises(UserError, match=r"net/.* is not valid Python"):
+            code_imports.outside(files | broken, "config.py")
+
+
 def test_the_machine_has_what_tftpu_and_its_tpu_extra_bring():
     check("import tftpu, keras, tensorflow as tf, numpy, jax, h5py, PIL, yaml, sklearn, absl\n")
 
