@@ -54,17 +54,23 @@ def contents(folder: Path) -> dict[str, bytes]:
             "config a folder of its own."
         )
     files = {name: (folder / name).read_bytes() for name in sizes}
-    secrets = [
-        f"{name} ({why})"
+    secrets = {
+        name: why
         for name, data in files.items()
         if (why := secret_files.reason(name.rpartition("/")[2], data))
-    ]
+    }
     if secrets:
+        shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
+        # JSON has no comments, and no comment changes a name.
+        has_comments = any(
+            ", line " in why and not name.endswith((".json", ".ipynb"))
+            for name, why in secrets.items()
+        )
+        comment = "or end a line that holds none in the comment `pragma: allowlist secret`"
         raise UserError(
             f"The folder {folder} would travel with the config, and has files that look like "
-            f"secrets: {', '.join(secrets)}. For each, {_WAY_OUT}, or end a line that holds none "
-            "in the comment `pragma: allowlist secret`. A machine of Google Cloud has the rights "
-            "of its service account, and needs no key."
+            f"secrets: {shown}. For each, {_WAY_OUT}{', ' + comment if has_comments else ''}. A "
+            "machine of Google Cloud has the rights of its service account, and needs no key."
         )
     return files
 

@@ -53,8 +53,20 @@ _TOKENS = {
     ),
     "OAuth token": (
         ("refresh_token", "client_secret"),
-        r"""["'](?:refresh_token|client_secret)["']\s*:\s*["'][^"'\s<>{}]{16,}["']""",
+        r"""["'](?:refresh_token|client_secret)["']\s*:\s*["']([^"'\s<>{}]{16,})["']""",
     ),
+    "AWS Access Key": (
+        ("AWS_SECRET", "aws_secret", "SECRET_ACCESS_KEY", "ecret_access_key", "ecretAccessKey"),
+        r"""(?i:aws_secret(?:_access)?_key|secret_?access_?key)["'\])]{0,2}\s*[=:,]\s*["']?"""
+        r"([A-Za-z0-9/+]{40})(?![\w/+=])",
+    ),
+    "DigitalOcean token": (("dop_v1_", "doo_v1_", "dor_v1_"), r"\bdo[opr]_v1_[0-9a-f]{64}"),
+    "HashiCorp Vault token": (
+        ("hvs.", "hvb."),
+        r"\bhv[sb]\.(?=[\w-]{0,90}\d)(?=[\w-]{0,90}[A-Z])[\w-]{24,}",
+    ),
+    "LangSmith key": (("lsv2_",), r"\blsv2_[a-z]{2}_[0-9a-f]{32}_[0-9a-f]{10}"),
+    "Pinecone key": (("pcsk_",), r"\bpcsk_[A-Za-z0-9]{4,8}_[A-Za-z0-9]{50,}"),
     "GitHub token": (("github_pat_",), r"\bgithub_pat_\w{50,}"),
     "token of a model's API": (
         ("sk-", *(name + sign for name in ("gsk", "xai", "pplx", "r8", "nvapi") for sign in "_-")),
@@ -69,7 +81,7 @@ _TOKENS = {
     ),
     "Kaggle key": (
         ("kaggle", "Kaggle", "KAGGLE", "KGAT_"),
-        r"""(?i:kaggle)[^\n]{0,60}["'=\s:][0-9a-f]{32}\b|\bKGAT_[0-9a-f]{32}""",
+        r"""(?i:kaggle[^\n]{0,60}key)["'\])]{0,2}\s*[=:,]\s*["']?[0-9a-f]{32}\b|\bKGAT_[0-9a-f]{32}""",
     ),
     "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
 }
@@ -82,6 +94,8 @@ _DOCUMENTS = {
     ),
     "kubeconfig": (r"""kind["']?\s*:\s*["']?Config\b""", r"""users["']?\s*:"""),
 }
+# Of documents; in a token of random letters they are rarer than once in ten thousand.
+_PLACEHOLDER = re.compile(r"(?i)your[-_]|example|placeholder|change[-_]?me|x{4}|\*{4}|(.)\1{7}")
 _ALLOWED = re.compile(r"pragma: ?allowlist[ -]secret\b")
 _ACCOUNT = r'"type"\s*:\s*"(?:service_account|authorized_user|external_account\w*)"'
 
@@ -153,7 +167,8 @@ def _searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
 
 
 def _is_value(token: str) -> bool:
-    """Returns whether a token is none that a program fills in, such as "{password}" or "$TOKEN"."""
+    """Returns whether a token is no placeholder, such as "{password}", "$TOKEN" or "hf_xxxx"."""
     from detect_secrets.filters import heuristic
 
-    return not heuristic.is_templated_secret(token) and token[0] not in "$%"
+    is_filled_in = heuristic.is_templated_secret(token) or token[0] in "$%"
+    return not is_filled_in and not _PLACEHOLDER.search(token)

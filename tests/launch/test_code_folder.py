@@ -123,6 +123,14 @@ def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
         ("config.json", DOCKER, "logins to container registries"),
         ("cluster.yaml", KUBERNETES, "kubeconfig"),
         ("cluster.json", json.dumps({"kind": "Config", "users": []}), "kubeconfig"),
+        (".bashrc", f"export AWS_SECRET_ACCESS_KEY={LETTERS[:40]}\n", "AWS Access Key, line 1"),
+        ("aws.ini", f"\naws_secret_access_key = {LETTERS[:40]}", "AWS Access Key, line 2"),
+        ("a.yaml", f"secretAccessKey: {LETTERS[:40]}", "AWS Access Key"),
+        ("a.py", f"pc = Pinecone('pcsk_{LETTERS[:6]}_{LETTERS[:63]}')", "Pinecone key"),
+        ("a.py", f"VAULT_TOKEN = 'hvs.{LETTERS[:24]}'", "HashiCorp Vault token"),
+        ("a.sh", f"curl -H dop_v1_{'0123456789abcdef' * 4}", "DigitalOcean token"),
+        ("a.py", f"'lsv2_pt_{'0123456789abcdef' * 2}_0123456789'", "LangSmith key"),
+        ("a.json", json.dumps({"kaggle": {"key": "0123456789abcdef" * 2}}), "Kaggle key"),
         ("a.ipynb", json.dumps({"source": [f'os.environ["AWS_SECRET_KEY"] = "{LETTERS[:40]}"\n']}),
          "AWS Access Key"),
     ],
@@ -148,6 +156,14 @@ def test_a_line_with_the_mark_of_detect_secrets_travels(tmp_path):
         code_folder.contents(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "offered"), [("a.py", True), ("a.json", False), (".env", False)])
+def test_the_mark_is_offered_where_a_comment_can_hold_it(tmp_path, name, offered):
+    write(tmp_path, name, text=f'{{"a": "hf_{LETTERS[:34]}"}}')
+    with pytest.raises(UserError, match=r"name it in \.gitignore") as refused:
+        code_folder.contents(tmp_path)
+    assert ("pragma: allowlist secret" in str(refused.value)) == offered
+
+
 def test_tftpu_and_its_starter_project_hold_no_secret():
     """As typical code of models, data and launchers."""
     root = Path(code_folder.__file__).parents[2]
@@ -166,8 +182,15 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
         "eyJ" * 500_000,
         "_authToken " + "//x " * 400_000,
         "iVBORw0KGgo_AAAA-NSUhEUgAAAAEAAAAB/CAYAAAAf" * 40_000,
+        "kaggle key " * 70_000,
+        "aws_secret_key= " * 50_000,
+        "hvs.a" * 300_000,
+        "pcsk_" * 300_000,
     ],
-    ids=["links", "like a JSON web token", "like one of npm", "base64"],
+    ids=[
+        *("links", "like a JSON web token", "like one of npm", "base64", "like one of Kaggle"),
+        *("like one of AWS", "like one of Vault", "like one of Pinecone"),
+    ],
 )
 def test_long_lines_are_searched_in_a_time_that_grows_with_their_length(text):
     began = time.process_time()
@@ -192,6 +215,14 @@ from metrics import APCalculator
 names = "MyMultimodalTransformerNet.layers.self_attention_layer_norm_weight"
 {"image": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5"}
 {"auth": "none", "kind": "Config", "pad_token": "<pad>", "client_secret": "<your client secret>"}
+{"client_secret": "$GOOGLE_CLIENT_SECRET", "refresh_token": "${GOOGLE_REFRESH_TOKEN}"}
+{"client_secret": "YOUR_CLIENT_SECRET_HERE", "a": "hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}
+AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY
+AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE
+export AWS_SECRET_ACCESS_KEY=$AWS_SECRET PAGE=https://me:xxxxxxxx@pypi.mine.io
+KEY=sk-ant-api03-xxxxxxxxxxxxxxxxxxxx
+download("https://kaggle.com/dogs.zip", md5="0123456789abcdef0123456789abcdef")  # kaggle
+hvs.hidden_values_of_the_second_layer = lsv2_model
 """
 
 
