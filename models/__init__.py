@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import importlib
 import pkgutil
+import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,9 @@ def load_model(path: str, **options: Any) -> "keras.Model":
     Args:
         path: of the file.
         options: further arguments of `keras.models.load_model`.
+
+    Raises:
+        UserError: the file is damaged.
     """
     import keras
 
@@ -112,7 +116,10 @@ def load_model(path: str, **options: Any) -> "keras.Model":
 
     for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
         importlib.import_module(module.name)
-    model: Any = keras.models.load_model(path, **options)
+    try:
+        model: Any = keras.models.load_model(path, **options)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path} is damaged ({error}): copy or save it again.") from error
     return model
 
 

@@ -270,6 +270,16 @@ def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
     np.testing.assert_allclose(again(x), model(x), atol=1e-6)
 
 
+def test_a_damaged_keras_file_gives_one_error(tmp_path):
+    path = tmp_path / "m.keras"
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"m\.keras is damaged"):
+        models.load_model(str(path))
+
+
 def test_an_export_that_differs_is_discarded(tmp_path, monkeypatch):
     made = serving("resnet")
     honest = made.outputs

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import onnxruntime
 import pytest
 
 from tests.support.serving import JSON, SHAPE, ask, pixels
+from tftpu.errors import UserError
 from tftpu.inference.exporting import export
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
@@ -207,3 +209,24 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, capsys):
     path.write_bytes(b"no model")
     assert main(["serve", f"--model={path}", "--port=0"]) == 2
     assert "ONNX Runtime cannot load" in capsys.readouterr().err
+
+
+def test_a_bit_that_flipped_in_an_onnx_file_is_found(exported, tmp_path):
+    """ONNX Runtime itself computes other numbers with it."""
+    with open(exported["onnx"], "rb") as file:
+        data = bytearray(file.read())
+    assert served.load(exported["onnx"]).outputs
+    for place in range(1, len(data), len(data) // 7):
+        data[place] ^= 4
+        (tmp_path / "m.onnx").write_bytes(data)
+        with pytest.raises(UserError, match="does not match its checksum"):
+            served.load(str(tmp_path / "m.onnx"))
+        data[place] ^= 4
+
+
+def test_a_damaged_saved_model_gives_one_error(exported, tmp_path):
+    shutil.copytree(exported["saved_model"], tmp_path / "m")
+    graph = (tmp_path / "m" / "saved_model.pb").read_bytes()
+    (tmp_path / "m" / "saved_model.pb").write_bytes(graph.replace(b"Identity", b"Identyty"))
+    with pytest.raises(UserError, match=r"TensorFlow cannot load .*Identyty"):
+        served.load(str(tmp_path / "m"))

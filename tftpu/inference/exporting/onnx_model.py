@@ -8,7 +8,7 @@ from typing import Any
 
 from tftpu import installation
 from tftpu.errors import UserError
-from tftpu.inference.exporting import onnx_operations, onnx_weights
+from tftpu.inference.exporting import onnx_operations, onnx_seal, onnx_weights
 from tftpu.inference.exporting.serving import BATCH, Serving
 
 OPSET = 18
@@ -65,7 +65,8 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         _name_dimensions(value.type.tensor_type.shape, shapes[value.name])
     for name, value in about.items():
         model.metadata_props.add(key=name, value=json.dumps(value))
-    onnx.save(model, str(path))
+    model.metadata_props.add(**onnx_seal.blank_entry())
+    path.write_bytes(onnx_seal.seal(model.SerializeToString()))
 
 
 def _name_dimensions(shape: Any, known: tuple[int | None, ...]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tftpu import installation
 from tftpu.errors import UserError
+from tftpu.inference.exporting import onnx_seal
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server import device
 from tftpu.storage import files
@@ -89,9 +90,16 @@ def _onnx(path: str) -> Served:
         ) from error
     if not files.exists(path):
         raise UserError(f"There is no file {path}.")
+    data = files.read(path)
+    if not onnx_seal.is_intact(data):
+        raise UserError(
+            f"{path} is not the file that `tftpu export` wrote: its content does not match its "
+            f"checksum. Copy or export it again; a program that changes it on purpose has to "
+            f"remove {onnx_seal.KEY!r} from its metadata."
+        )
     try:
         session = onnxruntime.InferenceSession(
-            files.read(path), providers=onnxruntime.get_available_providers()
+            data, providers=onnxruntime.get_available_providers()
         )
     except Exception as error:  # its exceptions share no class of their own
         raise UserError(f"ONNX Runtime cannot load {path}: {_first_line(error)}") from error
@@ -118,7 +126,7 @@ def _saved_model(path: str) -> Served:
 
     try:
         signatures = tf.saved_model.load(path).signatures
-    except (OSError, ValueError, tf.errors.OpError) as error:
+    except Exception as error:  # of a damaged graph KeyError, RuntimeError and others
         raise UserError(f"TensorFlow cannot load {path}: {_first_line(error)}") from error
     if "serving_default" not in signatures:
         raise UserError(f"The SavedModel {path} has no signature named serving_default.")
