@@ -81,7 +81,7 @@ def _highest(folder: str) -> int:
 def _entries(data: bytes) -> list[dict[str, Any]]:
     """Returns the entries of a file; raises ValueError if it is damaged."""
     if not check_seal(data):
-        raise ValueError("it has no checksum")
+        raise ValueError("without a checksum: of an earlier version of tftpu, or cut off")
     entries = [json.loads(line) for line in data.splitlines()]
     del entries[-1]["crc32c"]
     return entries

@@ -97,3 +97,9 @@ def test_optuna_shares_a_study_by_it(folder):
     assert studies[0].best_value == 0.25
     with pytest.raises(ValueError, match="Cannot tell"):  # once only
         studies[0].tell(trial.number, 0.5)
+
+
+def test_a_record_of_an_earlier_version_is_named_as_such(tmp_path):
+    (tmp_path / "00000000.jsonl").write_text('{"a": 1}')
+    with pytest.raises(UserError, match=r"00000000\.jsonl .* of an earlier version of tftpu"):
+        Journal(str(tmp_path)).read_logs(0)
