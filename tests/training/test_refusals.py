@@ -213,10 +213,11 @@ def generated(parts, until=lambda: False) -> tf.data.Dataset:
 
 def test_counting_the_batches_of_data_without_an_end_is_told_and_ends(monkeypatch, caplog):
     monkeypatch.setattr(batches, "_LONG", 0.1)
-    monkeypatch.setattr(batches, "_LONGEST", 0.5)
-    with pytest.raises(UserError, match=r"did not end.*pass steps_per_epoch="):
+    monkeypatch.setattr(batches, "_LONGEST", 0.6)
+    with pytest.raises(UserError, match=r"in 0 minutes and did not end.*pass steps_per_epoch="):
         make_trainer(compiled()).fit(generated(examples(8)), epochs=2)
     assert "does not say how many batches it has" in caplog.text
+    assert "Counting its batches is given up after 0 minutes." in caplog.text
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
@@ -226,6 +227,17 @@ def test_evaluation_and_prediction_data_that_may_have_no_end_are_told(method, mo
     endless = generated(examples(8), until=lambda: said in caplog.text)
     getattr(make_trainer(compiled()), method)(endless)
     assert said in caplog.text
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_data_that_ended_once_are_not_told_of_again(method, monkeypatch, caplog):
+    monkeypatch.setattr(batches, "_LONG", 0.0)
+    ending = data().filter(lambda *_: True)  # of unknown length
+    trainer, said = make_trainer(compiled()), []
+    for _ in range(2):
+        getattr(trainer, method)(ending)
+        said.append(caplog.text.count("did not end yet"))
+    assert said[0] == said[1] > 0
 
 
 @pytest.mark.parametrize("static", [True, False])

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import re
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -41,6 +42,9 @@ _OUTSIDE = {
 }
 
 _T = TypeVar("_T")
+
+# Data sets of unknown length that were read to their end, as validation data are in every epoch.
+_ended: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def complete_batches(dataset: Any) -> tf.data.Dataset:
@@ -96,13 +100,8 @@ def epoch_of(dataset: Any) -> Epoch:
     steps = first = last = 0
     instead = "pass steps_per_epoch= with epochs=, or steps="
     with data_errors():
-        for last in map(int, told(sizes.as_numpy_iterator(), known, instead)):
+        for last in map(int, counted(sizes.as_numpy_iterator(), known, instead)):
             steps, first = steps + 1, first or last
-            if known < 0 and time.monotonic() - started > _LONGEST:
-                raise UserError(
-                    f"The dataset had {steps:,} batches in {_LONGEST / 60:.0f} minutes and did not "
-                    f"end, so nothing tells how long an epoch is: {instead}."
-                )
     if steps == 0:
         raise UserError("The dataset is empty.")
     if time.monotonic() - started > _LONG:
@@ -115,7 +114,29 @@ def epoch_of(dataset: Any) -> Epoch:
     return Epoch(steps, first, last if last != first else None)
 
 
-def told(items: Iterable[_T], batches: int | None, instead: str = _CUT) -> Iterator[_T]:
+def counted(items: Iterable[_T], batches: int, instead: str = _CUT) -> Iterator[_T]:
+    """Yields items, one for each batch of a data set that is read to learn their number.
+
+    Args:
+        items, batches, instead: as for `told`.
+
+    Raises:
+        UserError: the data set does not end for an hour.
+    """
+    started, limit = time.monotonic(), f"{_LONGEST / 60:.0f} minutes"
+    say = f"Counting its batches is given up after {limit}"
+    for number, item in enumerate(told(items, batches, f"{instead}. {say}"), 1):
+        yield item
+        if batches < 0 and time.monotonic() - started > _LONGEST:
+            raise UserError(
+                f"The dataset had {number:,} batches in {limit} and did not end, so nothing tells "
+                f"how many it has: {instead}."
+            )
+
+
+def told(
+    items: Iterable[_T], batches: int | None, instead: str = _CUT, dataset: Any = None
+) -> Iterator[_T]:
     """Yields items, one for each batch of a data set that is read to its end.
 
     If their number is not known, it may have no end: the user is told while it is read.
@@ -124,12 +145,14 @@ def told(items: Iterable[_T], batches: int | None, instead: str = _CUT) -> Itera
         items: to yield.
         batches: their number; None or tf.data's own for a number that is not known.
         instead: what the user can do.
+        dataset: that is read; once it ended, the user is told no more. None: it is read once.
     """
+    unknown = (batches is None or batches < 0) and dataset not in _ended
     started, due = time.monotonic(), _LONG
     for number, item in enumerate(items, 1):
         yield item
         seconds = time.monotonic() - started
-        if (batches is None or batches < 0) and seconds >= due:
+        if unknown and seconds >= due:
             logger.warning(
                 "The dataset does not say how many batches it has: %s were read in %.0f s, and it "
                 "did not end yet. If it never ends, %s.",
@@ -138,6 +161,8 @@ def told(items: Iterable[_T], batches: int | None, instead: str = _CUT) -> Itera
                 instead,
             )
             due *= 2
+    if unknown and dataset is not None:
+        _ended.add(dataset)
 
 
 def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -145,7 +145,7 @@ class JaxExecutor:
             self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(whole)))
         values, sums = self._eval_step.values(), self._zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-            for batch, valid in told(batches, int(padded.cardinality())):
+            for batch, valid in told(batches, int(padded.cardinality()), dataset=dataset):
                 placed = self._placed(batch), None if valid is None else self._placed(valid)
                 before, sums = sums, self._evaluate(values, sums, *placed)
                 # Devices of a CPU that are many batches apart wait for each other forever.
@@ -163,7 +163,8 @@ class JaxExecutor:
             for batch, valid in batches:
                 yield self._predict(values, self._placed(data.features_of(batch))), valid
 
-        for outputs, valid in told(one_ahead(computed()), int(padded.cardinality())):
+        ahead = one_ahead(computed())
+        for outputs, valid in told(ahead, int(padded.cardinality()), dataset=dataset):
             kept = np.asarray(valid) > 0
             yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -156,9 +155,8 @@ class TensorFlowExecutor:
             if count is not None:
                 self._eval_loop(iterator, tf.constant(count))
             else:
-                with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
-                    for one in told(itertools.repeat(tf.constant(1)), count):
-                        self._eval_loop(iterator, one)
+                for _ in told(self._evaluate_each(iterator), count, dataset=dataset):
+                    pass
         self.evaluation_compiled = True
         return accumulator.drain()
 
@@ -179,7 +177,8 @@ class TensorFlowExecutor:
                     while True:
                         yield self._predict(iterator)
 
-        for found in told(one_ahead(computed()), int(batches.cardinality())):
+        ahead = one_ahead(computed())
+        for found in told(ahead, int(batches.cardinality()), dataset=dataset):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
             outputs, valid = parts
             kept = valid > 0
@@ -207,6 +206,14 @@ class TensorFlowExecutor:
         """Returns the averages of the trainable weights by path; empty if none are kept."""
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
+
+    def _evaluate_each(self, iterator: Any) -> Iterator[None]:
+        """Evaluates the batches of an iterator; yields after each."""
+        one = tf.constant(1)
+        with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
+            while True:
+                self._eval_loop(iterator, one)
+                yield
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether an evaluation can be padded: no number depends on the padding."""

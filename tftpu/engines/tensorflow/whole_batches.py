@@ -41,7 +41,7 @@ class WholeBatches:
         """
         replicas = self._strategy.num_replicas_in_sync
         batches = narrow(finite_dataset(dataset))
-        for batch in told(_each(batches), int(batches.cardinality())):
+        for batch in told(_each(batches), int(batches.cardinality()), dataset=dataset):
             if not divides or examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:
