@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
+from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
 from tftpu.engines.gate import Gate
 from tftpu.engines.jax import creation, feed, initial
@@ -41,6 +42,7 @@ class JaxEngine:
     """
 
     def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
+        end_iterators_at_exit()
         self.mesh = mesh
         self.data_shares: int = meshes.batch_shares(mesh)
         self.hosts: Hosts = hosts or OneHost()

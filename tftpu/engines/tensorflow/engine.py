@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
+from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch
 from tftpu.engines.gate import Gate
 from tftpu.engines.objective import Objective
@@ -44,6 +45,7 @@ class TensorFlowEngine:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
+        end_iterators_at_exit()
         self.strategy = strategy
         self.data_shares: int = strategy.num_replicas_in_sync
         self.description = f"{self.data_shares} replica(s)"
