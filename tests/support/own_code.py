@@ -119,7 +119,10 @@ def uncompiled() -> keras.Model:
 
 
 def read_from_the_optimizer(engine: Any) -> list[list[float]]:
-    """Returns, for each of two epochs, the mean steps done and the rate, as a loss reads them."""
+    """Returns, for each of two epochs, what a loss reads of the optimizer.
+
+    The mean of the steps done and the rate, in training, and both at the end, in evaluation.
+    """
 
     def loss_fn(model, batch, training):
         loss = ops.square(model(batch[0], training=training) - batch[1])[:, 0]
@@ -130,8 +133,9 @@ def read_from_the_optimizer(engine: Any) -> list[list[float]]:
     with engine.scope():
         model = uncompiled()
     halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5**epoch / 64)
-    history = tftpu.Trainer(model, loss_fn=loss_fn).fit(X, Y, **RUN, callbacks=halving).history
-    return [history["steps"], history["rate"]]
+    trainer = tftpu.Trainer(model, loss_fn=loss_fn)
+    history = trainer.fit(X, Y, **RUN, callbacks=halving, validation_data=(X, Y)).history
+    return [history[name] for name in ("steps", "rate", "val_steps", "val_rate")]
 
 
 def main() -> dict[str, np.ndarray]:

@@ -275,7 +275,10 @@ def test_what_a_step_of_jax_cannot_do_is_refused(on_jax, name, message):
     assert str(on_jax[f"message {name}"]).startswith(message)
 
 
-STEPS_AND_RATES = [[1.5, 5.5], [1 / 64, 1 / 128]]  # the steps 0 to 3, and 4 to 7
+STEPS_AND_RATES = [
+    *[[1.5, 5.5], [1 / 64, 1 / 128]],  # the steps 0 to 3, and 4 to 7
+    *[[4.0, 8.0], [1 / 64, 1 / 128]],  # an evaluation after each epoch
+]
 
 
 @pytest.mark.parametrize("devices", [1, 4])

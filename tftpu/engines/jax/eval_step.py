@@ -27,7 +27,10 @@ class EvalStep:
 
     def __init__(self, state: JaxState):
         self._state = state
-        self._passes = [ForwardPass(state, losses, state.untrained) for losses in state.losses]
+        optimizers = [v for part in state.parts for v in part.optimizer.variables]
+        # Which own losses and layers may read: a program would hold the values of its first run.
+        self._untrained = [*state.untrained, *optimizers]
+        self._passes = [ForwardPass(state, losses, self._untrained) for losses in state.losses]
         self.sums = EvalSums(state.losses)
 
     def separable(self, batch: Nest) -> bool:
@@ -48,7 +51,7 @@ class EvalStep:
     def values(self) -> Values:
         """Returns the values that evaluation uses: the averages where they are kept."""
         state = self._state
-        untrained = [v.value for v in state.untrained]
+        untrained = [v.value for v in self._untrained]
         return Values(state.evaluated_weights(), untrained, [], [], [])
 
     def evaluate(self, values: Values, sums: Tensor, batch: Nest, valid: Tensor | None) -> Tensor:
@@ -98,7 +101,7 @@ class EvalStep:
         model = self._state.model
         pairs = [
             *zip(model.trainable_variables, values.trainable),
-            *zip(self._state.untrained, values.untrained),
+            *zip(self._untrained, values.untrained),
         ]
         with self._state.gathering.reading(), RecordingScope(pairs):
             return model(x, training=False)
