@@ -4,11 +4,38 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-pytestmark = pytest.mark.slow  # processes that import TensorFlow
+import tftpu
+from tftpu.engines import ending
+from tftpu.engines.tensorflow import feed
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_an_iterator_that_is_still_held_ends_its_generator(devices):
+    ended = []
+
+    def read():
+        try:
+            while True:
+                yield np.ones(3, np.float32)
+        finally:
+            ended.append(True)
+
+    spec = tf.TensorSpec((3,), tf.float32)
+    data = tf.data.Dataset.from_generator(read, output_signature=spec).batch(8)
+    strategy = tftpu.connect(virtual_devices=devices).strategy
+    held = iter(feed.distribute(data, strategy))
+    next(held)
+    del data
+    assert not ended
+    ending._end_iterators()
+    assert ended and held is not None
+
+
+@pytest.mark.slow  # processes that import TensorFlow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize(("devices", "place"), [(1, "evaluation"), (4, "training")])
 def test_a_process_ends_after_a_fit_that_an_error_ended(backend, devices, place):

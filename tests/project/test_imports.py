@@ -98,6 +98,7 @@ def test_private_interfaces_are_used_in_separate_files_only():
         if any(name.startswith(packages) for name in names_imported(path, typing=True))
     }
     assert private == {
+        "tftpu/engines/ending.py",
         "tftpu/engines/jax/coordination.py",
         "tftpu/engines/jax/internals.py",
         "tftpu/engines/keras_internals.py",
