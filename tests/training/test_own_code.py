@@ -202,7 +202,19 @@ class Noisy(keras.layers.Dense):
         return super().call(inputs)
 
 
-@pytest.mark.parametrize("layer", [ScaledByBatch, Noisy])
+class NoisyByTensorFlow(keras.layers.Dense):
+    def call(self, inputs):
+        self.kernel.assign(self.kernel * tf.random.normal(()))
+        return super().call(inputs)
+
+
+class NoisyInAFunction(keras.layers.Dense):
+    def call(self, inputs):
+        self.kernel.assign(self.kernel * tf.function(tf.random.uniform)(()))
+        return super().call(inputs)
+
+
+@pytest.mark.parametrize("layer", [ScaledByBatch, Noisy, NoisyByTensorFlow, NoisyInAFunction])
 def test_an_assigned_weight_that_would_differ_by_device_is_refused_on_several(layer):
     with tftpu.connect(virtual_devices=2).scope():
         model = own_code.dense(layer(5))

@@ -1,5 +1,7 @@
 """Ops that XLA cannot compile, rejected before training on a TPU with the name of their layer."""
 
+from collections.abc import Iterator
+
 import tensorflow as tf
 
 from tftpu.engines.tensorflow import internals
@@ -31,16 +33,33 @@ def refuse_host_ops(ops: list[tf.Operation]) -> None:
 
 def depends_on(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
     """Returns whether a tensor of a graph is computed from one of some others."""
-    ops = {id(one.op) for one in inputs}
+    given = {id(one.op) for one in inputs}
+    return any(id(op) in given for op in _sources(tensor))
+
+
+def is_drawn(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor of a graph depends on `tf.random`, whose state is each device's."""
+    known = internals.functions_of(tensor.graph)
+    for op in _sources(tensor):
+        bodies = internals.called_functions(known, op)
+        if any(map(_draws, [op, *(one for body in bodies for one in graph_ops(body))])):
+            return True
+    return False
+
+
+def _draws(op: tf.Operation) -> bool:
+    return op.op_def.is_stateful and any(attr.name == "seed" for attr in op.op_def.attr)
+
+
+def _sources(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the ops from which a tensor of a graph is computed."""
     todo, seen = [tensor.op], {id(tensor.op)}
     while todo:
         op = todo.pop()
-        if id(op) in ops:
-            return True
+        yield op
         before = [one for one in (t.op for t in op.inputs) if id(one) not in seen]
         seen.update(map(id, before))
         todo += before
-    return False
 
 
 def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
