@@ -233,6 +233,11 @@ def test_a_llama_with_stretched_positions_is_accepted_as_it_is_published(publish
     assert "original_max_position_embeddings is 4096" in said
 
 
+def test_rotary_positions_without_a_type_are_the_usual_ones(published, tmp_path):
+    config = LLAMA | {"rope_parameters": {"rope_theta": 10000.0}}
+    load(zoo.build("llama"), tmp_path, published["llama"], config)
+
+
 def test_a_mistral_is_a_llama_within_its_window(published, tmp_path):
     mistral = LLAMA | {"model_type": "mistral"}
     for window in (None, 12):  # the model's context

@@ -135,7 +135,7 @@ def _with_rotary(theirs: dict[str, Any]) -> dict[str, Any]:
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling")
     if not isinstance(rope, dict):
         return theirs
-    return {**theirs, "rope_type": rope.get("type"), **rope}
+    return {**theirs, "rope_type": rope.get("type", "default"), **rope}
 
 
 def _gpt(c: sizes.GPT, theirs: dict[str, Any]) -> Iterator[Setting]:
