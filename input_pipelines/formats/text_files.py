@@ -20,6 +20,7 @@ import io
 import json
 import logging
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -37,7 +38,13 @@ _TEXT = ""  # the format of any other file
 _LONGEST_FIELD = (1 << 31) - 1  # characters of a field of a table; Python's 131,072 are few
 _MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
 _GZIP = b"\x1f\x8b"
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as "surrogateescape" decodes a byte
 _CONVERT = "Text is UTF-8, plain or compressed with gzip: convert the file, or leave it out."
+_ICONV = (
+    f"{_CONVERT} If it is from Windows in Western Europe, use "
+    "`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`."
+)
+_OTHER_DELIMITERS = (";", "\t", "|", ",")  # of tables that are not what their suffix says
 
 
 class Row(NamedTuple):
@@ -206,7 +213,9 @@ def _rows(
 
 def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
-    text = io.TextIOWrapper(file, "utf-8", newline="")  # utf-8-sig takes half a mark for no text
+    # Bytes that are not UTF-8 become half characters, so that `_checked` can name their line.
+    # The encoding utf-8-sig would take half a mark for no text.
+    text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     reader = csv.reader(
         _checked(text, path), delimiter=delimiter, strict=True, skipinitialspace=skip_spaces
     )
@@ -220,6 +229,7 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool)
                 yield Row(place, _by_column(place, values, header))
                 continue
             header = [name.strip() for name in values]
+            _check_delimiter(path, header, delimiter)
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
                 raise UserError(f"{path} has several columns {min(twice)!r}.")
@@ -228,14 +238,23 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool)
             f"{path} is not a table after line {reader.line_num}: {error}. A value that holds "
             "quotes is put in quotes, and they are doubled."
         ) from error
-    except UnicodeDecodeError as error:
+
+
+def _check_delimiter(path: str, header: list[str], delimiter: str) -> None:
+    """Raises `UserError` if the only column of a table holds the separator of another one."""
+    others = [other for other in _OTHER_DELIMITERS if other in header[0]]
+    if len(header) == 1 and others:
         raise UserError(
-            f"{path} is not UTF-8 after line {reader.line_num} ({error.reason}). {_CONVERT}"
-        ) from error
+            f"The first line of {path} is separated by {others[0]!r}, not by {delimiter!r}: save "
+            f"the table with {delimiter!r}, or, if this is the name of its only column, change it."
+        )
 
 
 def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
+        if wrong := _NOT_UTF8.search(line):
+            byte = os.fsencode(wrong[0])[0]
+            raise UserError(f"line {number} of {path} is not UTF-8: byte {byte:#04x}. {_ICONV}")
         _check_text(line, f"line {number} of {path}")
         yield line.removeprefix("\ufeff") if number == 1 else line
 
@@ -298,7 +317,10 @@ def _decoded(data: bytes, place: str) -> str:
     try:
         text = data.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{place} is not UTF-8: {error}. {_CONVERT}") from error
+        line = data.count(b"\n", 0, error.start) + 1
+        where = f"line {line} of {place}" if b"\n" in data.rstrip() else place
+        byte = data[error.start]
+        raise UserError(f"{where} is not UTF-8: byte {byte:#04x}. {_ICONV}") from error
     _check_text(text, place)
     return text
 
