@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +15,10 @@ from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
 from tftpu.input_pipelines.reading.cache_folder import cache_folder
 from tftpu.storage import files
 from tftpu.storage.checksums import check_seal, sealed
+
+_log = logging.getLogger(__name__)
+
+_LONG = 5.0  # seconds of counting after which the next file that is counted is told
 
 
 def read_manifest(
@@ -37,8 +43,7 @@ def read_manifest(
             f"There is no data set in {folder}: there is neither {manifest.NAME} nor a TFRecord "
             f"file {files.join(folder, split)}* or in {files.join(folder, split)}/."
         )
-    with ThreadPoolExecutor(8) as pool:
-        counted = tuple(pool.map(lambda name: _counted(folder, name, compression), names))
+    counted = _count_files(folder, names, compression)
     kinds = {kind: shard.name for shard, kind in counted}
     if len(kinds) > 1:
         raise UserError(
@@ -73,6 +78,23 @@ def _names(folder: str, split: str) -> list[str]:
     inside = files.names_in(files.join(folder, split)) if split in names else []
     found = [f"{split}/{name}" for name in inside if not name.startswith((".", "_"))]
     return found or [name for name in names if name.startswith(split)]
+
+
+def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[Shard, str]]:
+    """Returns what `_counted` does for each file; logs the progress if that takes long."""
+    counted: list[tuple[Shard, str]] = []
+    started, due = time.monotonic(), _LONG
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda name: _counted(folder, name, compression), names):
+            counted.append(found)
+            seconds = time.monotonic() - started
+            if seconds >= due and len(counted) < len(names):
+                due *= 2
+                _log.warning(
+                    "Counting the records in %s, which is done once: %s of %s files in %.0f s.",
+                    *(folder, f"{len(counted):,}", f"{len(names):,}", seconds),
+                )
+    return counted
 
 
 def _counted(folder: str, name: str, compression: str) -> tuple[Shard, str]:

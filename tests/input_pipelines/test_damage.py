@@ -16,6 +16,7 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import verify
 from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Feature
+from tftpu.input_pipelines.reading import counted
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 from tftpu.input_pipelines.sources import Records
 
@@ -144,6 +145,11 @@ def test_counting_that_takes_long_is_told(tmp_path, monkeypatch, caplog):
     path.write_bytes(b"".join(map(tfrecord.frame, [b"a"] * 5)))
     assert tfrecord.scan(str(path)).examples == 5
     assert f"Counting the records of {path}: 1 so far" in caplog.text
+    monkeypatch.setattr(counted, "_LONG", 0.0)
+    for number in range(3):
+        path.with_name(f"val-{number}").write_bytes(path.read_bytes())
+    counted.read_manifest(str(tmp_path), "val", FEATURES)
+    assert f"in {tmp_path}, which is done once: 1 of 3 files" in caplog.text
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
