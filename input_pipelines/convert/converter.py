@@ -27,7 +27,11 @@ _SHOWN = 20  # files that were left out
 
 
 def run(
-    conversion: Conversion, workers: int = 0, staging_folder: str | None = None, say: Say = print
+    conversion: Conversion,
+    workers: int = 0,
+    staging_folder: str | None = None,
+    say: Say = print,
+    reader: Reader | None = None,
 ) -> Manifest:
     """Converts on this machine.
 
@@ -37,12 +41,13 @@ def run(
         staging_folder: a local folder with room for all records, which are removed at the end;
             None: in a local output, or in the cache folder.
         say: called with lines about the progress.
+        reader: of the source; None: it is opened here.
 
     Raises:
         UserError: a mistake, or a record that cannot be read or written.
     """
     conversion.validate()
-    reader = publishing.open_reader(conversion)
+    reader = reader or publishing.open_reader(conversion)
     folder = staging.folder_of(conversion, staging_folder)
     if publishing.begun(conversion, reader) is None:
         files.remove_tree(str(folder))  # left by a process killed after it wrote the manifest

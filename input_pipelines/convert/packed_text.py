@@ -23,5 +23,5 @@ def folder(pattern: str, options: ReadOptions) -> str:
     # Text that has changed gets another name, and is packed again.
     name = hashlib.sha256(conversion.fingerprint(reader).encode()).hexdigest()[:16]
     output = files.join(cache_folder(), "packed", name)
-    converter.run(dataclasses.replace(conversion, output=output))
+    converter.run(dataclasses.replace(conversion, output=output), reader=reader)
     return output

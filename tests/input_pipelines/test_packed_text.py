@@ -7,8 +7,11 @@ import tensorflow as tf
 from tests.support import data_sets
 from tftpu import input_pipelines
 from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import packed_text
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.datasets import packed_tokens
 from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.reading import listing
 from tftpu.input_pipelines.sources import Tokens
 
 CONTEXT = 8
@@ -113,3 +116,12 @@ def test_text_files_are_packed_once_and_again_when_they_change(tmp_path, monkeyp
     assert sorted((tmp_path / "cache" / "packed").iterdir()) == made and len(made) == 2
     (tmp_path / "0.txt").write_text("another text")
     assert input_pipelines.training(data).count != pipeline.count
+
+
+def test_text_is_read_once_for_its_checksums(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("some text")
+    read, checksums = [], listing.checksums
+    monkeypatch.setattr(listing, "checksums", lambda pattern: read.append(1) or checksums(pattern))
+    packed_text.folder(f"{tmp_path}/*.txt", ReadOptions(context=4))
+    assert read == [1]
