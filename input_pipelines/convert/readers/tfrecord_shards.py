@@ -124,7 +124,11 @@ class ImageRecordReader(OrderedReader):
             columns = values["image"].numpy(), values["label"].numpy()
             for name, image, label in zip(names, *columns):
                 if why := decode.why_not(image):
-                    raise UserError(f"{name}: the image {why}. Leave this record out.")
+                    raise UserError(
+                        f"{name}: the image {why}. Write the file again without this record; or "
+                        "train from these files without converting them, where "
+                        "data.on_bad_record=skip skips it."
+                    )
                 yield {"image": image, "label": label}
 
 
