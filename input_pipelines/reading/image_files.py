@@ -68,27 +68,35 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
     left_out = {"hidden": hidden, "no images": others}
     unused = {*hidden, *others}
-    return {name: size for name, size in sizes.items() if name not in unused}, left_out
+    found = {name: size for name, size in sizes.items() if name not in unused}
+    listing.warn_of_links(folder, found)
+    return found, left_out
 
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part in _OF_PROGRAMS for part in name.split("/"))
 
 
-def splits_in(folder: str) -> Splits:
+def splits_in(folder: str, classes: Sequence[str] = ()) -> Splits:
     """Returns the splits of a folder; none if its folders are classes.
+
+    Args:
+        folder: local or in a bucket.
+        classes: names of all classes; folders that are all named here are no splits.
 
     Raises:
         UserError: folders are named like splits, but images lie in them without a class, or other
             folders beside them.
     """
     found, left_out = sort_files(folder)
-    classes = _find_splits(folder, found)
+    if classes and {name.split("/")[0] for name in found if "/" in name} <= {*classes}:
+        return Splits({}, {})
+    splits = _find_splits(folder, found)
     beside = {
-        reason: [name for name in names if name.split("/")[0] not in classes]
+        reason: [name for name in names if name.split("/")[0] not in splits]
         for reason, names in {**left_out, "in no split": list(found)}.items()
     }
-    return Splits(classes, beside if classes else {})
+    return Splits(splits, beside if splits else {})
 
 
 def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
@@ -107,7 +115,8 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
         raise UserError(
             f"{folder} has folders that are named like splits ({_some(names)}), and others "
             f"({_some(others)}), so either may be the classes. Name the folder of one split, as "
-            f"{folder}/{names[0]}; or leave only splits, or only classes, in {folder}."
+            f"{folder}/{names[0]}; leave only splits, or only classes, in {folder}; or, if all are "
+            f"classes, list them in `classes`, as --classes={','.join(sorted(inside)[:_SHOWN])}."
         )
     for top in names:
         if top in flat:
@@ -126,7 +135,8 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
             raise UserError(
                 f"All images of {folder}/{top} are in {classes[0]}, in the folders "
                 f"{_some(sorted(deeper))}: if these are the classes, name the folder of one split, "
-                f"as {folder}/{top}/{classes[0]}."
+                f"as {folder}/{top}/{classes[0]}. If {top} is a class, list all in `classes`, as "
+                f"--classes={','.join(sorted(inside))} for {folder}."
             )
     return splits
 

@@ -37,6 +37,7 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
     sizes = listing.tree(folder)
     rows = list(text_files.rows(path, skip_spaces=True))
     images = [_image(row, folder, sizes) for row in rows]
+    listing.warn_of_links(folder, images)
     labels = [_label(row) for row in rows]
     if not classes and (num_classes or all(map(_ID.fullmatch, labels))):
         ids = [_class_id(row.place, label, num_classes) for row, label in zip(rows, labels)]
@@ -92,6 +93,10 @@ def _image(row: Row, folder: str, sizes: dict[str, int]) -> str:
     if not isinstance(image, str):
         raise UserError(f"{row.place}: image must be a text, and label a text or a whole number.")
     name = image if image in sizes else posixpath.normpath(image)  # ./a.png, as `find` lists it
+    if (slashed := name.replace("\\", "/")) in sizes and name not in sizes:
+        raise UserError(
+            f"{row.place} has the image {image}, as on Windows: write paths with '/', as {slashed}."
+        )
     if name not in sizes:
         raise UserError(f"{row.place}: there is no image {image} in {folder}.")
     return name
@@ -125,8 +130,9 @@ def _class_id(place: str, label: str, num_classes: int) -> int:
 def _number(place: str, label: str, known: dict[str, int]) -> int:
     if label not in known:
         some = ", ".join(list(known)[:20])
+        ids = " Class ids need no names: leave `classes` out, or write names in the index."
         raise UserError(
             f"{place} has the label {label[:80]!r}, which is none of the {len(known)} classes "
-            f"({some}{', …' if len(known) > 20 else ''})."
+            f"({some}{', …' if len(known) > 20 else ''}).{ids if _ID.fullmatch(label) else ''}"
         )
     return known[label]

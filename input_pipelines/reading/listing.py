@@ -1,13 +1,17 @@
 """Listings of files, local or in a bucket."""
 
 import fnmatch
+import functools
+import itertools
 import logging
 import os
 import re
+from collections.abc import Iterable, Iterator
 
 from tftpu.storage import buckets, files
 
 _log = logging.getLogger(__name__)
+_SHOWN = 10  # links in a warning
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -44,6 +48,46 @@ def tree(folder: str, follow_links: bool = False) -> dict[str, int]:
 def _warn(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         _log.warning("Left out %s, which cannot be read: %s.", error.filename, error.strerror)
+
+
+def warn_of_links(folder: str, names: Iterable[str]) -> None:
+    """Warns, once, of links that lead out of a folder to some of these files in it.
+
+    Args:
+        folder: local; in a bucket there are no links.
+        names: paths of files, relative to the folder.
+    """
+    if files.is_remote(folder):
+        return
+    found = list(itertools.islice(_find_links(folder, names), _SHOWN + 1))
+    if found:
+        more = " and others" if len(found) > _SHOWN else ""
+        _warn_of_links(folder, ", ".join(found[:_SHOWN]) + more)
+
+
+def _find_links(folder: str, names: Iterable[str]) -> Iterator[str]:
+    """Yields the links on the way to files, each with its target, that lead out of a folder."""
+    inside = os.path.realpath(folder)
+    seen: set[str] = set()
+    for name in names:
+        path = name
+        while path and path not in seen:
+            seen.add(path)
+            whole = os.path.join(folder, path)
+            if os.path.islink(whole):
+                target = os.path.realpath(whole)
+                if os.path.commonpath([inside, target]) != inside:
+                    yield f"{_displayed(path)} is a link to {_displayed(target)}"
+            path = os.path.dirname(path)
+
+
+def _displayed(path: str) -> str:
+    return os.fsencode(path).decode(errors="replace")  # a disk's names need not be UTF-8
+
+
+@functools.cache
+def _warn_of_links(folder: str, links: str) -> None:
+    _log.warning("Images of %s are read from outside of it: %s.", folder, links)
 
 
 def matching(pattern: str) -> dict[str, int]:

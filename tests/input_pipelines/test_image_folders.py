@@ -13,7 +13,7 @@ from tests.support import data_sets
 from tests.support.conversions import examples, one
 from tftpu import input_pipelines
 from tftpu.errors import UserError
-from tftpu.input_pipelines.reading import image_files, listing
+from tftpu.input_pipelines.reading import image_files, image_index, listing
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import main as command_line
 
@@ -129,6 +129,16 @@ def test_classes_that_are_listed_are_no_splits(tmp_path):
     assert convert(f"images:{folder}", tmp_path / "out", "--classes=one,two") == 0
 
 
+def test_a_class_named_like_a_split_is_read_once_all_classes_are_listed(tmp_path, capsys):
+    names = ["bus/1.png", "train/2020/2.png", "train/2021/3.png"]
+    folder = write(tmp_path / "in", *names)
+    assert convert(f"images:{folder}", tmp_path / "out") == 2
+    assert "--classes=bus,train" in capsys.readouterr().err
+    assert convert(f"images:{folder}", tmp_path / "out", "--classes=bus, train") == 0
+    read = [labels(folder, "bus", "train")[name] for name in names]
+    assert read == ["bus", "train", "train"]
+
+
 def test_a_share_of_images_with_names_of_any_bytes_is_held_out(tmp_path):
     folder = write(tmp_path / "all", *(f"cat/{n}.png" for n in range(8)), "dog/0.png")
     os.rename(tmp_path / "all/cat/0.png", os.fsencode(tmp_path) + b"/all/cat/\xfe.png")
@@ -172,6 +182,21 @@ def test_links_to_folders_are_followed_and_circles_are_not(tmp_path):
     found = listing.tree(str(few), follow_links=True)
     assert {"cat/1.png", "puss/1.png"} <= set(found)
     assert max(name.count("/") for name in found) < 8
+
+
+def test_links_that_lead_out_of_the_folder_are_read_and_named_once(tmp_path, caplog):
+    elsewhere = Path(write(tmp_path / "private", "1.png", "2.png"))
+    folder = write(tmp_path / "in", "dog/3.png", "own/4.png")
+    (tmp_path / "in" / "cat").symlink_to(elsewhere)
+    (tmp_path / "in" / "dog" / "5.png").symlink_to(elsewhere / "1.png")
+    (tmp_path / "in" / "dog" / "6.png").symlink_to(tmp_path / "in" / "own" / "4.png")
+    for _ in range(2):
+        assert len(labels(folder)) == 6
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"cat is a link to {elsewhere}, dog/5.png is a link to {elsewhere}/1.png." in said
+    (tmp_path / "in" / "t.csv").write_text("image,label\ndog/5.png,0\ndog/6.png,0\n")
+    image_index.in_index(f"{folder}/t.csv")
+    assert caplog.text.count("dog/5.png is a link") == 2 and "6.png" not in caplog.text
 
 
 def test_a_class_whose_name_is_no_text_is_an_error(tmp_path):

@@ -77,17 +77,25 @@ def test_quotes_after_a_space_are_no_part_of_a_name(tmp_path, name, between):
     ("content", "message"),
     [
         ("image,label\n0.jpg,Smith, John\n", "line 2 of .* has 3 values, and the table 2 columns"),
-        ("image;label\n0.jpg;1\n", "line 2 of .* has no 'image'.* It has image;label"),
+        ("image;label\n0.jpg;1\n", "t.csv is separated by ';', not by ','"),
         ('image,label\n0.jpg,"1\n1.jpg,1\n', "not a table after line 3: unexpected end of data"),
+        ("image,label\na\\0.jpg,1\n", "image a.0.jpg, as on Windows: .* as a/0.jpg"),
         ("image,label\n0.jpg, \n", "line 2 of .* has no 'label'"),
         ("label,image,label\n0.jpg,1,1\n", "several columns 'label'"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named(tmp_path, content, message):
     write(tmp_path / "t.csv", [0, 1])
+    write(tmp_path / "a" / "t.csv", [0])
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(UserError, match=message):
         image_index.in_index(str(tmp_path / "t.csv"))
+
+
+def test_class_ids_and_names_of_classes_are_an_error_that_says_which_to_leave_out(tmp_path):
+    index = write(tmp_path / "t.csv", [0, 1])
+    with pytest.raises(UserError, match="Class ids need no names: leave `classes` out"):
+        image_index.in_index(str(index), ("cat", "dog"))
 
 
 def settings(folder, num_classes: int, **changes) -> StreamedImages:

@@ -90,14 +90,14 @@ def run(options: Options) -> None:
     source_options = ReadOptions(
         split=options.split,
         data_dir=options.data_dir,
-        features=tuple(name for name in options.features.split(",") if name),
+        features=_split_names(options.features),
         tokenizer=options.tokenizer,
         end_of_text=options.end_of_text,
         context=options.context,
         field=options.field,
         snapshot=options.snapshot,
         skip_bad=options.skip_bad,
-        classes=tuple(name for name in options.classes.split(",") if name),
+        classes=_split_names(options.classes),
         num_classes=options.num_classes,
         image_feature=options.image_feature,
         label_feature=options.label_feature,
@@ -119,3 +119,8 @@ def run(options: Options) -> None:
             beam.run(one, [f"--runner={options.runner}", *shlex.split(options.beam_options)])
         else:
             converter.run(one, options.workers, options.staging)
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    """Returns the names in a list with commas, without the spaces around them."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
