@@ -43,6 +43,11 @@ def read_manifest(
             f"There is no data set in {folder}: there is neither {manifest.NAME} nor a TFRecord "
             f"file {files.join(folder, split)}* or in {files.join(folder, split)}/."
         )
+    if inner := [name for name in names if os.path.isdir(files.join(folder, name))]:
+        raise UserError(
+            f"{folder} has no {manifest.NAME} and holds the folders {', '.join(inner[:20])}: name "
+            f"the split to read, as {folder}:{inner[0]}."
+        )
     counted = _count_files(folder, names, compression)
     kinds = {kind: shard.name for shard, kind in counted}
     if len(kinds) > 1:

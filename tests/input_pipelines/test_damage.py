@@ -13,6 +13,7 @@ import tensorflow as tf
 from tests.support import data_sets, hostile
 from tftpu import input_pipelines
 from tftpu.errors import UserError
+from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.convert import verify
 from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Feature
@@ -150,6 +151,14 @@ def test_counting_that_takes_long_is_told(tmp_path, monkeypatch, caplog):
         path.with_name(f"val-{number}").write_bytes(path.read_bytes())
     counted.read_manifest(str(tmp_path), "val", FEATURES)
     assert f"in {tmp_path}, which is done once: 1 of 3 files" in caplog.text
+
+
+def test_folders_of_records_are_named_as_splits(tmp_path):
+    (tmp_path / "train").mkdir()
+    tfrecord.write(str(tmp_path / "train" / "a.tfrec"), [b"a"])
+    with pytest.raises(UserError, match=f"name the split to read, as {tmp_path}:train"):
+        unlabelled.shards_in(str(tmp_path), FEATURES)
+    assert unlabelled.shards_in(f"{tmp_path}:train", FEATURES)[1].count == 1
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
