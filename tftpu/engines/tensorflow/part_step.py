@@ -160,10 +160,10 @@ def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forwar
     # What differs by replica.
     given = graph.inputs[: len(keras.tree.flatten(microbatch)) + len(seeds)]
     for variable, value in zip(forward.statistics, results[-1].statistics):
-        assigned = variable.trainable and id(variable) in updated
-        if assigned and division.parts > 1:
-            if xla_ops.depends_on(value, given) or xla_ops.is_drawn(value):
-                checks.refuse_assigned(variable)
+        if not (variable.trainable and id(variable) in updated and division.parts > 1):
+            continue
+        if xla_ops.depends_on(value, given) or xla_ops.is_drawn(value):
+            checks.refuse_assigned(variable)
     return results[-1]
 
 
