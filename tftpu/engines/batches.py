@@ -43,8 +43,8 @@ _OUTSIDE = {
 
 _T = TypeVar("_T")
 
-# Data sets of unknown length that were read to their end, as validation data are in every epoch.
-_ended: weakref.WeakSet[Any] = weakref.WeakSet()
+# Identities of data sets of unknown length that ended once, as validation data do in every epoch.
+_ended: set[int] = set()
 
 
 def complete_batches(dataset: Any) -> tf.data.Dataset:
@@ -147,7 +147,7 @@ def told(
         instead: what the user can do.
         dataset: that is read; once it ended, the user is told no more. None: it is read once.
     """
-    unknown = (batches is None or batches < 0) and dataset not in _ended
+    unknown = (batches is None or batches < 0) and id(dataset) not in _ended
     started, due = time.monotonic(), _LONG
     for number, item in enumerate(items, 1):
         yield item
@@ -162,7 +162,8 @@ def told(
             )
             due *= 2
     if unknown and dataset is not None:
-        _ended.add(dataset)
+        _ended.add(id(dataset))
+        weakref.finalize(dataset, _ended.discard, id(dataset))
 
 
 def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
