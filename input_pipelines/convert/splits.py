@@ -40,7 +40,9 @@ def of(
             raise UserError(f"{name} is for {', '.join(kinds)}: {conversion.source} has its own.")
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
-    splits = image_files.splits_in(what, options.classes) if kind == "images" else Splits({}, {})
+    splits = Splits({}, {})
+    if kind == "images" and what:
+        splits = image_files.splits_in(what, options.classes)
     found = splits.classes
     if not found:
         plain = _changed(conversion, split=options.split or "train")

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Sequence
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.reading import listing
+from tftpu.storage import files
 
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "eval")
 SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
 _OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders that unzip, a NAS and Python leave
 _SHOWN = 20  # names in a line
+
+_EMPTY = "without images"  # the reason that is one of folders
 
 LeftOut = dict[str, list[str]]  # names of files, by the reason why they are left out
 
@@ -39,6 +42,7 @@ class ImageFiles:
         class_names: by class id; None if the images have ids only.
         folder: that the images are in.
         left_out: files in the folder that are none of the images.
+        in_folders: whether each class is a folder.
     """
 
     images: list[ImageFile]
@@ -46,6 +50,7 @@ class ImageFiles:
     class_names: list[str] | None
     folder: str
     left_out: LeftOut = dataclasses.field(default_factory=dict)
+    in_folders: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +67,34 @@ class Splits:
 
 
 def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
-    """Returns the sizes of the images below a folder by relative path, and what is left out."""
-    sizes = listing.tree(folder, follow_links=True)
+    """Returns the sizes of the images below a folder by relative path, and what is left out.
+
+    Raises:
+        UserError: there is no such folder on this machine.
+    """
+    sizes, unusable, empty = listing.scan(folder, follow_links=True)
+    if not sizes and not files.is_remote(folder) and not os.path.isdir(folder):
+        raise UserError(_no_folder(folder))
     hidden = [name for name in sizes if _is_hidden(name)]
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
-    left_out = {"hidden": hidden, "no images": others}
+    left_out = {
+        "hidden": hidden,
+        "no images": others,
+        "links to nothing or no regular files": [n for n in unusable if not _is_hidden(n)],
+        _EMPTY: [name for name in empty if not _is_hidden(name)],
+    }
     unused = {*hidden, *others}
     found = {name: size for name, size in sizes.items() if name not in unused}
     listing.warn_of_links(folder, found)
     return found, left_out
+
+
+def _no_folder(path: str) -> str:
+    """Returns what is wrong with a path that is no folder, and what to do."""
+    if os.path.isfile(path):
+        folder = os.path.dirname(path) or "."
+        return f"{path} is a file, and a folder of images is needed: name its folder, {folder}."
+    return f"There is no folder {path}: name a folder of images, as images:photos."
 
 
 def _is_hidden(name: str) -> bool:
@@ -190,7 +214,7 @@ def in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
     ids = {name: number for number, name in enumerate(classes)}
     listed = [ImageFile(f"{folder}/{n}", ids[n.split("/")[0]], sizes[n]) for n in found]
     left_out["in no folder of a class"] = [name for name in sizes if "/" not in name]
-    return ImageFiles(listed, len(classes), classes, folder, left_out)
+    return ImageFiles(listed, len(classes), classes, folder, left_out, in_folders=True)
 
 
 def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
@@ -251,13 +275,23 @@ def describe(found: ImageFiles) -> list[str]:
     lines = [f"{len(found.images):,} images in {len(names):,} classes: {_some(said)}"]
     if missing := [name for number, name in enumerate(names) if not counts[number]]:
         lines.append(f"There are no images of {_some(missing)}.")
+    inner: dict[str, set[str]] = {}
+    for image in found.images if found.in_folders else ():
+        top, *between, _ = image.path.removeprefix(f"{found.folder}/").split("/")
+        inner.setdefault(top, set()).update(between[:1])
+    for name in names:
+        if folders := sorted(inner.get(name, ())):
+            lines.append(
+                f"{name} includes the images of its folders {_some(map(displayed, folders))}."
+            )
     return lines
 
 
 def describe_left_out(left_out: LeftOut) -> list[str]:
     """Returns a line for each reason to leave files out."""
     return [
-        f"Left out {len(names):,} file(s), {reason}: {_some(map(displayed, names))}"
+        f"Left out {len(names):,} {'folder(s)' if reason == _EMPTY else 'file(s)'}, {reason}: "
+        f"{_some(map(displayed, names))}"
         for reason, names in left_out.items()
         if names
     ]

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from tftpu.storage import buckets, files
 
@@ -15,8 +16,32 @@ _SHOWN = 10  # links in a warning
 _WILDCARD = re.compile(r"[*?\[]")
 
 
+class Tree(NamedTuple):
+    """What is below a folder, by relative path, sorted.
+
+    Attributes:
+        sizes: of the regular files.
+        unusable: links to nothing, pipes, devices.
+        empty: folders that have none of these below them, without those inside them; in a bucket
+            there are none.
+    """
+
+    sizes: dict[str, int]
+    unusable: list[str]
+    empty: list[str]
+
+
 def tree(folder: str, follow_links: bool = False) -> dict[str, int]:
     """Returns the sizes of all regular files below a folder, by their sorted relative path.
+
+    Args:
+        folder, follow_links: as for `scan`.
+    """
+    return scan(folder, follow_links).sizes
+
+
+def scan(folder: str, follow_links: bool = False) -> Tree:
+    """Lists all that is below a folder.
 
     Args:
         folder: local or in a bucket.
@@ -24,13 +49,15 @@ def tree(folder: str, follow_links: bool = False) -> dict[str, int]:
             warn of folders that cannot be read.
     """
     if files.is_remote(folder):
-        return {name: file.bytes for name, file in sorted(buckets.listing(folder).items())}
-    sizes = {}
+        stored = sorted(buckets.listing(folder).items())
+        return Tree({name: file.bytes for name, file in stored}, [], [])
+    sizes, unusable, read = {}, [], []
     # The real path of a folder that is still to be read, after those of all that it is in.
     real: dict[str, tuple[str, ...]] = {folder: (os.path.realpath(folder),)}
     warn = _warn if follow_links else None
     for path, folders, names in os.walk(folder, onerror=warn, followlinks=follow_links):
         above = real.pop(path, ())
+        read.append(_relative(path, folder))
         for name in list(folders) if follow_links else ():
             inner = os.path.realpath(os.path.join(path, name))
             if inner in above:
@@ -39,10 +66,25 @@ def tree(folder: str, follow_links: bool = False) -> dict[str, int]:
                 real[os.path.join(path, name)] = (*above, inner)
         for name in names:
             whole = os.path.join(path, name)
-            if not os.path.isfile(whole):  # a pipe, or a link to nothing
-                continue
-            sizes[os.path.relpath(whole, folder).replace(os.sep, "/")] = os.path.getsize(whole)
-    return dict(sorted(sizes.items()))
+            if os.path.isfile(whole):
+                sizes[_relative(whole, folder)] = os.path.getsize(whole)
+            else:
+                unusable.append(_relative(whole, folder))
+    return Tree(dict(sorted(sizes.items())), sorted(unusable), _empty(read, [*sizes, *unusable]))
+
+
+def _relative(path: str, folder: str) -> str:
+    return os.path.relpath(path, folder).replace(os.sep, "/")
+
+
+def _empty(folders: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns the outermost folders that no names are below."""
+    used = {"."}
+    for name in names:
+        while (name := os.path.dirname(name)) and name not in used:
+            used.add(name)
+    empty = {folder for folder in folders if folder not in used}
+    return sorted(name for name in empty if os.path.dirname(name) not in empty)
 
 
 def _warn(error: OSError) -> None:

@@ -102,7 +102,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
     [
         ("image:x", "Did you mean 'images'?"),
         ("images", "KIND:WHAT"),
-        ("images:/nowhere", "no folders of images"),
+        ("images:/nowhere", "There is no folder /nowhere: name a folder of images"),
         ("index:/nowhere.csv", "cannot be read"),
         ("text:/nowhere/*.txt", "There is nothing in text:/nowhere/*.txt.\n"),
         ("text:/nowhere", "Name the files in a folder, as text:/nowhere/*."),

@@ -156,7 +156,49 @@ def test_hidden_folders_and_files_take_no_class_id(tmp_path):
         "hidden": sorted(hidden),
         "no images": ["ape/Thumbs.db", "cat/1.txt"],
         "in no folder of a class": ["0.png"],
+        "links to nothing or no regular files": [],
+        "without images": [],
     }
+
+
+def test_dead_links_and_empty_folders_are_named(tmp_path, capsys):
+    folder = write(tmp_path / "photos", *SPLITS)
+    train = tmp_path / "photos" / "train"
+    (train / "ant").symlink_to(tmp_path / "nowhere")
+    (train / "cat" / "dead.png").symlink_to(tmp_path / "nowhere.png")
+    for empty in ("cat/adir.png", "owl/a/b", "owl/c", ".cache"):
+        (train / empty).mkdir(parents=True)
+    (tmp_path / "photos" / "test").mkdir()
+    assert convert(f"images:{folder}", tmp_path / "out") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "Left out" in line] == [
+        "Left out 1 folder(s), without images: test",
+        "train: Left out 2 file(s), links to nothing or no regular files: ant, cat/dead.png",
+        "train: Left out 2 folder(s), without images: cat/adir.png, owl",
+    ]
+
+
+def test_folders_inside_of_a_class_are_named(tmp_path):
+    names = ["animal/cat/1.png", "animal/dog/2.png", "vehicle/3.png"]
+    found = image_files.in_folders(write(tmp_path, *names))
+    assert image_files.describe(found) == [
+        "3 images in 2 classes: animal 2, vehicle 1",
+        "animal includes the images of its folders cat, dog.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cat/1.png", r"cat/1\.png is a file, and a folder of images is needed: .*/cat\.$"),
+        ("nowhere", r"There is no folder .*/nowhere: name a folder"),
+    ],
+)
+def test_what_is_no_folder_is_an_error(tmp_path, name, message):
+    path = f"{write(tmp_path, 'cat/1.png')}/{name}"
+    with pytest.raises(UserError, match=message):
+        image_files.splits_in(path)
+    with pytest.raises(UserError, match=message):
+        image_files.in_folders(path)
 
 
 def test_classes_that_are_given_keep_their_ids_and_take_no_others(tmp_path):
