@@ -98,7 +98,11 @@ def _image(row: Row, folder: str, sizes: dict[str, int]) -> str:
             f"{row.place} has the image {image}, as on Windows: write paths with '/', as {slashed}."
         )
     if name not in sizes:
-        raise UserError(f"{row.place}: there is no image {image} in {folder}.")
+        leads_out = name.startswith(("/", "../"))
+        inside = " Paths are relative to the folder of the index, and lead to files below it."
+        raise UserError(
+            f"{row.place}: there is no image {image} in {folder}.{inside if leads_out else ''}"
+        )
     return name
 
 

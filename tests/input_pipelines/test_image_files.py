@@ -29,8 +29,8 @@ def index(folder, name: str, content: str) -> str:
         ("image,label\na.png,99999999999\n", "the label 99999999999: a class id is 0 or more"),
         (f"image,label\na.png,{'9' * 5000}\n", "a class id is 0 or more, and below 16,777,216"),
         ("image,label\na.png,0\nb.png\n", "line 3 of .*t.csv has no 'label'"),
-        ("image,label\n/etc/passwd,0\n", "there is no image /etc/passwd"),
-        ("image,label\n../a.png,0\n", r"there is no image \.\./a.png"),
+        ("image,label\n/etc/passwd,0\n", "no image /etc/passwd .* Paths are relative to"),
+        ("image,label\n../a.png,0\n", r"no image \.\./a.png in .*\. Paths are relative to"),
     ],
 )
 def test_a_csv_that_cannot_be_used_is_one_clear_error(tmp_path, content, message):
