@@ -189,10 +189,16 @@ def _documents(
     empty = True
     for place, row in _rows(path, file, found, begin, end):
         empty, text = False, row.get(field)
+        if field in row and not isinstance(text, str):
+            raise UserError(
+                f"{place}: there is no text in the field {field!r}, but {json.dumps(text)[:80]}: "
+                "write it as a text, in quotes, or leave the record out."
+            )
         if not isinstance(text, str):
             raise UserError(
                 f"{place}: there is no text in the field {field!r}; it has {sorted(row)}. Rename "
-                "the right one, or set `field` to it where there is that option."
+                "the right one, or name it where the command has the flag --field, as "
+                "--field=content."
             )
         yield place, text
     if empty and not begin:
@@ -297,6 +303,10 @@ def _rows_of_lines(path: str, file: Any, begin: int, end: int | None) -> Iterato
 def _json(text: str, place: str) -> Any:
     try:
         found = json.loads(text)
+    except json.JSONDecodeError as error:
+        line = "" if place.startswith(("line ", "the line ")) else f"line {error.lineno}, "
+        where = f"{line}column {error.colno}"
+        raise UserError(f"{place} is not JSON: {error.msg} ({where}).") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON: {error}") from error
     if "\\u" in text:

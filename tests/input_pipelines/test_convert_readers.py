@@ -12,6 +12,7 @@ from tests.support.conversions import content, examples, one, silent
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.convert.readers import addresses
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
 from tftpu.launch import main as command_line
@@ -116,6 +117,12 @@ def test_a_missing_source_fails_with_one_line(tmp_path, capsys, source, sentence
     said = capsys.readouterr().err
     assert sentence in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_an_empty_text_file_is_called_empty(tmp_path):
+    (tmp_path / "n.txt").touch()
+    with pytest.raises(UserError, match=r"nothing in .*n\.txt\. The file is empty"):
+        addresses.reader_of(f"text:{tmp_path}/n.txt", ReadOptions())
 
 
 def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.convert.readers import bigquery, images, text, tfds, tfrecord_shards
 from tftpu.input_pipelines.convert.readers.reader import Reader, ReadOptions
+from tftpu.storage import files
 
 _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfds": tfds.TfdsReader,
@@ -55,7 +56,15 @@ def reader_of(address: str, options: ReadOptions) -> Reader:
             )
     found = _KINDS[kind](what, options)
     if not found.parts:
-        is_folder = kind == "text" and not set("*?[").intersection(what)
-        advice = f" Name the files in a folder, as text:{what.rstrip('/')}/*." if is_folder else ""
+        advice = _advice(what) if kind == "text" else ""
         raise UserError(f"There is nothing in {address}.{advice}")
     return found
+
+
+def _advice(pattern: str) -> str:
+    """Returns what to do about a pattern of text files that hold nothing."""
+    if set("*?[").intersection(pattern):
+        return ""
+    if files.size(pattern) == 0:
+        return " The file is empty: name another one."
+    return f" Name the files in a folder, as text:{pattern.rstrip('/')}/*."
