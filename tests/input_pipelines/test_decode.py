@@ -279,3 +279,11 @@ def test_beta_numbers_have_the_distribution_of_scipy(alpha):
     expected = np.diff(law.cdf(edges[1:-1])) * 4000
     assert stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-3
     assert counts.sum() == pytest.approx(expected.sum(), abs=4 * math.sqrt(4000 * 0.25))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"), [(b"", "is empty"), (b"x", "is no image that can be read")]
+)
+def test_a_file_of_no_bytes_or_one_is_named_as_such(data, why):
+    with pytest.raises((ValueError, tf.errors.OpError), match=why):
+        decode.cropped(tf.constant(data), decode.whole_square, 8, 3)
