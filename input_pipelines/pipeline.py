@@ -292,7 +292,7 @@ class Pipeline:
         if self.data.on_bad_record == "raise":
             raise UserError(
                 f"{name}: {reason}. Fix the data, or leave out such records with "
-                "on_bad_record=skip (--skip_bad of `tftpu predict`)."
+                "on_bad_record=skip (--config.data.on_bad_record=skip; predict: --skip_bad)."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s: %s (%d so far)", name, reason, len(self.skipped))

@@ -145,6 +145,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     line = failures.explain(error.value).splitlines()[0]
     assert line.startswith("The data cannot be read: record 3 of ")
     assert "or leave out such records with on_bad_record=skip" in line
+    assert "--config.data.on_bad_record=skip" in line
 
 
 def test_a_corrupt_record_is_named(tmp_path):
