@@ -182,8 +182,10 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
     positional = next((flag for flag in flags.values() if flag.positional), None)
     if positional is None or (len(alone) > 1 and not positional.several):
         if alone:
+            meant = [f for f in flags.values() if f.required and not values[f.name]]
+            hint = f" Did you mean --{meant[0].name}={alone[-1]}?" if meant else ""
             raise UserError(
-                f"tftpu {command} takes flags only, as --flag=value, and got {alone[-1]!r}."
+                f"tftpu {command} takes flags only, as --flag=value, and got {alone[-1]!r}.{hint}"
                 if positional is None
                 else f"tftpu {command} takes one {positional.metavar}, and got {len(alone)}."
             )

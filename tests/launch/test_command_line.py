@@ -27,6 +27,8 @@ MISTAKES = [
     (["train", "--config=digit_resnet"], "Did you mean 'digits_resnet'?"),
     (["train", "--config=/nowhere/mine.py"], "There is no config file"),
     (["train", "digits_resnet"], "flags only"),
+    (["train", "digits_resnet"], "Did you mean --config=digits_resnet?"),
+    (["evaluate", "nix"], "Did you mean --workdir=nix?"),
     (["train", "--config", "digits_resnet", "--workdri", "x"], "Did you mean 'workdir'?"),
     (["train", "--config", "--workdir=x"], "--config has no value"),
     ([*TRAIN, "--workdri=x"], "Did you mean 'workdir'?"),
