@@ -17,7 +17,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 class Tree(NamedTuple):
-    """What is below a folder, by relative path, sorted.
+    """The content of a folder and those below it, by relative path, sorted.
 
     Attributes:
         sizes: of the regular files.
