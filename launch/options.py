@@ -180,10 +180,11 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
     named, overrides, alone = _split(command, flags, words)
     values: dict[str, Any] = _parsed({n: f for n, f in flags.items() if not f.positional}, named)
     positional = next((flag for flag in flags.values() if flag.positional), None)
+    required = [flag for flag in flags.values() if flag.required and not flag.positional]
+    missing = [flag for flag in required if not values[flag.name]]
     if positional is None or (len(alone) > 1 and not positional.several):
         if alone:
-            meant = [f for f in flags.values() if f.required and not values[f.name]]
-            hint = f" Did you mean --{meant[0].name}={alone[-1]}?" if meant else ""
+            hint = f" Did you mean --{missing[0].name}={alone[-1]}?" if missing else ""
             raise UserError(
                 f"tftpu {command} takes flags only, as --flag=value, and got {alone[-1]!r}.{hint}"
                 if positional is None
@@ -202,7 +203,6 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
                 f"tftpu {command} takes no --config: it uses the config of the workdir."
             )
         values["overrides"] = tuple(overrides)
-    missing = [f for f in flags.values() if f.required and not f.positional and not values[f.name]]
     if missing:
         wanted = " and ".join(flag.usage for flag in missing)
         hints = " ".join(filter(None, (flag.hint() for flag in missing)))
