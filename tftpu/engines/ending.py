@@ -23,7 +23,10 @@ def end_iterators_at_exit() -> None:
 
 def _end_iterators() -> None:
     """Ends all iterators, and waits for their threads, which may still run Python code."""
-    kinds = {kind for kind in {type(item) for item in gc.get_objects()} if issubclass(kind, _KINDS)}
-    for iterator in [item for item in gc.get_objects() if type(item) in kinds]:
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _KINDS)}
+    iterators = [item for item in objects if type(item) in kinds]
+    del objects
+    for iterator in iterators:
         vars(iterator).clear()  # also the data set, whose functions hold a resource of several
     gc.collect()

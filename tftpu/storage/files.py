@@ -44,7 +44,7 @@ def check_folder(name: str, path: str) -> None:
     if path.startswith("~"):  # a folder of that name would be easy to make, and risky to remove
         raise UserError(
             f"{name}={path} begins with ~, which shells replace at the beginning of a word only, "
-            f"and Python does not: give the whole path, such as {os.path.expanduser(path)}."
+            f"and Python does not: give the whole path, as {os.path.expanduser(path)}; or ./{path}."
         )
     try:
         if is_remote(path):
