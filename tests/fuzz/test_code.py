@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 import onnx
 import pytest
 
@@ -24,13 +25,13 @@ from tests.fuzz import test_side_files as side_files
 from tests.support import audit, hostile_configs
 from tests.support.fuzzing import SECONDS, only_user_errors
 from tftpu import models
-from tftpu.config import Function, KerasObject, to_json
+from tftpu.config import Function, KerasObject, from_json, to_json
 from tftpu.errors import UserError
 from tftpu.inference.server import served
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.datasets import tfds
 from tftpu.input_pipelines.formats import manifest
-from tftpu.launch import config_flags, finished, keras_objects, result
+from tftpu.launch import config_flags, finished, keras_objects, own_code, result
 from tftpu.launch.commands import search, status
 from tftpu.launch.main import main
 from tftpu.launch.search.plan import Plan
@@ -82,6 +83,53 @@ def test_no_config_json_runs_code(tmp_path, ran):
         with audit.audited() as found, only_user_errors():
             opened(tmp_path)
         assert not found and not ran.exists(), mutant
+
+
+KNOWN = """
+import keras
+import tensorflow as tf
+import tftpu
+from tftpu.launch import config_flags
+
+def write(*_, path=None):
+    if path:
+        open(path, "w")
+
+class Writer:
+    def __init__(self, *_, path):
+        write(path=path)
+
+def get_config():
+    print(tf.io.write_file, keras.utils.get_file)
+    return config_flags.load("python_gpt", [])
+"""
+WRITING = (
+    *("tensorflow.print", "tensorflow.io.write_file", "keras.utils.get_file", "known.write"),
+    "known.Writer",
+)
+
+
+def test_no_config_json_calls_functions_of_a_known_config_with_its_arguments(
+    tmp_path, ran, monkeypatch
+):
+    """The config has loaded TensorFlow, and its code names functions that write a file."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "known.py").write_text(KNOWN)
+    code = own_code.own_code(str(tmp_path / "known.py"))
+    assert code
+    own_code.import_config(code)
+    modules, called = own_code.modules_of(code), 0
+    for path, field in itertools.product(WRITING, ("loss", "metrics")):
+        for hostile in hostile_configs.values(path, ran):
+            with contextlib.suppress(UserError):
+                read = from_json(json.dumps(whole() | {field: [hostile]}), *modules)
+                (value,) = keras_objects.made(getattr(read, field), field)
+                if callable(value):
+                    called += 1
+                    with contextlib.suppress(Exception):  # it gets numbers for the name of a file
+                        value(np.zeros((2, 1)), np.zeros((2, 1)))
+            assert not ran.exists(), hostile
+    assert called  # such as a loss that prints the labels
 
 
 def some(value, ran, count: int) -> Iterator:

@@ -235,6 +235,39 @@ def test_of_a_package_a_config_json_names_losses_and_functions_that_the_config_n
         read_again(file, json.dumps(plain))
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("far", "half"),  # which the config names, as a loss
+        ("mine", "get_config"),
+        ("mine", "Log"),
+        ("far", "Log"),
+    ],
+)
+def test_no_description_in_a_config_json_names_what_keras_would_call_with_its_arguments(
+    module, name, tmp_path, monkeypatch
+):
+    """Keras takes a function and a class by the name that any part of a description has."""
+    log = (
+        "class Log(keras.callbacks.Callback):\n    def __init__(self, *_, path): open(path, 'w')\n"
+    )
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/far.py").write_text(f"{projects.LOSSES}\n{log}")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    code = PACKAGE["mine.py"].replace("from net import losses", f"import far, keras\n{log}")
+    code = code.replace("losses.", "far.")
+    file = written(tmp_path / "code", PACKAGE | {"mine.py": code})
+    plain = json.loads(to_json(config_flags.load(str(file), [])))
+    part = {"module": module, "class_name": name, "config": {}}
+    settings = {"fn": {"module": "builtins", "class_name": "function", "config": name}}
+    wrapper = {"module": "keras.metrics", "class_name": "MeanMetricWrapper", "part": part}
+    description = {**wrapper, "config": {**settings, "path": "f"}}
+    kind = "tftpu.config.objects.KerasObject"
+    plain["metrics"] = [{"class": kind, "description": description}]
+    with pytest.raises(UserError, match=f"config.json names {module}.{name}, "):
+        read_again(file, json.dumps(plain))
+
+
 def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     """In a fresh process: nothing has loaded the code, nor `Examples`."""
     text = projects.CONFIG.format(rest="loss='mse'").replace("Sums()", "Examples(label='width')")

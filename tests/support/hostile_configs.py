@@ -66,6 +66,10 @@ def values(path: str, ran: Path) -> Iterator[Any]:
     yield {**described, "description": {**outer, "config": {"fn": function, "name": "a"}}}
     yield {**described, "description": {**outer, "config": {"fn": lambda_, "name": "a"}}}
     yield {**described, "description": {**outer, "config": {"fn": part}}}
+    for fn in (function, name, part):  # which another part lets Keras find
+        for settings in ({"output_stream": f"file://{ran}", "sep": "\n"}, {"path": str(ran)}):
+            named = {**outer, "config": {"fn": fn, "name": "a", **settings}, "other": part}
+            yield {**described, "description": named}
     yield part
     yield function
     yield {**part, "class_name": "__typespec__", "spec_name": name}

@@ -68,8 +68,8 @@ def from_json(
         text: the content of `config.json`.
         own: modules of the run's own code, which must be on `sys.path`.
         imported: loaded modules of others, whose Keras objects may be named.
-        written: names in the run's own code: functions of the imported modules may be named that
-            are among them. Any other, as one that writes a file, could be called as a loss.
+        written: names in the run's own code: functions of the imported modules may be a loss or
+            metric that are among them. Any other might be one that writes a file.
 
     Raises:
         UserError: the text is not JSON or not an experiment, or one of its classes is missing or
@@ -80,7 +80,9 @@ def from_json(
         if not isinstance(experiment, Experiment):
             raise UserError("config.json holds no experiment.")
         for name in _COMPILED:  # callbacks are only recorded
-            _check_compiled(getattr(experiment, name), name, own, imported, written)
+            _check_compiled(getattr(experiment, name), name)
+        for path in find_unreadable(experiment, own, imported, written):
+            raise _not_own(path)
         return experiment
     except UserError:
         raise
@@ -156,19 +158,40 @@ def _class(path: str, kind: Any, own: Collection[str]) -> type:
     return cls
 
 
-def _check_compiled(
-    value: Any,
-    name: str,
+def find_unreadable(
+    experiment: Experiment,
     own: Collection[str],
     imported: Collection[str],
     written: Collection[str],
-) -> None:
-    """Raises `UserError` for what Keras must not be given, or must not make.
+) -> Iterator[str]:
+    """Yields the classes and functions of an experiment that `from_json` refuses to look up.
+
+    Args:
+        experiment: with descriptions of its Keras objects.
+        own, imported, written: as for `from_json`.
+    """
+    for field in _COMPILED:
+        for part in _leaves(getattr(experiment, field)):
+            for path in names_in(part):
+                module, _, name = path.rpartition(".")
+                found = _loaded(path, own)
+                # Keras calls a function that a description names with arguments of the file. It is
+                # called with labels and predictions alone where it is the loss or metric itself.
+                if isinstance(part, Function):
+                    is_kind, is_allowed = type(found) is types.FunctionType, name in written
+                else:
+                    is_kind, is_allowed = _has_from_config(found), _is_keras(found)
+                is_named = module in own or (module in imported and is_allowed)
+                if not (is_kind and is_named and _is_of_package(found, module)):
+                    yield path
+
+
+def _check_compiled(value: Any, name: str) -> None:
+    """Raises `UserError` for what Keras must not be given.
 
     Args:
         value: of a field of the experiment.
         name: of the field.
-        own, imported, written: as for `from_json`.
     """
     kinds = (str, Optimizer, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
     for part in [value] if name == "optimizer" else _leaves(value):
@@ -179,13 +202,6 @@ def _check_compiled(
             raise UserError(
                 f"config.json holds {part!r} as {name}: give the config it was made of."
             )
-    for path in names_in(value):
-        module, _, attribute = path.rpartition(".")
-        found = _loaded(path, own)
-        allowed = attribute in written if type(found) is types.FunctionType else _is_keras(found)
-        named = module in own or (module in imported and allowed)
-        if not named or not _is_defined(found, module):
-            raise _not_own(path)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -208,10 +224,15 @@ def _loaded(path: str, own: Collection[str]) -> Any:
     return vars(sys.modules[module]).get(name) if sys.modules.get(module) else None
 
 
-def _is_defined(found: Any, module: str) -> bool:
-    """Returns whether something is a function or class of a module's package, not of another's."""
-    made = type(found) is types.FunctionType or issubclass(type(found), type)
-    return made and found.__module__.partition(".")[0] == module.partition(".")[0]
+def _is_of_package(found: Any, module: str) -> bool:
+    """Returns whether a function or class is of a module's package, not of another's."""
+    return found.__module__.partition(".")[0] == module.partition(".")[0]
+
+
+def _has_from_config(found: Any) -> bool:
+    """Returns whether something is a class that Keras makes objects of from their settings."""
+    kinds = found.__mro__ if issubclass(type(found), type) else ()
+    return any("from_config" in vars(kind) for kind in kinds)
 
 
 def _is_keras(found: Any) -> bool:
