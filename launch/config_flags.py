@@ -8,10 +8,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-from tftpu.config import Experiment, Function, KerasObject, declared_types
+from tftpu.config import Experiment, Function, KerasObject, declared_types, find_unreadable
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_values, configs, keras_objects
-from tftpu.launch.own_code import OwnCode, failures_of, import_config, own_code
+from tftpu.launch.own_code import OwnCode, failures_of, import_config, modules_of, own_code
 from tftpu.launch.startup import quieten_tensorflow
 
 # Fields of an experiment that the command line sets by the names of Keras.
@@ -48,9 +48,20 @@ def load(name: str, overrides: list[str]) -> Experiment:
     module = _imported(name, code)
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
+    # A command on a workdir imports the file, and does not call get_config().
+    readable = modules_of(code) if code else None
     with failures_of(f"The config {name!r}", folder):
         experiment = module.get_config()
     experiment = described(experiment, repr(name))
+    for path in find_unreadable(experiment, *readable) if readable else ():
+        package, _, attribute = path.rpartition(".")
+        raise UserError(
+            f"The config {name!r} uses {path}, which commands on its workdir, such as `tftpu "
+            "evaluate`, could not look up. Of another package they take losses, metrics and "
+            "optimizers of Keras's classes, and functions by the names that they were defined "
+            f"with: write `from {package} import {attribute}` at the top of the file; or derive a "
+            "class, or define a function, in a file beside it."
+        )
     experiment.config_file = str(code.file) if code else ""
     for change in overrides:
         override(experiment, change)

@@ -7,6 +7,7 @@ made in the scope of its devices, however many models are built from one config.
 import dataclasses
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -96,12 +97,15 @@ def _described(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_described(part, f"{name}[{index}]") for index, part in enumerate(value))
     if isinstance(value, types.FunctionType):
-        if not value.__qualname__.isidentifier():
+        function = Function(f"{value.__module__}.{value.__name__}")
+        held = getattr(sys.modules.get(value.__module__), value.__name__, None)
+        # `functools.wraps` names a function after the one that it wraps.
+        if not value.__qualname__.isidentifier() or not (function.public or held is value):
             raise UserError(
                 f"{name} is the function {value.__qualname__!r}, which another process cannot "
                 "find: define it with `def` at the top of a file beside the config."
             )
-        return Function(f"{value.__module__}.{value.__name__}")
+        return function
     if isinstance(value, type):
         raise UserError(f"{name} is the class {value.__name__}: write {value.__name__}().")
     if not hasattr(value, "get_config"):

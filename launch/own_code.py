@@ -144,7 +144,7 @@ def modules_of(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
     beside = _modules_in(code.folder)
     own = within | {name for name in sys.modules if _package(name) in beside}
     named = {_package(name) for name in others}
-    imported = _brought | {name for name in sys.modules if _package(name) in named}
+    imported = {name for name in sys.modules if name in _brought or _package(name) in named}
     return _foreign(own), _foreign(imported - own), written
 
 

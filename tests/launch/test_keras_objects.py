@@ -39,6 +39,18 @@ def test_an_object_that_cannot_be_made_again_is_refused_with_its_config(changes,
 
 
 @pytest.mark.parametrize(
+    ("line", "name"), [("twice = lambda *_: 0", "<lambda>"), ("twice = wraps(half)(get)", "half")]
+)
+def test_a_function_that_its_name_does_not_find_is_refused(line, name, tmp_path):
+    """The wrapped one would be the loss of the model."""
+    more = f"from functools import wraps\n\ndef get(*_): pass\n\n{line}\n"
+    rest = "loss=__import__('losses').twice"
+    path = str(projects.write(tmp_path, rest, losses=projects.LOSSES + more))
+    with pytest.raises(UserError, match=f"loss is the function '{name}', which another process"):
+        config_flags.load(path, [])
+
+
+@pytest.mark.parametrize(
     ("flag", "message"),
     [
         ("loss=hubber", "loss is 'hubber', and keras.losses has nothing of that name. Did you"),

@@ -268,6 +268,37 @@ def test_no_description_in_a_config_json_names_what_keras_would_call_with_its_ar
         read_again(file, json.dumps(plain))
 
 
+@pytest.mark.parametrize(
+    ("imports", "inside", "loss", "missing"),
+    [
+        ("from far import half", "", "half", ""),
+        ("import far", "", "far.half", ""),
+        ("import far", "", "far.twice", "half"),
+        ("import far", "", "far.get('half')", "half"),
+        ("", "import far", "far.half", "half"),
+        ("", "from far import Scaled", "Scaled()", "Scaled"),
+    ],
+)
+def test_a_config_whose_config_json_could_not_be_read_is_refused_when_it_is_loaded(
+    imports, inside, loss, missing, tmp_path, monkeypatch
+):
+    """Nothing calls get_config() when a config.json is read, and an alias is not recorded."""
+    more = "twice = half\n\ndef get(name):\n    return globals()[name]\n"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/far.py").write_text(projects.LOSSES + more)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    text = projects.CONFIG.format(rest=f"loss={loss}")
+    text = f"{imports}\n{text}".replace("():\n", f"():\n    {inside}\n")
+    file = projects.write(tmp_path / "code", "", mine=text)
+    if missing:
+        said = f"uses far.{missing}, .* write `from far import {missing}` at the top"
+        with pytest.raises(UserError, match=said):
+            config_flags.load(str(file), [])
+    else:
+        experiment = config_flags.load(str(file), [])
+        assert read_again(file, to_json(experiment)) == experiment
+
+
 def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     """In a fresh process: nothing has loaded the code, nor `Examples`."""
     text = projects.CONFIG.format(rest="loss='mse'").replace("Sums()", "Examples(label='width')")
