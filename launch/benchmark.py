@@ -16,6 +16,7 @@ from tftpu.config import Experiment
 from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
 from tftpu.launch import experiment as build
+from tftpu.launch import own_code
 
 TURNS = 20
 FOREVER = 1_000_000
@@ -30,7 +31,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         compare: time Keras's own `fit` as well.
     """
     engine = build.connect(experiment)
-    experiment.validate(engine.data_shares)
+    own_code.validate(experiment, engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment = build.with_length(experiment)
     experiment.train.checkpoint_every = 0

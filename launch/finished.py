@@ -94,7 +94,7 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
     cluster = experiment.cluster
     cluster.tpu, cluster.virtual_devices, cluster.mesh = "auto", None, None
     cluster.compiler_options = AUTO
-    experiment.validate()  # config.json, too: anybody may have changed it
+    own_code.validate_recorded(experiment)
     return experiment
 
 

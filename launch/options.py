@@ -22,7 +22,7 @@ from absl import flags as absl_flags
 
 from tftpu.config import Cluster, Experiment
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, own_code
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
@@ -356,7 +356,7 @@ class ConfigOptions(Overrides):
         """
         experiment = config_flags.load(self.config, list(self.overrides))
         self.set_cluster(experiment.cluster)
-        experiment.validate()
+        own_code.validate(experiment)
         return experiment
 
     def set_cluster(self, cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tftpu.config import Data, Experiment
 from tftpu.errors import UserError
 from tftpu.launch.cloud import code_imports
 
@@ -181,9 +182,48 @@ def failures_of(what: str, folder: Path) -> Iterator[None]:
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
     """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu."""
     cls = type(value)
-    if cls.__module__.partition(".")[0] == "tftpu":
+    if is_of_tftpu(value):
         return contextlib.nullcontext()
     return failures_of(f"{cls.__name__}.{method}()", Path(inspect.getfile(cls)).parent)
+
+
+def is_of_tftpu(value: Any) -> bool:
+    """Returns whether the class of a model or data set comes with tftpu."""
+    return type(value).__module__.partition(".")[0] == "tftpu"
+
+
+def validate(experiment: Experiment, data_shares: int | None = None) -> None:
+    """Validates an experiment, whose model and data may be classes of a user's own.
+
+    Args:
+        experiment: of a config.
+        data_shares: as for `Experiment.validate`.
+
+    Raises:
+        UserError: the first mistake found, or another exception of a user's `validate`.
+    """
+    experiment.validate_fields()
+    with failures_of_class(experiment.data, "validate"):
+        experiment.data.validate()
+    with failures_of_class(experiment.model, "validate"):
+        experiment.model.validate(experiment.share(data_shares))
+
+
+def validate_recorded(experiment: Experiment) -> None:
+    """Validates the experiment of a config.json, which anybody may have changed.
+
+    A user's `validate` of data may look for them, which an export does not need.
+
+    Raises:
+        UserError: as `validate`.
+    """
+    experiment.validate_fields()
+    if is_of_tftpu(experiment.data):
+        experiment.data.validate()
+    else:
+        Data.validate(experiment.data)
+    with failures_of_class(experiment.model, "validate"):
+        experiment.model.validate(experiment.share())
 
 
 def _modules_in(folder: Path) -> set[str]:

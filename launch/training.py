@@ -9,7 +9,7 @@ import keras
 import tftpu
 from tftpu.config import Experiment, to_json
 from tftpu.engines import selection
-from tftpu.launch import closing, keras_objects, result
+from tftpu.launch import closing, keras_objects, own_code, result
 from tftpu.launch import experiment as build
 from tftpu.runtime import goodput
 from tftpu.storage import files
@@ -33,7 +33,7 @@ def train(
         callbacks: in addition to those of the experiment.
     """
     engine = build.connect(experiment)
-    experiment.validate(engine.data_shares)
+    own_code.validate(experiment, engine.data_shares)
     base = experiment.model.init_from
     if experiment.model.lora and base and not files.is_remote(base):
         # Whoever opens the run, from wherever, loads these weights again.

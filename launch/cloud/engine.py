@@ -4,6 +4,7 @@ from tftpu.config import Cluster, Experiment
 from tftpu.config.mesh import AUTO, batch_shares, check_between_slices, mesh_sizes
 from tftpu.engines import selection
 from tftpu.errors import UserError
+from tftpu.launch import own_code
 from tftpu.tpu.slices import Slice
 
 
@@ -35,7 +36,7 @@ def for_slice(experiment: Experiment, wanted: Slice) -> str:
         )
     if wanted.slices > 1:
         check_between_slices(mesh_sizes(experiment.cluster.mesh, wanted.replicas), wanted.slices)
-    experiment.validate(_data_shares(experiment.cluster, wanted))
+    own_code.validate(experiment, _data_shares(experiment.cluster, wanted))
     return name
 
 

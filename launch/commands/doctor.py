@@ -11,7 +11,7 @@ import re
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, own_code
 from tftpu.launch.diagnosis import cloud, place, seen, settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.launch.options import Overrides, flag
@@ -35,7 +35,7 @@ def run(options: Options) -> None:
     experiment = None
     if options.config:
         experiment = config_flags.load(options.config, list(options.overrides))
-        experiment.validate()
+        own_code.validate(experiment)
     elif options.overrides:
         raise UserError(f"tftpu doctor needs --config=NAME for {options.overrides[0]}.")
     facts, problems = examine(Machine(), _buckets(experiment, options.workdir))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import conditions, config_flags
+from tftpu.launch import conditions, config_flags, own_code
 from tftpu.launch.search.space import Dimension, overrides
 
 _BEST = "train.best_metric"
@@ -63,7 +63,7 @@ def _check_value(
         try:
             for change in overrides(values):
                 config_flags.override(changed, change)
-            changed.validate()
+            own_code.validate(changed)
             return
         except UserError as error:
             refusal = refusal or error

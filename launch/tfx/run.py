@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tftpu.config import Experiment
 from tftpu.engines import selection
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import config_flags, startup
+from tftpu.launch import config_flags, own_code, startup
 from tftpu.launch.tfx.examples import Examples
 from tftpu.storage import claims
 
@@ -49,7 +49,7 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
     """
     experiment = _experiment(fn_args, get_config)
     _set_inputs(experiment, fn_args)
-    experiment.validate()
+    own_code.validate(experiment)
     startup.import_tensorflow()
     if selection.engine_for(experiment.cluster) == "jax":
         reason = selection.reason_for_jax(experiment.cluster) or "the config asks for it"

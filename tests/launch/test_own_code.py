@@ -12,6 +12,7 @@ from tests.support import projects
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
 from tftpu.launch import config_flags, finished, own_code
+from tftpu.launch.main import main
 
 MODULES = ("mine", "model", "data", "losses", "other", "net", "far", "deep")
 
@@ -333,3 +334,37 @@ def test_a_config_json_is_checked_before_its_data_are_read(field, value, said, t
     (tmp_path / "config.json").write_text(json.dumps(plain))
     with pytest.raises(UserError, match=rf"data\.{field} is .*{said}"):
         finished.experiment_of(str(tmp_path))
+
+
+def validating(folder: Path, part: str) -> Path:
+    """Writes a project whose model or data has a mistake in `validate`; returns its config file."""
+    check = "\n    def validate(self, *share):\n        raise ValueError('too few')\n"
+    texts = {"model": projects.MODEL, "data": projects.DATA}
+    return projects.write(folder, "loss='mse'", **{part: texts[part] + check})
+
+
+@pytest.mark.parametrize("part", ["model", "data"])
+@pytest.mark.parametrize("command", ["train", "doctor", "config show", "search"])
+def test_a_mistake_in_a_users_validate_is_reported_with_its_line(part, command, tmp_path, capsys):
+    path = validating(tmp_path, part)
+    words = {
+        "config show": [str(path)],
+        "search": [f"--config={path}", "--space=train.seed=uniform:1..2", f"--workdir={tmp_path}"],
+    }.get(command, [f"--config={path}"])
+    assert main([*command.split(), *words]) == 2
+    line = len((tmp_path / f"{part}.py").read_text().splitlines())
+    said = f"validate() fails in line {line} of {part}.py with ValueError: too few"
+    assert said in capsys.readouterr().err
+
+
+def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path):
+    """The data may be on another machine, where their `validate` would look for them."""
+    for part in ("data", "model"):
+        path = validating(tmp_path / part, part)
+        (path.parent / "config.json").write_text(to_json(config_flags.load(str(path), [])))
+    experiment = finished.experiment_of(str(tmp_path / "data"))
+    with pytest.raises(UserError, match=r"Linear\.validate\(\) fails in line 19 of model.py with"):
+        finished.experiment_of(str(tmp_path / "model"))
+    experiment.data.global_batch_size = 0
+    with pytest.raises(UserError, match=r"data\.global_batch_size is 0"):
+        own_code.validate_recorded(experiment)

@@ -209,6 +209,16 @@ class Experiment:
         Raises:
             UserError: the first mistake found.
         """
+        self.validate_fields()
+        self.data.validate()
+        self.model.validate(self.share(data_shares))
+
+    def validate_fields(self) -> None:
+        """Checks every field, and calls no `validate` of the model and the data.
+
+        Raises:
+            UserError: the first mistake found.
+        """
         refuse_model(self.model)
         refuse_data(self.data)
         for group in ("model", "data", "train", "cluster"):
@@ -216,7 +226,6 @@ class Experiment:
         self._check_optimizer()
         self._check_adapters()
         self.cluster.validate()
-        self.data.validate()
         self.train.validate()
         keras_names.check_losses("loss", self.loss)
         keras_names.check_metrics("metrics", self.metrics)
@@ -227,11 +236,18 @@ class Experiment:
                 "the experiment has one of its own: set it there, such as "
                 "keras.losses.CategoricalCrossentropy(label_smoothing=0.1)."
             )
+
+    def share(self, data_shares: int | None = None) -> Share:
+        """Returns the part of a global batch that one replica takes.
+
+        Args:
+            data_shares: as for `validate`.
+        """
         shares = data_shares or self.cluster.known_shares
         microbatches = self.train.gradient_accumulation_steps
         norm_batch = getattr(self.model, "norm_batch", 1)
         group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
-        self.model.validate(Share(self.data.global_batch_size, shares, microbatches, group))
+        return Share(self.data.global_batch_size, shares, microbatches, group)
 
     @property
     def best_metric(self) -> str:

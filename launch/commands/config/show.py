@@ -12,7 +12,7 @@ from typing import Any
 
 from tftpu.config import Function, KerasObject
 from tftpu.engines import selection
-from tftpu.launch import config_flags, startup
+from tftpu.launch import config_flags, own_code, startup
 from tftpu.launch.options import Overrides, argument, flag
 
 
@@ -33,7 +33,7 @@ def run(options: Options) -> None:
         UserError: there is no such config, or a value in it is wrong.
     """
     experiment = config_flags.load(options.name, list(options.overrides))
-    experiment.validate()
+    own_code.validate(experiment)
     if options.sharding:
         selection.choose_backend(dataclasses.replace(experiment.cluster, engine="jax"))
         startup.import_tensorflow()
