@@ -126,7 +126,8 @@ def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
 
     from tftpu import input_pipelines
 
-    spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    with own_code.failures_of_class(experiment.data, "batch_spec"):
+        spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
     zeros = keras.tree.map_structure(lambda item: tf.zeros(item.shape, item.dtype), spec)
     return _restored(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
 
@@ -158,7 +159,8 @@ def class_names(experiment: Experiment) -> list[str] | None:
     from tftpu import input_pipelines
 
     try:
-        return input_pipelines.class_names(experiment.data)
+        with own_code.failures_of_class(experiment.data, "class_names"):
+            return input_pipelines.class_names(experiment.data)
     except UserError as error:
         print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
         return None

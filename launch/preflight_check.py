@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.own_code import failures_of_class
 from tftpu.tpu.slices import ALIASES, GENERATIONS
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def check(
     options.verbose = verbose
     if time_limit is not None:
         options.time_limit = time_limit
-    batch_spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    with failures_of_class(experiment.data, "batch_spec"):
+        batch_spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
     return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
 
 

@@ -7,7 +7,7 @@ from tftpu.config import Data, Experiment
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Tokens
-from tftpu.launch import finished, texts
+from tftpu.launch import finished, own_code, texts
 from tftpu.launch.startup import quieten_xla
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def serving_of(
     from tftpu.launch.experiment import plain_model
 
     model = plain_model(experiment, trainer)  # without loss and optimizer
-    taken = taken_of(model, experiment.data, experiment.data.export_inputs(), inputs)
+    with own_code.failures_of_class(experiment.data, "export_inputs"):
+        given = experiment.data.export_inputs()
+    taken = taken_of(model, experiment.data, given, inputs)
     names = finished.class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantized_weights(model, bits) if bits else {}
@@ -149,7 +151,8 @@ def _features(data: Data) -> Any:
     """Returns the specs of a batch's features."""
     from tftpu import input_pipelines
 
-    spec = input_pipelines.batch_spec(data, data.global_batch_size)
+    with own_code.failures_of_class(data, "batch_spec"):
+        spec = input_pipelines.batch_spec(data, data.global_batch_size)
     return spec[0] if isinstance(spec, tuple) else spec
 
 

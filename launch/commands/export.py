@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import finished
+from tftpu.launch import finished, own_code
 from tftpu.launch.options import flag, required
 from tftpu.launch.serving import serving_of, taken_of
 from tftpu.launch.startup import without_notes
@@ -141,7 +141,8 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
 
     # Without loss and optimizer, which others may not know.
     model = plain_model(experiment, trainer)
-    given = experiment.data.export_inputs()
+    with own_code.failures_of_class(experiment.data, "export_inputs"):
+        given = experiment.data.export_inputs()
     if given is not None:
         model = _with_pixels(model, experiment)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)

@@ -357,6 +357,25 @@ def test_a_mistake_in_a_users_validate_is_reported_with_its_line(part, command, 
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("method", "command"),
+    [
+        ("training", "data check"),
+        ("training", "data show"),
+        ("batch_spec", "data check"),
+        ("batch_spec", "preflight"),
+    ],
+)
+def test_a_mistake_in_users_data_is_reported_with_its_line(method, command, tmp_path, capsys):
+    mistake = f"\n    def {method}(self, *_):\n        return 1 / 0\n"
+    path = projects.write(tmp_path, "loss='mse'", data=projects.DATA + mistake)
+    flags = ["--slices=v5e-1"] if command == "preflight" else []
+    assert main([*command.split(), f"--config={path}", *flags]) == 2
+    output = capsys.readouterr()
+    said = f"Sums.{method}() fails in line 28 of data.py with ZeroDivisionError"
+    assert said in output.out + output.err
+
+
 def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path):
     """The data may be on another machine, where their `validate` would look for them."""
     for part in ("data", "model"):

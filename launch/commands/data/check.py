@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tftpu.errors import UserError, counted
-from tftpu.launch import conditions, predictions
+from tftpu.launch import conditions, own_code, predictions
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
@@ -78,8 +78,10 @@ def run(options: Options) -> None:
     from tftpu import input_pipelines
 
     data = experiment.data
-    pipeline = input_pipelines.training(data, experiment.train.seed)
-    announced = input_pipelines.batch_spec(data, data.global_batch_size // hosts)
+    with own_code.failures_of_class(data, "training"):
+        pipeline = input_pipelines.training(data, experiment.train.seed)
+    with own_code.failures_of_class(data, "batch_spec"):
+        announced = input_pipelines.batch_spec(data, data.global_batch_size // hosts)
     own = not hasattr(pipeline, "starting_at")
     # The trainer gives the batches of a plain data set a static shape itself.
     seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
@@ -107,7 +109,8 @@ def evaluated(data: Any) -> list[Finding]:
     from tftpu import input_pipelines
 
     try:
-        batches = input_pipelines.evaluation(data)
+        with own_code.failures_of_class(data, "evaluation"):
+            batches = input_pipelines.evaluation(data)
     except UserError as error:
         return [Finding("error", f"evaluation: {error}")]
     if batches is None:

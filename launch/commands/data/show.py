@@ -16,7 +16,7 @@ from tftpu.config import Data
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
-from tftpu.launch import texts
+from tftpu.launch import own_code, texts
 from tftpu.launch.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
@@ -79,7 +79,8 @@ def first(data: Data, seed: int, step: int, count: int) -> Batch:
     # Read the share of the first of as many hosts as possible: nothing else is decoded.
     shares = [n for n in range(count, whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
-    pipeline = input_pipelines.training(data, seed)
+    with own_code.failures_of_class(data, "training"):
+        pipeline = input_pipelines.training(data, seed)
     batches = input_pipelines.starting_at(pipeline, step, 0, hosts)
     batch = next(batches.take(1).as_numpy_iterator())
     return tf.nest.map_structure(lambda array: array[:count], batch)
@@ -97,7 +98,8 @@ def pixels(data: Data, images: "np.ndarray") -> "np.ndarray":
 
 def captions(data: Data, labels: "np.ndarray") -> list[list[str]]:
     """Returns lines for each example: its class, or the classes it mixes, largest share first."""
-    names = input_pipelines.class_names(data)
+    with own_code.failures_of_class(data, "class_names"):
+        names = input_pipelines.class_names(data)
 
     def name(label: int) -> str:
         return names[label] if names else f"class {label}"
