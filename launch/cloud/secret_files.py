@@ -30,7 +30,6 @@ _DETECTORS = {
     "GitHubTokenDetector": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
     "GitLabTokenDetector": ("glpat-", "gldt-", "glft-", "glsoat-", "glrt-", "glcbt-", "GR1348941"),
     "JwtTokenDetector": (".e",),  # at the payload, whose first letter, in base64, is "{"
-    "NpmDetector": (":_authToken=",),
     "OpenAIDetector": ("T3BlbkFJ",),
     "PypiTokenDetector": ("pypi-Ag",),
     "SendGridDetector": ("SG.",),
@@ -77,11 +76,20 @@ _TOKENS = {
     "Databricks token": (("dapi",), r"\bdapi[0-9a-f]{32}\b"),
     "Weights & Biases key": (
         ("wandb", "Wandb", "WANDB"),
-        r"""(?i:wandb)[^\n]{0,60}["'=\s:][0-9a-f]{40}\b|\bwandb_v1_\w{40,}""",
+        r"""(?i:wandb)[^\n]{0,60}?["'=\s:]([0-9a-f]{40})\b|\bwandb_v1_\w{40,}""",
     ),
     "Kaggle key": (
         ("kaggle", "Kaggle", "KAGGLE", "KGAT_"),
-        r"""(?i:kaggle[^\n]{0,60}key)["'\])]{0,2}\s*[=:,]\s*["']?[0-9a-f]{32}\b|\bKGAT_[0-9a-f]{32}""",
+        # A word for a key has to stand before it, and none for a checksum behind that word: data
+        # sets of Kaggle have checksums. The digits are looked for first, which is cheaper.
+        r"""(?i:kaggle)(?=[^\n]{0,120}?["'=\s:][0-9a-f]{32}\b)"""
+        r"(?i:[^\n]{0,60}?(?:keys?|secrets?|tokens?|password|login|auth)(?![a-z])"
+        r"(?:(?!md5|sha|hash|checksum|digest)[^\n]){0,40}?)"
+        r"""["'=\s:]([0-9a-f]{32})\b|\bKGAT_[0-9a-f]{32}""",
+    ),
+    "NPM tokens": (
+        (":_authToken=",),
+        r""":_authToken=\s*["']?(npm_\w{30,}|[A-Fa-f0-9-]{36})""",
     ),
     "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
 }
@@ -94,8 +102,10 @@ _DOCUMENTS = {
     ),
     "kubeconfig": (r"""kind["']?\s*:\s*["']?Config\b""", r"""users["']?\s*:"""),
 }
-# Of documents; in a token of random letters they are rarer than once in ten thousand.
-_PLACEHOLDER = re.compile(r"(?i)your[-_]|example|placeholder|change[-_]?me|x{4}|\*{4}|(.)\1{7}")
+# Of documents; in a token of 800 random letters they are rarer than once in ten thousand.
+_PLACEHOLDER = re.compile(
+    r"(?i)your[-_]|example|placeholder|change[-_]?me|(?<![a-z\d])x{4}|\*{4}|(.)\1{7}"
+)
 _ALLOWED = re.compile(r"pragma: ?allowlist[ -]secret\b")
 _ACCOUNT = r'"type"\s*:\s*"(?:service_account|authorized_user|external_account\w*)"'
 
@@ -162,8 +172,17 @@ def _searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
             (detector.secret_type, _DETECTORS[type(detector).__name__], detector.analyze_string)
             for detector in get_plugins()
         ]
-    own = [(what, marks, re.compile(form).findall) for what, (marks, form) in _TOKENS.items()]
+    own = [
+        (what, marks, functools.partial(_find_tokens, re.compile(form)))
+        for what, (marks, form) in _TOKENS.items()
+    ]
     return (*own, *found)
+
+
+def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
+    """Yields what matches a form; where the form has a group that matched, the group alone."""
+    for match in form.finditer(text):
+        yield match[match.lastindex or 0]
 
 
 def _is_value(token: str) -> bool:

@@ -15,6 +15,8 @@ from tftpu.launch.cloud import code_folder, secret_files, shipment
 # In parts, or this file looks like one.
 KEY = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIE\n"
 LETTERS = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0z" * 3
+HEX = "0123456789abcdef" * 2
+WEB_TOKEN = f"eyJhbGciOiJIUzI1NiJ9.eyJhIjoiXXXXkCJ9.{LETTERS[:43]}"
 DOCKER = json.dumps({"auths": {"gcr.io": {"auth": "bWU6aHVudGVyMg=="}}}, indent=2)
 KUBERNETES = "apiVersion: v1\n" + "kind: Config\nclusters: []\nusers: []\n"
 
@@ -109,6 +111,17 @@ def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
         ("a.py", f"wandb.login(key='{'0123456789' * 4}')", "Weights & Biases key"),
         ("run.sh", f"export WANDB_API_KEY={'0123456789' * 4}", "Weights & Biases key"),
         ("a.py", f"os.environ['KAGGLE_KEY'] = '{'0123456789ab' * 2}01234567'", "Kaggle key"),
+        ("a.py", f"wandb.init(project='example'); wandb.login(key='{'0123456789' * 4}')",
+         "Weights & Biases key"),
+        ("a.py", f"wandb.login('{'0123456789' * 4}' or '{'0' * 40}')",
+         "Weights & Biases key"),
+        ("a.py", f"kaggle = {{'username': 'example', 'key': '{HEX}'}}", "Kaggle key"),
+        ("a.py", f"KAGGLE_SECRET = '{HEX}'", "Kaggle key"),
+        ("a.py", f"kaggle.login('joe', '{HEX}')", "Kaggle key"),
+        ("a.sh", f"kaggle config set --name=key --value={HEX}", "Kaggle key"),
+        ("a.py", f"KAGGLE_API_TOKEN = 'KGAT_{HEX}'", "Kaggle key"),
+        ("npmrc", f"//r.io/:_authToken=npm_{LETTERS[:36]} # an example", "NPM tokens"),
+        ("a.py", f"TOKEN = '{WEB_TOKEN}'", "JSON Web Token"),
         ("a.py", f"TOKEN = 'ghp_{LETTERS[:36]}'", "GitHub Token"),
         ("a.py", f"TOKEN = 'github_pat_{LETTERS[:60]}'", "GitHub token"),
         ("a.py", f"TOKEN = 'glpat-{LETTERS[:20]}'", "GitLab Token"),
@@ -183,12 +196,14 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
         "_authToken " + "//x " * 400_000,
         "iVBORw0KGgo_AAAA-NSUhEUgAAAAEAAAAB/CAYAAAAf" * 40_000,
         "kaggle key " * 70_000,
+        "kaggle keys, login, auth " * 40_000,
         "aws_secret_key= " * 50_000,
         "hvs.a" * 300_000,
         "pcsk_" * 300_000,
     ],
     ids=[
         *("links", "like a JSON web token", "like one of npm", "base64", "like one of Kaggle"),
+        "with words for keys of Kaggle",
         *("like one of AWS", "like one of Vault", "like one of Pinecone"),
     ],
 )
@@ -222,6 +237,12 @@ AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE
 export AWS_SECRET_ACCESS_KEY=$AWS_SECRET PAGE=https://me:xxxxxxxx@pypi.mine.io
 KEY=sk-ant-api03-xxxxxxxxxxxxxxxxxxxx
 download("https://kaggle.com/dogs.zip", md5="0123456789abcdef0123456789abcdef")  # kaggle
+kaggle_key = None; md5 = "0123456789abcdef0123456789abcdef"
+kaggle_tokenizer = "0123456789abcdef0123456789abcdef"
+KAGGLE_KEY = "00000000000000000000000000000000"
+wandb.login(key="0000000000000000000000000000000000000000")
+KEY=sk-ant-api03-xxxx-xxxx-xxxx-xxxx-xxxx
+//r.io/:_authToken=npm_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
 hvs.hidden_values_of_the_second_layer = lsv2_model
 """
 
