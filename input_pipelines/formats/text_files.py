@@ -219,6 +219,7 @@ def _rows(
 
 def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
+    is_quoted = _peek(file).removeprefix(_MARK).lstrip().startswith(b'"')
     # Bytes that are not UTF-8 become half characters, so that `_checked` can name their line.
     # The encoding utf-8-sig would take half a mark for no text.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
@@ -235,7 +236,8 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool)
                 yield Row(place, _by_column(place, values, header))
                 continue
             header = [name.strip() for name in values]
-            _check_delimiter(path, header, delimiter)
+            if not is_quoted:  # a name in quotes may hold any separator
+                _check_delimiter(path, header, delimiter)
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
                 raise UserError(f"{path} has several columns {min(twice)!r}.")
@@ -248,11 +250,12 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool)
 
 def _check_delimiter(path: str, header: list[str], delimiter: str) -> None:
     """Raises `UserError` if the only column of a table holds the separator of another one."""
-    others = [other for other in _OTHER_DELIMITERS if other in header[0]]
+    others = [o for o in _OTHER_DELIMITERS if o != delimiter and o in header[0]]
     if len(header) == 1 and others:
         raise UserError(
             f"The first line of {path} is separated by {others[0]!r}, not by {delimiter!r}: save "
-            f"the table with {delimiter!r}, or, if this is the name of its only column, change it."
+            f"the table with {delimiter!r}, or, if this is the name of its only column, put it in "
+            "quotes."
         )
 
 

@@ -78,6 +78,14 @@ def test_a_file_without_texts_is_named(tmp_path, caplog, name, content):
     assert f"{name} holds no texts" in caplog.text
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
+@pytest.mark.parametrize("name", ["text, cleaned", "text; cleaned", "text | cleaned"])
+def test_the_name_of_the_only_column_may_hold_separators_in_quotes(tmp_path, name, mark):
+    (tmp_path / "a.csv").write_text(f'{mark}"{name}"\n"a, b"\nc\n')
+    found = text_files.rows(str(tmp_path / "a.csv"))
+    assert [row.values for row in found] == [{name: "a, b"}, {name: "c"}]
+
+
 NOT_TEXT = {
     "a.txt": ("a\n".encode("utf-16"), "a.txt is not UTF-8"),
     "b.txt": ("a\n".encode("utf-16-le"), "b.txt holds a byte 0"),
