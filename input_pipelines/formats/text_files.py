@@ -330,9 +330,10 @@ def _decoded(data: bytes, place: str) -> str:
     try:
         text = data.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        # Of the data without their mark, as they were decoded.
+        line = error.object.count(b"\n", 0, error.start) + 1
         where = f"line {line} of {place}" if b"\n" in data.rstrip() else place
-        byte = data[error.start]
+        byte = error.object[error.start]
         raise UserError(f"{where} is not UTF-8: byte {byte:#04x}. {_ICONV}") from error
     _check_text(text, place)
     return text

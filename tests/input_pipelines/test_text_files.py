@@ -95,6 +95,8 @@ NOT_TEXT = {
     "nul.csv": (b"text\na\0\n", "line 2 of .*nul.csv holds a byte 0"),
     "latin.csv": (b"text\nb\n\xe9\n", "line 3 of .*latin.csv is not UTF-8: .* WINDOWS-1252"),
     "cp.txt": (b"a\nb \x80\nc\n", "line 2 of .*cp.txt is not UTF-8: byte 0x80.* WINDOWS-1252"),
+    "mark.txt": (b"\xef\xbb\xbfabc\xe9\n", "mark.txt is not UTF-8: byte 0xe9"),
+    "lines.txt": (b"\xef\xbb\xbfa\n\xe9b\n", "line 2 of .*lines.txt is not UTF-8: byte 0xe9"),
     "excel.csv": (b"id;text\n1;a\n", "first line of .*excel.csv is separated by ';', not by ','"),
     "short.csv.gz": (gzip.compress(b"text\n" + b"a\n" * 99)[:-9], "cannot be decompressed"),
     "flip.txt.gz": (gzip.compress(b"a" * 99)[:-8] + b"\0" * 8, "cannot be decompressed"),
