@@ -40,10 +40,13 @@ _MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
 _GZIP = b"\x1f\x8b"
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as "surrogateescape" decodes a byte
 _CONVERT = "Text is UTF-8, plain or compressed with gzip: convert the file, or leave it out."
-_ICONV = (
+_WINDOWS = (
     f"{_CONVERT} If it is from Windows in Western Europe, use "
     "`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`."
 )
+_UTF16 = "It is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`."
+_ARCHIVE = "It is an archive, such as a workbook of Excel: save its table or text as UTF-8."
+_BEGINNINGS = {b"\xff\xfe": _UTF16, b"\xfe\xff": _UTF16, b"PK\x03\x04": _ARCHIVE}
 _OTHER_DELIMITERS = (";", "\t", "|", ",")  # of tables that are not what their suffix says
 
 
@@ -263,7 +266,8 @@ def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if wrong := _NOT_UTF8.search(line):
             byte = os.fsencode(wrong[0])[0]
-            raise UserError(f"line {number} of {path} is not UTF-8: byte {byte:#04x}. {_ICONV}")
+            advice = _advise(line.encode(errors="surrogateescape"))
+            raise UserError(f"line {number} of {path} is not UTF-8: byte {byte:#04x}. {advice}")
         _check_text(line, f"line {number} of {path}")
         yield line.removeprefix("\ufeff") if number == 1 else line
 
@@ -334,9 +338,17 @@ def _decoded(data: bytes, place: str) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         where = f"line {line} of {place}" if b"\n" in data.rstrip() else place
         byte = error.object[error.start]
-        raise UserError(f"{where} is not UTF-8: byte {byte:#04x}. {_ICONV}") from error
+        raise UserError(f"{where} is not UTF-8: byte {byte:#04x}. {_advise(data)}") from error
     _check_text(text, place)
     return text
+
+
+def _advise(data: bytes) -> str:
+    """Returns how to make text in UTF-8 of data that are none: of a file, or a line of one."""
+    for beginning, advice in _BEGINNINGS.items():
+        if data.startswith(beginning):
+            return advice
+    return _CONVERT if b"\0" in data else _WINDOWS
 
 
 def _check_text(text: str, place: str) -> None:

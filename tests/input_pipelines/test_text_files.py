@@ -127,6 +127,23 @@ def test_what_is_not_understood_is_named_and_never_text(tmp_path, name):
     assert name in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        (b"\xff\xfe" + "id\tä\n".encode("utf-16-le"), "UTF-16: .*`iconv -f UTF-16 -t UTF-8 "),
+        (b"\xfe\xff" + "id\tä\n".encode("utf-16-be"), "UTF-16: .*`iconv -f UTF-16 -t UTF-8 "),
+        (b"PK\x03\x04\x14\x00\x08\x00\xe9\x8c\n", "It is an archive, such as a workbook of Excel"),
+        (b"ELF\0\0\xe9\n", "Text is UTF-8, plain or compressed with gzip: convert the file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt", "a.jsonl", "a.json"])
+def test_data_that_are_no_text_of_windows_are_not_converted_from_it(tmp_path, name, data, advice):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=advice) as error:
+        list(text_files.documents(str(tmp_path / name), "text"))
+    assert "WINDOWS" not in str(error.value)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_parts_of_a_file_hold_each_text_once(tmp_path, monkeypatch, packed):
     """A large file is cut by its bytes, which those of a compressed one are not."""
