@@ -264,7 +264,8 @@ def _check_delimiter(path: str, header: list[str], delimiter: str) -> None:
 
 def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
-        if wrong := _NOT_UTF8.search(line):
+        # Most lines are ASCII, and whether one is costs next to nothing.
+        if not line.isascii() and (wrong := _NOT_UTF8.search(line)):
             byte = os.fsencode(wrong[0])[0]
             advice = _advise(line.encode(errors="surrogateescape"))
             raise UserError(f"line {number} of {path} is not UTF-8: byte {byte:#04x}. {advice}")
