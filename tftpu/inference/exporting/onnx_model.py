@@ -65,8 +65,8 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         _name_dimensions(value.type.tensor_type.shape, shapes[value.name])
     for name, value in about.items():
         model.metadata_props.add(key=name, value=json.dumps(value))
-    model.metadata_props.add(**onnx_seal.blank_entry())
-    path.write_bytes(onnx_seal.seal(model.SerializeToString()))
+    model.metadata_props.add(**onnx_seal.make_blank_entry())
+    onnx_seal.write_sealed(path, model.SerializeToString())
 
 
 def _name_dimensions(shape: Any, known: tuple[int | None, ...]) -> None:
