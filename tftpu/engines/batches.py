@@ -100,7 +100,7 @@ def epoch_of(dataset: Any) -> Epoch:
     steps = first = last = 0
     instead = "pass steps_per_epoch= with epochs=, or steps="
     with data_errors():
-        for last in map(int, counted(sizes.as_numpy_iterator(), known, instead)):
+        for last in map(int, count_batches(sizes.as_numpy_iterator(), known, instead)):
             steps, first = steps + 1, first or last
     if steps == 0:
         raise UserError("The dataset is empty.")
@@ -114,7 +114,7 @@ def epoch_of(dataset: Any) -> Epoch:
     return Epoch(steps, first, last if last != first else None)
 
 
-def counted(items: Iterable[_T], batches: int, instead: str = _CUT) -> Iterator[_T]:
+def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Iterator[_T]:
     """Yields items, one for each batch of a data set that is read to learn their number.
 
     Args:

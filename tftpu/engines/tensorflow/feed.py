@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines.arrays import alone
-from tftpu.engines.batches import counted
+from tftpu.engines.batches import count_batches
 from tftpu.engines.data import Epochs, Pipeline, for_epochs, for_evaluation, for_training
 from tftpu.engines.engine import Epoch
 from tftpu.engines.gate import Gate, endless
@@ -57,7 +57,7 @@ def evaluation_batches(
     count = int(batches.cardinality())
     if input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
         # Endless, and all hosts take the same number of batches: see `_part_of_host`.
-        count = count if count >= 0 else sum(1 for _ in counted(iter(batches), count))
+        count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
     return batches, count if count >= 0 else None
 
