@@ -25,6 +25,7 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines import service
+from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.reading.epochs import share_of_host
 from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
@@ -291,15 +292,15 @@ class Pipeline:
             return False
         if self.data.on_bad_record == "raise":
             raise UserError(
-                f"{name}: {reason}. Fix the data, or leave out such records with "
+                f"{name} {reason}. Fix the data, or leave out such records with "
                 "on_bad_record=skip (--config.data.on_bad_record=skip; predict: --skip_bad)."
             )
         self.skipped[number] = reason
-        _log.warning("Skipped %s: %s (%d so far)", name, reason, len(self.skipped))
+        _log.warning("Skipped %s, which %s (%d so far)", name, reason, len(self.skipped))
         if len(self.skipped) > self.data.max_bad_records:
             raise UserError(
-                f"{len(self.skipped)} bad records, the last {name}: {reason}: more than "
-                f"max_bad_records={self.data.max_bad_records}."
+                f"{len(self.skipped)} bad records, more than "
+                f"max_bad_records={self.data.max_bad_records}. The last is {name}, which {reason}."
             )
         return True
 
@@ -308,6 +309,8 @@ class Pipeline:
 
     def _reason(self, record: Any, number: int, seed: Any) -> str:
         """Returns why a record cannot be prepared, found by trying; "" if it can.
+
+        It is the end of a sentence that begins with the name of the record.
 
         Raises:
             UserError: its bucket stays out of reach.
@@ -332,8 +335,10 @@ class Pipeline:
                 f"{self._name(number)} cannot be reached ({_plain(error)}). Run the same command "
                 "again once it can be: the run resumes."
             ) from error
-        except (tf.errors.OpError, UserError, ValueError, TypeError) as error:
+        except pillow.ImageError as error:
             return _plain(error)
+        except (tf.errors.OpError, UserError, ValueError, TypeError) as error:
+            return f"cannot be prepared: {_plain(error)}"
         return ""
 
     def _finished(self, examples: Batch, found: Tensor, seeds: Tensor) -> Any:

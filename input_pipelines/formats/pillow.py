@@ -18,6 +18,10 @@ _TOO_LARGE = f"has more pixels than are decoded, {MAX_PIXELS:,}: reduce it"
 _ORIENTATION = 0x0112  # the tag of EXIF
 
 
+class ImageError(ValueError):
+    """An image that cannot be used: the end of a sentence that begins with the file's name."""
+
+
 def pixels(data: bytes, channels: int | None = None) -> np.ndarray:
     """Returns the upright pixels of an image, of the first one if there are several.
 
@@ -31,26 +35,26 @@ def pixels(data: bytes, channels: int | None = None) -> np.ndarray:
         (height, width, channels), uint8.
 
     Raises:
-        ValueError: what is wrong, as the end of a sentence that begins with the file's name.
+        ImageError: it cannot be used; says why.
     """
     import PIL
     from PIL import Image, ImageOps
 
     if not data:
-        raise ValueError("is empty")
+        raise ImageError("is empty")
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise _UnusableError(_TOO_LARGE)
+                raise ImageError(_TOO_LARGE)
             return _of_channels(ImageOps.exif_transpose(_of_eight_bits(image)), channels)
+    except ImageError:
+        raise
     except PIL.UnidentifiedImageError as error:
-        raise ValueError(f"is no image that can be read ({', '.join(_FORMATS)})") from error
+        raise ImageError(f"is no image that can be read ({', '.join(_FORMATS)})") from error
     except Image.DecompressionBombError as error:
-        raise ValueError(_TOO_LARGE) from error
-    except _UnusableError as error:
-        raise ValueError(str(error)) from error
+        raise ImageError(_TOO_LARGE) from error
     except Exception as error:  # Pillow's readers of damaged files raise errors of many kinds
-        raise ValueError(f"cannot be decoded ({error})") from error
+        raise ImageError(f"cannot be decoded ({error})") from error
 
 
 def to_png(data: bytes) -> bytes:
@@ -78,10 +82,6 @@ def orientation(data: bytes) -> int:
     return found if found in range(1, 9) else 1
 
 
-class _UnusableError(Exception):
-    """An image that is whole, but is not used."""
-
-
 def _of_eight_bits(image: Any) -> Any:
     from PIL import Image
 
@@ -91,9 +91,7 @@ def _of_eight_bits(image: Any) -> Any:
         made.getexif().update(image.getexif())
         return made
     if image.mode in ("I", "F"):
-        raise _UnusableError(
-            "has pixels of 32 bits, of which the range is not known: store 8 or 16"
-        )
+        raise ImageError("has pixels of 32 bits, of which the range is not known: store 8 or 16")
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")  # Pillow warns of any other way
     return image

@@ -83,7 +83,7 @@ def kept(request, tmp_path):
 def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, compression, kept):
     shards(tmp_path, length, compression)
     folder = kept(tmp_path)
-    named = f"record [3-9] of {folder}/train-00001: cannot be read: .*record 3 is corrupt: the"
+    named = f"record [3-9] of {folder}/train-00001 cannot be read: .*record 3 is corrupt: the"
     with pytest.raises(tf.errors.OpError, match=named):
         trained(settings(folder))
 
