@@ -106,14 +106,15 @@ def splits_in(folder: str, classes: Sequence[str] = ()) -> Splits:
 
     Args:
         folder: local or in a bucket.
-        classes: names of all classes; folders that are all named here are no splits.
+        classes: names of all classes; folders that are all named here are no splits, unless the
+            folders in them are named here, too.
 
     Raises:
         UserError: folders are named like splits, but images lie in them without a class, or other
             folders beside them.
     """
     found, left_out = sort_files(folder)
-    if classes and {name.split("/")[0] for name in found if "/" in name} <= {*classes}:
+    if classes and _are_classes(found, classes):
         return Splits({}, {})
     splits = _find_splits(folder, found)
     beside = {
@@ -121,6 +122,19 @@ def splits_in(folder: str, classes: Sequence[str] = ()) -> Splits:
         for reason, names in {**left_out, "in no split": list(found)}.items()
     }
     return Splits(splits, beside if splits else {})
+
+
+def _are_classes(found: Iterable[str], classes: Sequence[str]) -> bool:
+    """Returns whether the folders of images are classes, by the names of all classes."""
+    tops: set[str] = set()
+    inner: set[str] = set()
+    for name in found:
+        above = name.split("/")[:-1]
+        tops.update(above[:1])
+        inner.update(above[1:2])
+    # A class may be named like a split: train/bus, train/car and train/train are in the split.
+    are_splits = all(top.lower() in SPLIT_NAMES for top in tops) and not inner.isdisjoint(classes)
+    return tops <= {*classes} and not are_splits
 
 
 def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
@@ -210,6 +224,7 @@ def in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
             f"first split ({_some(classes)}). Remove them; or give the first split images of them, "
             "too, and convert all splits into a new output folder."
         )
+    _check_depth(folder, names, found, classes)
     classes = list(classes) or names
     ids = {name: number for number, name in enumerate(classes)}
     listed = [ImageFile(f"{folder}/{n}", ids[n.split("/")[0]], sizes[n]) for n in found]
@@ -229,17 +244,31 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
             f"The folders of {folder} are the splits {_some(splits)}, not classes: name the folder "
             f"of one split, as {folder}/{next(iter(splits))}."
         )
+    _check_depth(folder, names, found)
+    _check_names(folder, found)
+    for name in names:
+        if name != displayed(name):
+            raise UserError(f"The name of the folder {displayed(name)} in {folder} is not UTF-8.")
+
+
+def _check_depth(
+    folder: str, names: list[str], found: list[str], classes: Sequence[str] = ()
+) -> None:
+    """Raises `UserError` if all images are in one folder, in folders that may be the classes.
+
+    Args:
+        folder, names, found: as for `_check_classes`.
+        classes: names of all classes; folders that are none of them are not; empty: not known.
+    """
     inner = sorted({name.split("/")[1] for name in found if name.count("/") > 1})
+    if classes and {*classes}.isdisjoint(inner):
+        return
     if len(names) == 1 and len(inner) > 1 and all(name.count("/") > 1 for name in found):
         raise UserError(
             f"All images of {folder} are in {names[0]}, in the folders {_some(inner)}: if these "
             f"are the classes, name {folder}/{names[0]}; if {names[0]} is the only class, put its "
             "images into it directly."
         )
-    _check_names(folder, found)
-    for name in names:
-        if name != displayed(name):
-            raise UserError(f"The name of the folder {displayed(name)} in {folder} is not UTF-8.")
 
 
 def _check_names(folder: str, found: Iterable[str]) -> None:

@@ -139,6 +139,18 @@ def test_a_class_named_like_a_split_is_read_once_all_classes_are_listed(tmp_path
     assert read == ["bus", "train", "train"]
 
 
+@pytest.mark.parametrize("beside", [(), ("val/car/4.png", "val/train/5.png")])
+def test_a_split_may_have_a_class_of_its_own_name(tmp_path, beside):
+    names = ["train/bus/1.png", "train/car/2.png", "train/train/3.png", *beside]
+    folder = write(tmp_path / "in", *names)
+    assert convert(f"images:{folder}", tmp_path / "out", "--classes=bus,car,train") == 0
+    made = examples(tmp_path / "out")
+    read = {one(e, "source"): one(e, "label") for shard in made for e in shard}
+    assert read == {b"bus/1.png": 0, b"car/2.png": 1, b"train/3.png": 2}
+    with pytest.raises(UserError, match="are in train, in the folders bus, car, train: if these"):
+        labels(write(tmp_path / "train", *names[:3]), "bus", "car", "train")
+
+
 def test_a_share_of_images_with_names_of_any_bytes_is_held_out(tmp_path):
     folder = write(tmp_path / "all", *(f"cat/{n}.png" for n in range(8)), "dog/0.png")
     os.rename(tmp_path / "all/cat/0.png", os.fsencode(tmp_path) + b"/all/cat/\xfe.png")
