@@ -304,15 +304,16 @@ def describe(found: ImageFiles) -> list[str]:
     lines = [f"{len(found.images):,} images in {len(names):,} classes: {_some(said)}"]
     if missing := [name for number, name in enumerate(names) if not counts[number]]:
         lines.append(f"There are no images of {_some(missing)}.")
-    inner: dict[str, set[str]] = {}
+    inner = set()
     for image in found.images if found.in_folders else ():
-        top, *between, _ = image.path.removeprefix(f"{found.folder}/").split("/")
-        inner.setdefault(top, set()).update(between[:1])
-    for name in names:
-        if folders := sorted(inner.get(name, ())):
-            lines.append(
-                f"{name} includes the images of its folders {_some(map(displayed, folders))}."
-            )
+        above = image.path.removeprefix(f"{found.folder}/").split("/")[:-1]
+        if len(above) > 1:
+            inner.add("/".join(above[:2]))
+    if inner:
+        lines.append(
+            "Images in folders inside of a class are of this class: "
+            f"{_some(map(displayed, sorted(inner)))}."
+        )
     return lines
 
 

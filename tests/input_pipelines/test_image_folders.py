@@ -194,8 +194,15 @@ def test_folders_inside_of_a_class_are_named(tmp_path):
     found = image_files.in_folders(write(tmp_path, *names))
     assert image_files.describe(found) == [
         "3 images in 2 classes: animal 2, vehicle 1",
-        "animal includes the images of its folders cat, dog.",
+        "Images in folders inside of a class are of this class: animal/cat, animal/dog.",
     ]
+
+
+def test_folders_inside_of_many_classes_are_named_in_one_line(tmp_path):
+    names = [f"n{number:02}/images/1.png" for number in range(25)]
+    said = image_files.describe(image_files.in_folders(write(tmp_path, *names)))
+    assert len(said) == 2
+    assert said[1].endswith("n18/images, n19/images and 5 more.")
 
 
 @pytest.mark.parametrize(
