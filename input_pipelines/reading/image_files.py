@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.reading import listing
+from tftpu.input_pipelines.reading.listing import decode_path
 from tftpu.storage import files
 
 TRAINING_NAMES = ("train", "training")
@@ -72,20 +73,24 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     Raises:
         UserError: there is no such folder on this machine.
     """
-    sizes, unusable, empty = listing.scan(folder, follow_links=True)
+    tree = listing.scan(folder, follow_links=True)
+    sizes = tree.sizes
     if not sizes and not files.is_remote(folder) and not os.path.isdir(folder):
         raise UserError(_no_folder(folder))
     hidden = [name for name in sizes if _is_hidden(name)]
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
-    left_out = {
-        "hidden": hidden,
-        "no images": others,
-        "links to nothing or no regular files": [n for n in unusable if not _is_hidden(n)],
-        _EMPTY: [name for name in empty if not _is_hidden(name)],
+    unusable = {
+        "links to nothing or no regular files": tree.unusable,
+        "which cannot be read": tree.unreadable,
+        "links in a circle": tree.circles,
+        _EMPTY: tree.empty,
     }
+    left_out = {"hidden": hidden, "no images": others}
+    for reason, names in unusable.items():
+        left_out[reason] = [name for name in names if not _is_hidden(name)]
     unused = {*hidden, *others}
     found = {name: size for name, size in sizes.items() if name not in unused}
-    listing.warn_of_links(folder, found)
+    listing.warn_of_links(folder, tree.links, found)
     return found, left_out
 
 
@@ -247,8 +252,8 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
     _check_depth(folder, names, found)
     _check_names(folder, found)
     for name in names:
-        if name != displayed(name):
-            raise UserError(f"The name of the folder {displayed(name)} in {folder} is not UTF-8.")
+        if name != decode_path(name):
+            raise UserError(f"The name of the folder {decode_path(name)} in {folder} is not UTF-8.")
 
 
 def _check_depth(
@@ -312,7 +317,7 @@ def describe(found: ImageFiles) -> list[str]:
     if inner:
         lines.append(
             "Images in folders inside of a class are of this class: "
-            f"{_some(map(displayed, sorted(inner)))}."
+            f"{_some(map(decode_path, sorted(inner)))}."
         )
     return lines
 
@@ -321,15 +326,10 @@ def describe_left_out(left_out: LeftOut) -> list[str]:
     """Returns a line for each reason to leave files out."""
     return [
         f"Left out {len(names):,} {'folder(s)' if reason == _EMPTY else 'file(s)'}, {reason}: "
-        f"{_some(map(displayed, names))}"
+        f"{_some(map(decode_path, names))}"
         for reason, names in left_out.items()
         if names
     ]
-
-
-def displayed(name: str) -> str:
-    """Returns a file's name as text: a disk's names need not be UTF-8."""
-    return os.fsencode(name).decode(errors="replace")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -34,10 +34,10 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
             names the record.
     """
     folder = os.path.dirname(path) or "."
-    sizes = listing.tree(folder)
+    tree = listing.scan(folder)
     rows = list(text_files.rows(path, skip_spaces=True))
-    images = [_image(row, folder, sizes) for row in rows]
-    listing.warn_of_links(folder, images)
+    images = [_image(row, folder, tree.sizes) for row in rows]
+    listing.warn_of_links(folder, tree.links, images)
     labels = [_label(row) for row in rows]
     if not classes and (num_classes or all(map(_ID.fullmatch, labels))):
         ids = [_class_id(row.place, label, num_classes) for row, label in zip(rows, labels)]
@@ -48,7 +48,7 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
         ids = [_number(row.place, label, known) for row, label in zip(rows, labels)]
         found = len(names)
     return ImageFiles(
-        [ImageFile(f"{folder}/{name}", n, sizes[name]) for name, n in zip(images, ids)],
+        [ImageFile(f"{folder}/{name}", n, tree.sizes[name]) for name, n in zip(images, ids)],
         found,
         names,
         folder,

@@ -1,43 +1,51 @@
 """Listings of files, local or in a bucket."""
 
+import errno
 import fnmatch
 import functools
 import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tftpu.storage import buckets, files
 
 _log = logging.getLogger(__name__)
 _SHOWN = 10  # links in a warning
+_CHECKED = 1000  # links to files that are followed for it
 _WILDCARD = re.compile(r"[*?\[]")
+
+_FILE, _FOLDER = "file", "folder"
+_UNUSABLE, _UNREADABLE, _CIRCLE = "unusable", "unreadable", "circle"
+_OTHERS = (_UNUSABLE, _UNREADABLE, _CIRCLE)
 
 
 class Tree(NamedTuple):
-    """The content of a folder and those below it, by relative path, sorted.
+    """The content of a folder and those below it, by relative path, sorted; in a bucket, files.
 
     Attributes:
         sizes: of the regular files.
         unusable: links to nothing, pipes, devices.
-        empty: folders that have none of these below them, without those inside them; in a bucket
-            there are none.
+        unreadable: what the system tells nothing of.
+        circles: links to themselves, or to a folder that they are in.
+        empty: folders that have none of these below them, without those inside them.
+        links: those to regular files, and those to folders that were followed.
     """
 
     sizes: dict[str, int]
     unusable: list[str]
+    unreadable: list[str]
+    circles: list[str]
     empty: list[str]
+    links: list[str]
 
 
-def tree(folder: str, follow_links: bool = False) -> dict[str, int]:
-    """Returns the sizes of all regular files below a folder, by their sorted relative path.
-
-    Args:
-        folder, follow_links: as for `scan`.
-    """
-    return scan(folder, follow_links).sizes
+def tree(folder: str) -> dict[str, int]:
+    """Returns the sizes of all regular files below a folder, by their sorted relative path."""
+    return scan(folder).sizes
 
 
 def scan(folder: str, follow_links: bool = False) -> Tree:
@@ -50,36 +58,65 @@ def scan(folder: str, follow_links: bool = False) -> Tree:
     """
     if files.is_remote(folder):
         stored = sorted(buckets.listing(folder).items())
-        return Tree({name: file.bytes for name, file in stored}, [], [])
-    sizes, unusable, read = {}, [], []
-    # The real path of a folder that is still to be read, after those of all that it is in.
-    real: dict[str, tuple[str, ...]] = {folder: (os.path.realpath(folder),)}
-    warn = _warn if follow_links else None
-    for path, folders, names in os.walk(folder, onerror=warn, followlinks=follow_links):
-        above = real.pop(path, ())
-        read.append(_relative(path, folder))
-        for name in list(folders) if follow_links else ():
-            inner = os.path.realpath(os.path.join(path, name))
-            if inner in above:
-                folders.remove(name)
-            else:
-                real[os.path.join(path, name)] = (*above, inner)
-        for name in names:
-            whole = os.path.join(path, name)
-            if os.path.isfile(whole):
-                sizes[_relative(whole, folder)] = os.path.getsize(whole)
-            else:
-                unusable.append(_relative(whole, folder))
-    return Tree(dict(sorted(sizes.items())), sorted(unusable), _empty(read, [*sizes, *unusable]))
+        return Tree({name: file.bytes for name, file in stored}, [], [], [], [], [])
+    sizes: dict[str, int] = {}
+    links, read = [], []
+    others: dict[str, list[str]] = {kind: [] for kind in _OTHERS}
+    # The folders to read, each with its real path after those of all that it is in.
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
+    while pending:
+        path, real = pending.pop()
+        try:
+            with os.scandir(os.path.join(folder, path) if path else folder) as listed:
+                entries = list(listed)
+        except OSError as error:
+            if follow_links:
+                _warn(error)
+            continue
+        read.append(path)
+        for entry in entries:
+            name = f"{path}/{entry.name}" if path else entry.name
+            kind, size = _examine(entry)
+            if kind == _FOLDER:
+                if entry.is_symlink() and not follow_links:
+                    continue
+                inner = os.path.join(real[-1], entry.name)
+                inner = os.path.realpath(inner) if entry.is_symlink() else inner
+                if inner in real:
+                    kind = _CIRCLE
+                else:
+                    pending.append((name, (*real, inner)))
+            if kind == _FILE:
+                sizes[name] = size
+            if kind in others:
+                others[kind].append(name)
+            elif entry.is_symlink():
+                links.append(name)
+    empty = _find_empty(read, itertools.chain(sizes, *others.values()))
+    unusable, unreadable, circles = map(sorted, others.values())
+    sizes = dict(sorted(sizes.items()))
+    return Tree(sizes, unusable, unreadable, circles, empty, sorted(links))
 
 
-def _relative(path: str, folder: str) -> str:
-    return os.path.relpath(path, folder).replace(os.sep, "/")
+def _examine(entry: os.DirEntry[str]) -> tuple[str, int]:
+    """Returns the kind of an entry, and its bytes if it is a file.
+
+    It takes one call of the system for a file, and none for a folder: these take long on NFS.
+    """
+    try:
+        if entry.is_dir():
+            return _FOLDER, 0
+        status = entry.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return _UNUSABLE, 0
+    except OSError as error:
+        return _CIRCLE if error.errno == errno.ELOOP else _UNREADABLE, 0
+    return (_FILE, status.st_size) if stat.S_ISREG(status.st_mode) else (_UNUSABLE, 0)
 
 
-def _empty(folders: Iterable[str], names: Iterable[str]) -> list[str]:
+def _find_empty(folders: Iterable[str], names: Iterable[str]) -> list[str]:
     """Returns the outermost folders that no names are below."""
-    used = {"."}
+    used = {""}
     for name in names:
         while (name := os.path.dirname(name)) and name not in used:
             used.add(name)
@@ -92,39 +129,43 @@ def _warn(error: OSError) -> None:
         _log.warning("Left out %s, which cannot be read: %s.", error.filename, error.strerror)
 
 
-def warn_of_links(folder: str, names: Iterable[str]) -> None:
+def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> None:
     """Warns, once, of links that lead out of a folder to some of these files in it.
 
     Args:
         folder: local; in a bucket there are no links.
+        links: all in the folder, as of `Tree`.
         names: paths of files, relative to the folder.
     """
-    if files.is_remote(folder):
+    if not links:
         return
-    found = list(itertools.islice(_find_links(folder, names), _SHOWN + 1))
+    found = list(itertools.islice(_find_outer_links(folder, links, names), _SHOWN + 1))
     if found:
         more = " and others" if len(found) > _SHOWN else ""
         _warn_of_links(folder, ", ".join(found[:_SHOWN]) + more)
 
 
-def _find_links(folder: str, names: Iterable[str]) -> Iterator[str]:
-    """Yields the links on the way to files, each with its target, that lead out of a folder."""
+def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str]) -> Iterator[str]:
+    """Yields the links on the way to files, each with its target, that lead out of a folder.
+
+    Of those to files, it looks at `_CHECKED`: where millions are links, they lead to one place.
+    """
     inside = os.path.realpath(folder)
-    seen: set[str] = set()
+    images, above = set(names), set()
     for name in names:
-        path = name
-        while path and path not in seen:
-            seen.add(path)
-            whole = os.path.join(folder, path)
-            if os.path.islink(whole):
-                target = os.path.realpath(whole)
-                if os.path.commonpath([inside, target]) != inside:
-                    yield f"{_displayed(path)} is a link to {_displayed(target)}"
-            path = os.path.dirname(path)
+        while (name := os.path.dirname(name)) and name not in above:
+            above.add(name)
+    to_files = itertools.islice((link for link in links if link in images), _CHECKED)
+    to_folders = (link for link in links if link in above)
+    for link in sorted([*to_folders, *to_files]):
+        target = os.path.realpath(os.path.join(folder, link))
+        if os.path.commonpath([inside, target]) != inside:
+            yield f"{decode_path(link)} is a link to {decode_path(target)}"
 
 
-def _displayed(path: str) -> str:
-    return os.fsencode(path).decode(errors="replace")  # a disk's names need not be UTF-8
+def decode_path(path: str) -> str:
+    """Returns a path as text: a disk's names need not be UTF-8."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 @functools.cache

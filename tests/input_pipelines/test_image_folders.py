@@ -1,5 +1,6 @@
 """Folders of images as real ones are: hidden folders, splits, strange files; read or named."""
 
+import errno
 import logging
 import os
 import shutil
@@ -169,6 +170,8 @@ def test_hidden_folders_and_files_take_no_class_id(tmp_path):
         "no images": ["ape/Thumbs.db", "cat/1.txt"],
         "in no folder of a class": ["0.png"],
         "links to nothing or no regular files": [],
+        "which cannot be read": [],
+        "links in a circle": [],
         "without images": [],
     }
 
@@ -240,9 +243,14 @@ def test_links_to_folders_are_followed_and_circles_are_not(tmp_path):
     (few / "puss").symlink_to(tmp_path / "all" / "cat")
     (tmp_path / "all" / "cat" / "up").symlink_to(tmp_path / "all")
     (tmp_path / "all" / "cat" / "few").symlink_to(few)
-    found = listing.tree(str(few), follow_links=True)
-    assert {"cat/1.png", "puss/1.png"} <= set(found)
-    assert max(name.count("/") for name in found) < 8
+    (few / "self.png").symlink_to(few / "self.png")
+    found = listing.scan(str(few), follow_links=True)
+    assert {"cat/1.png", "puss/1.png"} <= set(found.sizes)
+    assert max(name.count("/") for name in found.sizes) < 8
+    assert {"cat/few", "puss/few", "cat/up/cat", "self.png"} <= set(found.circles)
+    assert not found.unusable
+    _, left_out = image_files.sort_files(str(few))
+    assert any(" links in a circle: cat/few" in s for s in image_files.describe_left_out(left_out))
 
 
 def test_links_that_lead_out_of_the_folder_are_read_and_named_once(tmp_path, caplog):
@@ -258,6 +266,47 @@ def test_links_that_lead_out_of_the_folder_are_read_and_named_once(tmp_path, cap
     (tmp_path / "in" / "t.csv").write_text("image,label\ndog/5.png,0\ndog/6.png,0\n")
     image_index.in_index(f"{folder}/t.csv")
     assert caplog.text.count("dog/5.png is a link") == 2 and "6.png" not in caplog.text
+
+
+def test_a_listing_asks_for_each_file_once_and_for_few_links(tmp_path, monkeypatch):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "in").mkdir()
+    for number in range(20):
+        (tmp_path / "blobs" / f"{number}.png").touch()
+        (tmp_path / "in" / f"{number:02}.png").symlink_to(tmp_path / "blobs" / f"{number}.png")
+    asked = []
+    for name in ("stat", "lstat", "readlink"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda path, *a, real=real, **k: asked.append(path) or real(path, *a, **k)
+        )
+    monkeypatch.setattr(listing, "_CHECKED", 5)
+    assert len(image_files.sort_files(str(tmp_path))[0]) == 40
+    looked_at = {path for path in map(str, asked) if path.endswith(".png")}
+    # The sizes are asked of what `os.scandir` yields: here are only the links that are followed.
+    assert {os.path.dirname(p) for p in looked_at} == {f"{tmp_path}/in", f"{tmp_path}/blobs"}
+    assert len(looked_at) == 10
+
+
+def test_a_file_that_cannot_be_read_is_called_so(tmp_path, monkeypatch):
+    folder = write(tmp_path, "cat/1.png", "cat/2.png", "cat/3.png")
+    examine = listing._examine
+
+    class Denied:
+        def is_dir(self):
+            return False
+
+        def stat(self):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(
+        listing, "_examine", lambda e: examine(Denied() if e.name == "2.png" else e)
+    )
+    found, left_out = image_files.sort_files(folder)
+    assert list(found) == ["cat/1.png", "cat/3.png"]
+    assert image_files.describe_left_out(left_out) == [
+        "Left out 1 file(s), which cannot be read: cat/2.png"
+    ]
 
 
 def test_a_class_whose_name_is_no_text_is_an_error(tmp_path):

@@ -15,6 +15,7 @@ from tftpu.input_pipelines.formats import pillow, tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading import image_files, image_index
 from tftpu.input_pipelines.reading.image_files import ImageFiles
+from tftpu.input_pipelines.reading.listing import decode_path
 
 PART_EXAMPLES = 512  # images of a part
 
@@ -48,13 +49,13 @@ class ImageReader(OrderedReader):
         for path, label, _ in part:
             with tfrecord.opened(path) as file:
                 data = file.read()
-            name = image_files.displayed(path.removeprefix(f"{self._folder}/"))
+            name = decode_path(path.removeprefix(f"{self._folder}/"))
             try:
                 image = _stored(data)
             except ValueError as error:
                 if not self._skip_bad:
                     raise UserError(
-                        f"{image_files.displayed(path)} {error}. Repair or remove it, or leave out "
+                        f"{decode_path(path)} {error}. Repair or remove it, or leave out "
                         "files that cannot be decoded with --skip_bad."
                     ) from error
                 yield Skipped(name, str(error))
