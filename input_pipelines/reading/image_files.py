@@ -5,7 +5,8 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Sequence
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import pillow
@@ -76,7 +77,7 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     tree = listing.scan(folder, follow_links=True)
     sizes = tree.sizes
     if not sizes and not files.is_remote(folder) and not os.path.isdir(folder):
-        raise UserError(_no_folder(folder))
+        raise UserError(_explain_missing_folder(folder))
     hidden = [name for name in sizes if _is_hidden(name)]
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
     unusable = {
@@ -94,12 +95,12 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     return found, left_out
 
 
-def _no_folder(path: str) -> str:
+def _explain_missing_folder(path: str) -> str:
     """Returns what is wrong with a path that is no folder, and what to do."""
     if os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         return f"{path} is a file, and a folder of images is needed: name its folder, {folder}."
-    return f"There is no folder {path}: name a folder of images, as images:photos."
+    return f"There is no folder {path}: name a folder of images that exists."
 
 
 def _is_hidden(name: str) -> bool:
@@ -159,15 +160,15 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
             f"{folder} has folders that are named like splits ({_some(names)}), and others "
             f"({_some(others)}), so either may be the classes. Name the folder of one split, as "
             f"{folder}/{names[0]}; leave only splits, or only classes, in {folder}; or, if all are "
-            f"classes, list them in `classes`, as --classes={','.join(sorted(inside)[:_SHOWN])}."
+            f"classes, list them in {_show_classes(inside)}."
         )
     for top in names:
         if top in flat:
             raise UserError(
                 f"The folders of {folder} are the splits {_some(names)}, and "
                 f"{top}/{inside[top][0]} is in no folder of a class: make a folder for each class "
-                "in each split, or name the folder of one split that has them, or images "
-                "and labels in an index (index:FILE)."
+                "in each split, or name the folder of one split that has them, or list images "
+                "and labels in an index."
             )
     splits = {
         top: sorted({rest.split("/")[0] for rest in inside[top] if "/" in rest}) for top in names
@@ -178,10 +179,17 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
             raise UserError(
                 f"All images of {folder}/{top} are in {classes[0]}, in the folders "
                 f"{_some(sorted(deeper))}: if these are the classes, name the folder of one split, "
-                f"as {folder}/{top}/{classes[0]}. If {top} is a class, list all in `classes`, as "
-                f"--classes={','.join(sorted(inside))} for {folder}."
+                f"as {folder}/{top}/{classes[0]}. If {top} is a class, list all of {folder} in "
+                f"{_show_classes(inside)}."
             )
     return splits
+
+
+def _show_classes(names: Collection[str]) -> str:
+    """Returns how to list names as `classes`, in a shell or not."""
+    if len(names) > _SHOWN:  # some of them would not do
+        return f"`classes`: the names of all {len(names):,} folders, with commas between them"
+    return f"`classes`, as classes={shlex.quote(','.join(sorted(names)))}"
 
 
 def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
@@ -291,7 +299,7 @@ def _check_names(folder: str, found: Iterable[str]) -> None:
             f"The folders {_some(splits)} of {folder} look like splits, not classes: the images "
             f"are in folders inside of them, such as {_some(sorted(inner[splits[0]])[:3])}. Name "
             "the folder of one split, the one that has a folder for each class; or, if they are "
-            f"the classes, list these in `classes`: {_some(sorted(inner))}."
+            f"the classes, list these in {_show_classes(inner)}."
         )
 
 

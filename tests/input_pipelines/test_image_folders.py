@@ -92,7 +92,7 @@ def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path,
         ),
         (
             ["one/cat/1.png", "one/dog/2.png", "two/cat/3.png", "two/dog/4.png"],
-            "The folders one, two of .*, such as cat, dog. .* list these in `classes`: one, two",
+            "The folders one, two of .*, such as cat, dog. .* in `classes`, as classes=one,two",
         ),
         (
             ["train/train/cat/1.png", "train/train/dog/2.png", "val/val/cat/3.png"],
@@ -131,13 +131,16 @@ def test_classes_that_are_listed_are_no_splits(tmp_path):
 
 
 def test_a_class_named_like_a_split_is_read_once_all_classes_are_listed(tmp_path, capsys):
-    names = ["bus/1.png", "train/2020/2.png", "train/2021/3.png"]
+    names = ["big bus/1.png", "train/2020/2.png", "train/2021/3.png"]
     folder = write(tmp_path / "in", *names)
     assert convert(f"images:{folder}", tmp_path / "out") == 2
-    assert "--classes=bus,train" in capsys.readouterr().err
-    assert convert(f"images:{folder}", tmp_path / "out", "--classes=bus, train") == 0
-    read = [labels(folder, "bus", "train")[name] for name in names]
-    assert read == ["bus", "train", "train"]
+    assert "`classes`, as classes='big bus,train'.\n" in capsys.readouterr().err
+    assert convert(f"images:{folder}", tmp_path / "out", "--classes=big bus, train") == 0
+    read = [labels(folder, "big bus", "train")[name] for name in names]
+    assert read == ["big bus", "train", "train"]
+    write(tmp_path / "in", *(f"{number}/1.png" for number in range(19)))
+    with pytest.raises(UserError, match="`classes`: the names of all 21 folders, with commas"):
+        labels(folder)
 
 
 @pytest.mark.parametrize("beside", [(), ("val/car/4.png", "val/train/5.png")])
@@ -212,7 +215,7 @@ def test_folders_inside_of_many_classes_are_named_in_one_line(tmp_path):
     ("name", "message"),
     [
         ("cat/1.png", r"cat/1\.png is a file, and a folder of images is needed: .*/cat\.$"),
-        ("nowhere", r"There is no folder .*/nowhere: name a folder"),
+        ("nowhere", r"There is no folder .*/nowhere: name a folder of images that exists\.$"),
     ],
 )
 def test_what_is_no_folder_is_an_error(tmp_path, name, message):
