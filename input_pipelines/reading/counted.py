@@ -39,15 +39,7 @@ def read_manifest(
         return manifest.read(folder)
     names = _names(folder, split)
     if not names:
-        raise UserError(
-            f"There is no data set in {folder}: there is neither {manifest.NAME} nor a TFRecord "
-            f"file {files.join(folder, split)}* or in {files.join(folder, split)}/."
-        )
-    if inner := [name for name in names if os.path.isdir(files.join(folder, name))]:
-        raise UserError(
-            f"{folder} has no {manifest.NAME} and holds the folders {', '.join(inner[:20])}: name "
-            f"the split to read, as {folder}:{inner[0]}."
-        )
+        raise UserError(_explain_missing_files(folder, split))
     counted = _count_files(folder, names, compression)
     kinds = {kind: shard.name for shard, kind in counted}
     if len(kinds) > 1:
@@ -77,12 +69,33 @@ def find_features(folder: str, split: str, compression: str = "") -> dict[str, F
     return {}
 
 
+def _explain_missing_files(folder: str, split: str) -> str:
+    """Returns what is wrong with a folder that has no files of a split, and what to do."""
+    where = files.join(folder, split) if split else folder
+    _, inner = _list_visible(where)
+    if not inner:
+        return (
+            f"There is no data set in {folder}: there is neither {manifest.NAME} nor a TFRecord "
+            f"file {files.join(folder, split)}* or in {files.join(folder, split)}/."
+        )
+    holds = f"{where} holds no TFRecord files, but the folders {', '.join(inner[:20])}"
+    if split:
+        return f"{holds}: name {where} as the folder, and one of these as the split, as {inner[0]}."
+    return f"{holds}, and no {manifest.NAME}: name the split to read, as {folder}:{inner[0]}."
+
+
 def _names(folder: str, split: str) -> list[str]:
     """Returns the files of a split: those in its folder, or else those whose names begin so."""
-    names = [name for name in files.names_in(folder) if not name.startswith((".", "_"))]
-    inside = files.names_in(files.join(folder, split)) if split in names else []
-    found = [f"{split}/{name}" for name in inside if not name.startswith((".", "_"))]
-    return found or [name for name in names if name.startswith(split)]
+    names, inner = _list_visible(folder)
+    inside, _ = _list_visible(files.join(folder, split)) if split in inner else ([], [])
+    return [f"{split}/{name}" for name in inside] or [n for n in names if n.startswith(split)]
+
+
+def _list_visible(folder: str) -> tuple[list[str], list[str]]:
+    """Returns the names of the files in a folder, and of the folders in it, without hidden ones."""
+    found = files.list_folder(folder)
+    names, inner = ([n for n in names if not n.startswith((".", "_"))] for names in found)
+    return names, inner
 
 
 def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[Shard, str]]:

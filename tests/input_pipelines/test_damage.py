@@ -161,6 +161,27 @@ def test_folders_of_records_are_named_as_splits(tmp_path):
     assert unlabelled.shards_in(f"{tmp_path}:train", FEATURES)[1].count == 1
 
 
+def test_a_folder_beside_records_is_none_of_them(tmp_path):
+    (tmp_path / "train_logs").mkdir()
+    (tmp_path / "val").mkdir()
+    with pytest.raises(UserError, match=r"There is no data set in .*: there is neither"):
+        counted.read_manifest(str(tmp_path), "val", FEATURES)
+    tfrecord.write(str(tmp_path / "train-0.tfrecord"), [b"a"])
+    assert counted.read_manifest(str(tmp_path), "train", FEATURES).examples("train") == 1
+    assert counted.read_manifest(str(tmp_path), "", FEATURES).examples("") == 1
+
+
+def test_folders_in_the_folder_of_a_split_are_splits_of_it(tmp_path):
+    (tmp_path / "train" / "part-0").mkdir(parents=True)
+    tfrecord.write(str(tmp_path / "train" / "part-0" / "a.tfrecord"), [b"a"])
+    with pytest.raises(
+        UserError, match=f"name {tmp_path}/train as the folder, .* the split, as part-0"
+    ):
+        counted.read_manifest(str(tmp_path), "train", FEATURES)
+    found = counted.read_manifest(f"{tmp_path}/train", "part-0", FEATURES)
+    assert found.examples("part-0") == 1
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "train-0")
     with pytest.raises(UserError, match="train-0 is not a regular file"):

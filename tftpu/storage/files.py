@@ -222,6 +222,17 @@ def names_in(folder: StrPath) -> list[str]:
         return []
 
 
+def list_folder(folder: StrPath) -> tuple[list[str], list[str]]:
+    """Returns the sorted names of the files in a folder, and those of the folders in it."""
+    if is_remote(folder):
+        found = _remote(folder, _gfile().listdir, folder) if exists(folder) else []
+        inner = {name for name in found if name.endswith("/")}
+        return sorted({*found} - inner), sorted(name.rstrip("/") for name in inner)
+    names = names_in(folder)
+    inner = {name for name in names if os.path.isdir(join(folder, name))}
+    return [name for name in names if name not in inner], sorted(inner)
+
+
 def remove(path: StrPath) -> None:
     """Removes a file, if it exists."""
     if is_remote(path):
