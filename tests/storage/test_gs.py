@@ -21,7 +21,7 @@ from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import converter, verify
 from tftpu.input_pipelines.convert.conversion import Conversion
-from tftpu.input_pipelines.convert.readers import text
+from tftpu.input_pipelines.convert.readers import addresses, text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.reading import cache, damage
@@ -53,12 +53,22 @@ def test_files_of_a_bucket_are_written_read_listed_and_removed(service):
     assert files.read(f"{folder}/a/one") == b"1"
     assert files.read(f"{folder}/two") == b""
     assert files.names_in(folder) == ["a", "two"]
+    assert files.list_folder(folder) == (["two"], ["a"])
     assert files.exists(f"{folder}/two") and not files.exists(f"{folder}/three")
     with pytest.raises(FileNotFoundError):
         files.read(f"{folder}/three")
     files.remove_tree(folder)
     assert files.names_in(folder) == []
     assert service.names() == set()
+
+
+def test_a_folder_of_texts_in_a_bucket_is_not_called_an_empty_file(service):
+    files.write_whole(f"gs://{BUCKET}/books/1.txt", b"text")
+    files.write_whole(f"gs://{BUCKET}/empty.txt", b"")
+    with pytest.raises(UserError, match=rf"as text:gs://{BUCKET}/books/\*\.$"):
+        addresses.reader_of(f"text:gs://{BUCKET}/books", ReadOptions())
+    with pytest.raises(UserError, match="The file is empty"):
+        addresses.reader_of(f"text:gs://{BUCKET}/empty.txt", ReadOptions())
 
 
 def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_path, monkeypatch):

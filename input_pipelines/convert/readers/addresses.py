@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.convert.readers import bigquery, images, text, tfds, tfrecord_shards
 from tftpu.input_pipelines.convert.readers.reader import Reader, ReadOptions
-from tftpu.storage import files
+from tftpu.input_pipelines.reading import listing
 
 _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfds": tfds.TfdsReader,
@@ -65,6 +65,6 @@ def _advice(pattern: str) -> str:
     """Returns what to do about a pattern of text files that hold nothing."""
     if set("*?[").intersection(pattern):
         return ""
-    if files.size(pattern) == 0:
+    if listing.matching(pattern):  # a folder in a bucket has a size, too
         return " The file is empty: name another one."
     return f" Name the files in a folder, as text:{pattern.rstrip('/')}/*."
