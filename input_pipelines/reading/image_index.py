@@ -34,8 +34,8 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
             names the record.
     """
     folder = os.path.dirname(path) or "."
+    rows = list(text_files.rows(path, skip_spaces=True))  # if it is missing, nothing is listed
     tree = listing.scan(folder)
-    rows = list(text_files.rows(path, skip_spaces=True))
     images = [_image(row, folder, tree.sizes) for row in rows]
     listing.warn_of_links(folder, tree.links, images)
     labels = [_label(row) for row in rows]

@@ -88,3 +88,9 @@ def test_pipes_and_dead_links_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "t.csv")
     with pytest.raises(UserError, match=r"t.csv is not a regular file"):
         image_index.in_index(str(tmp_path / "t.csv"))
+
+
+def test_nothing_is_listed_for_an_index_that_is_missing(monkeypatch):
+    monkeypatch.setattr(listing, "scan", lambda folder: pytest.fail(f"lists {folder}"))
+    with pytest.raises(UserError, match=r"/nowhere\.csv cannot be read"):
+        image_index.in_index("/nowhere.csv")
