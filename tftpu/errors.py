@@ -46,8 +46,9 @@ class HostLost(Exception):  # noqa: N818 (an outcome, not an error)
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a number with its noun: "1 shard", "2,000 shards"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """Returns a number with its noun: "1 shard", "2,000 shards", "3 classes"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ files, and any number of processes, or a Beam job (`beam`), makes the same bytes
 import os
 from collections.abc import Callable
 
+from tftpu.errors import counted
 from tftpu.input_pipelines.convert import processes, publishing, shards, staging
 from tftpu.input_pipelines.convert.conversion import MIB, Conversion
 from tftpu.input_pipelines.convert.readers.reader import Reader
@@ -77,13 +78,16 @@ def _made(conversion: Conversion, staged: Staging, workers: int, say: Say) -> li
     reader: Reader = staged.reader
     count = len(reader.parts)
     with processes.each(workers or os.cpu_count() or 1, count) as each:
-        say(f"{count} parts to read, {staged.done()} of them done")
+        say(f"{counted(count, 'part')} to read, {staged.done()} of them done")
         lengths = each(staged.stage, range(count))
         size = sum(int(part.sum()) for part in lengths)
         planned = conversion.plan([len(part) for part in lengths], size)
         if not reader.ordered:
             staged.put_in_order()
-        say(f"{planned.examples:,} examples, {size / MIB:,.1f} MiB: {planned.shards} shards")
+        say(
+            f"{counted(planned.examples, 'example')}, {size / MIB:,.1f} MiB: "
+            f"{counted(planned.shards, 'shard')}"
+        )
         existing = shards.existing(conversion.output)
         make = shards.Maker(conversion, staged, planned, existing)
         return each(make, range(planned.shards))

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.reading import listing
 from tftpu.input_pipelines.reading.listing import decode_path
@@ -314,7 +314,8 @@ def describe(found: ImageFiles) -> list[str]:
     counts = collections.Counter(image.label for image in found.images)
     names = found.class_names or [str(number) for number in range(found.num_classes)]
     said = [f"{name} {counts[number]:,}" for number, name in enumerate(names)]
-    lines = [f"{len(found.images):,} images in {len(names):,} classes: {_some(said)}"]
+    images, classes = counted(len(found.images), "image"), counted(len(names), "class")
+    lines = [f"{images} in {classes}: {_some(said)}"]
     if missing := [name for number, name in enumerate(names) if not counts[number]]:
         lines.append(f"There are no images of {_some(missing)}.")
     inner = set()
