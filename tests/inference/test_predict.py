@@ -103,7 +103,7 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
     predict(trainer, records(), job(tmp_path))
     whole = content(tmp_path)
     (tmp_path / "predictions-00001-of-00005.jsonl").unlink()
-    for name in "predictions-00001-of-00005.jsonl", "plan.json", ".sums-1-of-1.jsonl":
+    for name in "predictions-00001-of-00005.jsonl", "plan.json", ".sums-1-of-1.crc":
         (tmp_path / f".{name}.4711.tmp").write_bytes(b"{")
     predict(trainer, records(), job(tmp_path))
     assert content(tmp_path) == whole

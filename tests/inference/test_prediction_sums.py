@@ -147,7 +147,7 @@ def test_predictions_of_a_version_without_checksums_are_taken_as_they_are(tmp_pa
         for shard in record.get("shards", []):
             del shard["bytes"], shard["crc32c"]
         (tmp_path / name).write_text(json.dumps(record, indent=1))
-    (tmp_path / ".sums-1-of-1.jsonl").unlink()
+    (tmp_path / ".sums-1-of-1.crc").unlink()
     with pytest.raises(UserError, match="has no checksums"):
         verify(str(tmp_path))
     with pytest.raises(UserError, match="of = 'x', and these have 'y'"):

@@ -1,6 +1,6 @@
 """Sizes and checksums of the shards of a prediction, by which a damaged one is found.
 
-    .sums-1-of-2.jsonl  those of one machine, a line for each shard that it writes
+    .sums-1-of-2.crc    those of one machine, a line for each shard that it writes
     manifest.json       those of all machines, once all shards are there
 
 Each line, and each sealed JSON file, has a checksum of its own: a damaged one counts as none.
@@ -87,7 +87,7 @@ class Sums:
         share: tuple[int, int],
     ):
         self._folder, self._plan = folder, _checksum(plan)
-        self.name = f"{_BEGIN}{share[0]}-of-{share[1]}.jsonl"
+        self.name = f"{_BEGIN}{share[0]}-of-{share[1]}.crc"
         self._lines: lines.Lines | None = None
         self._flushed = 0.0
         self.begun = self.of_plan = bool(manifest)
@@ -97,7 +97,7 @@ class Sums:
     def read(self) -> None:
         """Reads what all machines have written by now."""
         for name in files.names_in(self._folder):
-            if name.startswith(_BEGIN) and name.endswith(".jsonl"):
+            if name.startswith(_BEGIN) and name.endswith(".crc"):
                 self.begun = True
                 self.known.update(self._read(name))
 
