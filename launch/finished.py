@@ -14,7 +14,7 @@ from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may
 from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
-from tftpu.launch.tfx import examples  # noqa: F401
+from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
 from tftpu.storage import files
 from tftpu.tpu.compiler_options import AUTO
@@ -66,7 +66,7 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
         options: with the config of a run that a script made, or of one whose code has moved.
 
     Raises:
-        UserError: there is no run in the workdir, or its code is not found.
+        UserError: there is no run in the workdir, its code is not found, or it names a program.
     """
     config = options.config if options else None
     overrides = list(options.overrides) if options else []
@@ -91,6 +91,8 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
         )
     else:
         experiment = config_flags.load(config, overrides)
+    if config is None:
+        _check_transform_graph(experiment)
     cluster = experiment.cluster
     cluster.tpu, cluster.virtual_devices, cluster.mesh = "auto", None, None
     cluster.compiler_options = AUTO
@@ -200,6 +202,22 @@ def _restored(
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")
     return Restored(trainer, found.step, evaluation)
+
+
+def _check_transform_graph(experiment: Experiment) -> None:
+    """Checks that a config.json whose config the user did not name has no transform graph.
+
+    A graph is a program that can read and write files, and anybody may have changed its place.
+
+    Raises:
+        UserError: it has one.
+    """
+    data = experiment.data
+    if isinstance(data, examples.Examples) and data.transform_graph:
+        raise UserError(
+            f"config.json names the transform graph {data.transform_graph!r}, a program that the "
+            "command would run: if you trust it, give the config of the run, --config=FILE.py."
+        )
 
 
 def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:

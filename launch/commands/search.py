@@ -19,6 +19,7 @@ from tftpu.errors import UserError
 from tftpu.installation import command
 from tftpu.launch import config_flags, own_code
 from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.tfx import examples
 from tftpu.runtime.preemption import PREEMPTED
 
 if TYPE_CHECKING:
@@ -150,6 +151,12 @@ def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
     # A config of one's own lies elsewhere on another machine.
     plan = dataclasses.replace(plan, config=options.config or plan.config)
     experiment = config_flags.load(plan.config, list(plan.overrides))
+    if options.join and not options.config and isinstance(experiment.data, examples.Examples):
+        raise UserError(
+            f"The search in {workdir!r} trains on examples of a TFX pipeline, and its files may "
+            "name any transform graph, which is a program: if you trust them, give the config, "
+            f"--config={plan.config}."
+        )
     changed = plans.differences(plan.fields, plans.fields_of(experiment))
     if changed and options.join:
         raise UserError(

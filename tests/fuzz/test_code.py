@@ -68,6 +68,7 @@ def whole() -> dict:
 def opened(workdir) -> None:
     """Reads the experiment of a workdir, and makes the Keras objects that it describes."""
     found = finished.experiment_of(str(workdir))
+    assert not getattr(found.data, "transform_graph", ""), "TensorFlow would run it"
     keras_objects.optimizer_of(found, lambda *_: None)
     for name in ("loss", "metrics", "weighted_metrics"):
         keras_objects.made(getattr(found, name), name)

@@ -320,6 +320,47 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     assert "--config=FILE.py" in said[0] and said[1] == "width"
 
 
+def of_tfx(folder: Path) -> Path:
+    """Writes a config of TFX's examples with a transform graph; returns its file."""
+    rest = "loss='mse'"
+    text = projects.CONFIG.format(rest=rest).replace(
+        "Sums()", "Examples(label='x', transform_graph='graph')"
+    )
+    text = text.replace("from data import Sums", "from tftpu.launch.tfx import Examples")
+    return projects.write(folder, "", mine=text)
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["export", "--to=m.onnx"], ["predict"], ["serve"]])
+def test_a_transform_graph_of_a_config_json_runs_where_the_config_is_named(words, tmp_path, capsys):
+    """Also where the config.json has tftpu's own classes alone, or a known config."""
+    path = of_tfx(tmp_path)
+    plain = json.loads(to_json(config_flags.load(str(path), [])))
+    known = json.dumps(plain)
+    model = json.loads(to_json(config_flags.load("digits_resnet", [])))["model"]
+    for text in (known, json.dumps({**plain, "model": model, "config_file": ""})):
+        (tmp_path / "config.json").write_text(text)
+        more = ["--input=evaluation", "--output=p"] if words == ["predict"] else []
+        assert main([*words, *more, f"--workdir={tmp_path}"]) == 2
+        assert "names the transform graph 'graph', a program" in capsys.readouterr().err
+    named = finished.RunOf(config=str(path))
+    (tmp_path / "config.json").write_text(known)
+    assert finished.experiment_of(str(tmp_path), named).data.transform_graph == "graph"
+
+
+def test_a_search_of_a_pipelines_examples_is_joined_where_its_config_is_named(tmp_path, capsys):
+    """Its overrides, its space and its trials may name another transform graph."""
+    path = of_tfx(tmp_path)
+    config_flags.load(str(path), [])
+    flags = ["--config.data.transform_graph=gs://evil/graph"]
+    plan = {"config": str(path), "overrides": flags, "space": ["train.seed=uniform:1..2"]}
+    (tmp_path / "search.json").write_text(json.dumps({**plan, "metric": "loss", "fields": {}}))
+    assert main(["search", "--join", f"--workdir={tmp_path}"]) == 2
+    assert (
+        f"any transform graph, which is a program: if you trust them, give the config, "
+        f"--config={path}." in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [

@@ -162,7 +162,7 @@ def test_the_run_is_recorded_and_the_other_commands_take_it(trained, capsys):
     recorded = json.loads((trained / "run/config.json").read_text())
     assert recorded["optimizer"]["learning_rate"] == 0.05
     assert recorded["train"]["steps"] == 40
-    assert main(["evaluate", f"--workdir={trained / 'run'}"]) == 0
+    assert main(["evaluate", f"--workdir={trained / 'run'}", f"--config={CONFIG}"]) == 0
     last = [line for line in lines(trained) if line["split"] == "eval"][-1]
     assert f"accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ from typing import Any
 from keras.src.utils import python_utils
 
 _OBJECTS = "tftpu.config.objects"
+_EXAMPLES = "tftpu.launch.tfx.examples.Examples"
 MODULES = ("canary", "canary_package", "canary_package.inner")
 # A file of a folder that is on `sys.path`; modules of Python and of packages that nothing loads;
 # functions that run what they are given; classes of Keras that do; and classes of tftpu itself.
@@ -57,6 +58,7 @@ def values(path: str, ran: Path) -> Iterator[Any]:
     yield path
     yield {"class": path}
     yield {"class": path, "name": path, "fn": path}
+    yield {"class": _EXAMPLES, "label": path, "transform_graph": path}
     yield {"class": f"{_OBJECTS}.Function", "name": path}
     yield {**described, "description": part}
     yield {**described, "description": {**part, "config": {**layer, "defaults": None}}}
