@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tftpu.config import Data, Experiment
+from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch.cloud import code_imports
 
@@ -182,14 +182,14 @@ def failures_of(what: str, folder: Path) -> Iterator[None]:
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
     """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu."""
     cls = type(value)
-    if is_of_tftpu(value):
+    if is_of_tftpu(cls):
         return contextlib.nullcontext()
     return failures_of(f"{cls.__name__}.{method}()", Path(inspect.getfile(cls)).parent)
 
 
-def is_of_tftpu(value: Any) -> bool:
-    """Returns whether the class of a model or data set comes with tftpu."""
-    return type(value).__module__.partition(".")[0] == "tftpu"
+def is_of_tftpu(cls: type) -> bool:
+    """Returns whether a class comes with tftpu."""
+    return _package(cls.__module__) == "tftpu"
 
 
 def validate(experiment: Experiment, data_shares: int | None = None) -> None:
@@ -212,16 +212,16 @@ def validate(experiment: Experiment, data_shares: int | None = None) -> None:
 def validate_recorded(experiment: Experiment) -> None:
     """Validates the experiment of a config.json, which anybody may have changed.
 
-    A user's `validate` of data may look for them, which an export does not need.
+    A user's `validate` of data may look for them, which an export does not need: of their classes
+    the first one of tftpu validates its fields.
 
     Raises:
         UserError: as `validate`.
     """
     experiment.validate_fields()
-    if is_of_tftpu(experiment.data):
-        experiment.data.validate()
-    else:
-        Data.validate(experiment.data)
+    data = experiment.data
+    with failures_of_class(data, "validate"):
+        next(cls for cls in type(data).__mro__ if is_of_tftpu(cls)).validate(data)
     with failures_of_class(experiment.model, "validate"):
         experiment.model.validate(experiment.share())
 

@@ -428,3 +428,30 @@ def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path
     experiment.data.global_batch_size = 0
     with pytest.raises(UserError, match=r"data\.global_batch_size is 0"):
         own_code.validate_recorded(experiment)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("on_bad_record", "nope"),
+        ("compression", "rar"),
+        ("service", "not an address"),
+        ("cache_gb", -1.0),
+    ],
+)
+def test_fields_that_users_data_derive_are_validated_by_the_class_that_has_them(
+    field, value, tmp_path
+):
+    derived = projects.DATA.replace("(tftpu.Data)", "(Records)")
+    derived += "\n    def validate(self):\n        super().validate()\n        1 / 0\n"
+    derived = f"from tftpu.input_pipelines.sources import Records\n{derived}"
+    path = projects.write(tmp_path, "loss='mse'", data=derived)
+    spec = {"name": "tfrecord", "data_dir": "a", "spec": ["x: float32[4]", "y: float32[1]"]}
+    plain = json.loads(to_json(config_flags.load(str(path), [])))
+    plain["data"] |= spec
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    finished.experiment_of(str(tmp_path))
+    plain["data"][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=rf"data\.{field}"):
+        finished.experiment_of(str(tmp_path))
