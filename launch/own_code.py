@@ -159,12 +159,12 @@ def _package(module: str) -> str:
 
 
 @contextlib.contextmanager
-def failures_of(what: str, folder: Path) -> Iterator[None]:
+def failures_of(what: str, *folders: Path) -> Iterator[None]:
     """Turns exceptions of a user's code into `UserError`, with file and line.
 
     Args:
         what: names the code, such as "The config 'flowers.py'".
-        folder: of the code; an exception that never passed through it is not the user's.
+        folders: of the code; an exception that never passed through one is not the user's.
     """
     try:
         yield
@@ -172,7 +172,7 @@ def failures_of(what: str, folder: Path) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).parent == folder]
+        own = [frame for frame in frames if Path(frame.filename).parent in folders]
         if not own and not isinstance(error, SyntaxError | ImportError):
             raise
         where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
@@ -180,11 +180,21 @@ def failures_of(what: str, folder: Path) -> Iterator[None]:
 
 
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
-    """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu."""
+    """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu.
+
+    The method may be that of a base class in another folder.
+    """
     cls = type(value)
-    if is_of_tftpu(cls):
+    defining = next((kind for kind in cls.__mro__ if method in vars(kind)), cls)
+    folders = []
+    for kind in (cls, defining):
+        # A class of a notebook has no file.
+        with contextlib.suppress(TypeError, OSError):
+            if not is_of_tftpu(kind):
+                folders.append(Path(inspect.getfile(kind)).parent)
+    if not folders:
         return contextlib.nullcontext()
-    return failures_of(f"{cls.__name__}.{method}()", Path(inspect.getfile(cls)).parent)
+    return failures_of(f"{cls.__name__}.{method}()", *folders)
 
 
 def is_of_tftpu(cls: type) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tftpu
 from tests.support import projects
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
@@ -415,6 +416,28 @@ def test_a_mistake_in_users_data_is_reported_with_its_line(method, command, tmp_
     output = capsys.readouterr()
     said = f"Sums.{method}() fails in line 28 of data.py with ZeroDivisionError"
     assert said in output.out + output.err
+
+
+def test_a_mistake_in_an_inherited_method_is_reported_with_its_line(tmp_path):
+    base = f"{projects.MODEL}\n    def validate(self, share):\n        1 / 0\n"
+    files = {"net/__init__.py": "", "net/base.py": base}
+    files["model.py"] = "from net import base\n\nclass Linear(base.Linear):\n    pass\n"
+    files["mine.py"] = projects.CONFIG.format(rest="loss='mse'")
+    experiment = config_flags.load(str(written(tmp_path, files)), [])
+    line = len(base.splitlines())
+    said = rf"Linear\.validate\(\) fails in line {line} of base.py with ZeroDivisionError"
+    with pytest.raises(UserError, match=said):
+        own_code.validate(experiment)
+
+
+def test_a_mistake_in_a_class_without_a_file_is_raised_as_it_is(tmp_path):
+    """A notebook defines its classes in a module that has no file."""
+    experiment = config_flags.load(str(projects.write(tmp_path, "loss='mse'")), [])
+    base, cells = type(experiment.model), {"__name__": "cells"}
+    exec("def validate(self, share):\n    1 / 0", cells)
+    model = type("Cells", (base,), {"__module__": "cells", "validate": cells["validate"]})()
+    with pytest.raises(ZeroDivisionError):
+        own_code.validate(tftpu.Experiment(model, experiment.data, loss="mse"))
 
 
 def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path):
