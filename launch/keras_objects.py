@@ -9,12 +9,14 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tftpu.config import Experiment, Function, KerasObject, Optimizer
 from tftpu.config.objects import names_in, own_name
 from tftpu.errors import UserError
+from tftpu.launch import own_code
 
 
 def described(experiment: Experiment) -> Experiment:
@@ -164,6 +166,8 @@ def _from_description(value: KerasObject, name: str) -> Any:
     import keras
 
     own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
+    for text in _texts_of(value.description):
+        _check_registered(text, name)
     try:
         return keras.saving.deserialize_keras_object(
             _registered(value.description), custom_objects=own, safe_mode=True
@@ -174,6 +178,46 @@ def _from_description(value: KerasObject, name: str) -> Any:
             f"{_reason(error)}. Its __init__ must take every key of get_config(), as with "
             "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
         ) from error
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """Yields the texts of a description that Keras may take for the name of something registered.
+
+    `own_name` checks a class with its module.
+    """
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts_of(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            is_checked = key == "class_name" and value.get("module") is not None
+            if not is_checked and key not in ("module", "name", "registered_name"):
+                yield from _texts_of(part)
+
+
+def _check_registered(text: str, name: str) -> None:
+    """Checks what Keras would find by a text, and call with arguments of the description.
+
+    Keras finds whatever a loaded package has registered. A layer of one may read files.
+
+    Raises:
+        UserError: it is neither of Keras and tftpu, nor a function of the user's own code.
+    """
+    import keras
+
+    found = keras.saving.get_registered_object(text)
+    if found is None or found.__module__.partition(".")[0] in ("keras", "tftpu"):
+        return
+    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    is_own = file is not None and not own_code.is_installed(Path(file))
+    if not (is_own and isinstance(found, types.FunctionType)):
+        raise UserError(
+            f"{name}: {text!r} is registered by {found.__module__}, and no description may name "
+            "it: within an object of Keras, give a function of Keras or tftpu, or one that a file "
+            "beside the config registers."
+        )
 
 
 def _registered(value: Any) -> Any:

@@ -77,7 +77,7 @@ def own_code(config: str) -> OwnCode | None:
 def refuse_name(module: str) -> None:
     """Raises `UserError` if an installed module has this name."""
     found = _origin(module)
-    if module in {*_TAKEN, "tftpu"} or (found and _installed(found)):
+    if module in {*_TAKEN, "tftpu"} or (found and is_installed(found)):
         raise UserError(
             f"{module}.py has the name of an installed module ({found or module}), which it would "
             "replace: rename the file."
@@ -93,7 +93,7 @@ def prepare(code: OwnCode) -> None:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in own and file:
-            if _installed(Path(file)):
+            if is_installed(Path(file)):
                 raise UserError(
                     f"{code.folder} holds a module {name!r}, and so do the installed packages "
                     f"({file}), which loaded theirs already: rename yours."
@@ -250,7 +250,7 @@ def _origin(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.has_location else None
 
 
-def _installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
     """Returns whether a file belongs to Python or to an installed package."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {

@@ -1,10 +1,15 @@
 """Losses and metrics of a config that Keras does not know or cannot make again."""
 
+import sys
+
+import keras
+import numpy as np
 import pytest
 
 from tests.support import projects
+from tftpu.config import KerasObject
 from tftpu.errors import UserError
-from tftpu.launch import config_flags
+from tftpu.launch import config_flags, keras_objects
 from tftpu.launch.main import main
 
 pytestmark = pytest.mark.usefixtures("in_scratch_project")
@@ -77,3 +82,64 @@ def test_a_name_that_keras_does_not_have_is_found_early(command, flag, message, 
     projects.write(tmp_path, "loss={'a': ('mse', None)}, metrics=['accuracy']", data=data)
     assert main([*command, f"--config.{flag}"]) == 2
     assert message in capsys.readouterr().err
+
+
+REGISTERED = """
+import keras
+
+@keras.saving.register_keras_serializable("far")
+class Vocab(keras.layers.Layer):
+    def __init__(self, *_, path=None):
+        raise AssertionError(f"{path} would be read")
+
+@keras.saving.register_keras_serializable("far")
+def scaled(y_true, y_pred, by=1.0):
+    return by * keras.ops.mean(y_true - y_pred, axis=-1)
+"""
+
+
+@pytest.fixture(params=["site-packages", "beside the config"])
+def folder(request, tmp_path, monkeypatch):
+    """Yields the kind of folder that holds the module `far`, which is loaded."""
+    (tmp_path / request.param).mkdir()
+    (tmp_path / request.param / "far.py").write_text(REGISTERED)
+    monkeypatch.syspath_prepend(tmp_path / request.param)
+    known = keras.saving.get_custom_objects()
+    before = {*known}
+    __import__("far")
+    yield request.param
+    del sys.modules["far"]
+    for name in {*known} - before:
+        del known[name]
+
+
+def wrapping(fn, **settings):
+    config = {"fn": fn, "name": "a", **settings}
+    part = {"module": "keras.metrics", "class_name": "MeanMetricWrapper", "config": config}
+    return KerasObject(part)
+
+
+def functions(name):
+    """Returns the forms in which a description may name a function."""
+    function = {"module": "builtins", "class_name": "function", "config": name}
+    return name, function, {**function, "registered_name": "function"}
+
+
+def test_a_description_names_what_own_code_has_registered_and_only_functions(folder):
+    """Keras calls it with arguments of the description."""
+    for fn in (*functions("far>Vocab"), [*functions("far>Vocab")]):
+        with pytest.raises(UserError, match="loss: 'far>Vocab' is registered by far, and no"):
+            keras_objects.made(wrapping(fn, path="/etc/hostname"), "loss")
+    for fn in functions("far>scaled"):
+        if folder == "site-packages":
+            with pytest.raises(UserError, match="'far>scaled' is registered by far"):
+                keras_objects.made(wrapping(fn, by=3.0), "metrics")
+        else:
+            metric = keras_objects.made(wrapping(fn, by=3.0), "metrics")
+            metric.update_state(np.ones((2, 1)), np.zeros((2, 1)))
+            assert float(metric.result()) == 3.0
+
+
+def test_an_object_may_have_the_name_of_a_registered_class(folder):
+    described = KerasObject(keras.saving.serialize_keras_object(keras.metrics.Mean("far>Vocab")))
+    assert keras_objects.made(described, "metrics").name == "far>Vocab"
