@@ -95,6 +95,11 @@ def _described(value: Any, name: str) -> Any:
     if value is None or isinstance(value, str | Optimizer | KerasObject | Function):
         return value
     if isinstance(value, dict):
+        if "class_name" in value:  # which nothing could tell from an object in config.json
+            raise UserError(
+                f"{name} is a description of {value['class_name']!s:.60}: give the object, such as "
+                "keras.losses.Huber(), or keras.saving.deserialize_keras_object of it."
+            )
         return {key: _described(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, list | tuple):
         return tuple(_described(part, f"{name}[{index}]") for index, part in enumerate(value))

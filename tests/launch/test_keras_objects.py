@@ -143,3 +143,11 @@ def test_a_description_names_what_own_code_has_registered_and_only_functions(fol
 def test_an_object_may_have_the_name_of_a_registered_class(folder):
     described = KerasObject(keras.saving.serialize_keras_object(keras.metrics.Mean("far>Vocab")))
     assert keras_objects.made(described, "metrics").name == "far>Vocab"
+
+
+@pytest.mark.parametrize("inner", ["{}", "{{'a': {}}}"])
+def test_a_description_in_place_of_a_loss_is_refused(inner, tmp_path):
+    loss = inner.format("{'class_name': 'MeanSquaredError', 'config': {}}")
+    path = str(projects.write(tmp_path, f"loss={loss}"))
+    with pytest.raises(UserError, match=r"loss.* is a description .*: give the object, such as"):
+        config_flags.load(path, [])
