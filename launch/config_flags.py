@@ -5,10 +5,18 @@ import functools
 import importlib
 import os
 import types
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tftpu.config import Experiment, Function, KerasObject, declared_types, find_unreadable
+from tftpu.config import (
+    Experiment,
+    Function,
+    KerasObject,
+    declared_types,
+    find_unreadable,
+    find_unreadable_classes,
+)
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import config_values, configs, keras_objects
 from tftpu.launch.own_code import OwnCode, failures_of, import_config, modules_of, own_code
@@ -53,7 +61,29 @@ def load(name: str, overrides: list[str]) -> Experiment:
     with failures_of(f"The config {name!r}", folder):
         experiment = module.get_config()
     experiment = described(experiment, repr(name))
-    for path in find_unreadable(experiment, *readable) if readable else ():
+    if readable:
+        _check_readable(experiment, name, *readable)
+    experiment.config_file = str(code.file) if code else ""
+    for change in overrides:
+        override(experiment, change)
+    return experiment
+
+
+def _check_readable(
+    experiment: Experiment,
+    name: str,
+    own: Collection[str],
+    imported: Collection[str],
+    written: Collection[str],
+) -> None:
+    """Raises `UserError` if the config.json of an experiment could not be read again.
+
+    Args:
+        experiment: with descriptions of its Keras objects.
+        name: of the config.
+        own, imported, written: as for `tftpu.config.from_json`, before `get_config` was called.
+    """
+    for path in find_unreadable(experiment, own, imported, written):
         package, _, attribute = path.rpartition(".")
         raise UserError(
             f"The config {name!r} uses {path}, which commands on its workdir, such as `tftpu "
@@ -62,10 +92,12 @@ def load(name: str, overrides: list[str]) -> Experiment:
             f"with: write `from {package} import {attribute}` at the top of the file; or derive a "
             "class, or define a function, in a file beside it."
         )
-    experiment.config_file = str(code.file) if code else ""
-    for change in overrides:
-        override(experiment, change)
-    return experiment
+    for cls in find_unreadable_classes((experiment.model, experiment.data), own, imported):
+        raise UserError(
+            f"The config {name!r} uses {cls.__module__}.{cls.__qualname__}, which commands on its "
+            "workdir, such as `tftpu evaluate`, could not look up, as they do not call "
+            f"get_config(): write `import {cls.__module__}` at the top of the file."
+        )
 
 
 def described(found: Any, where: str) -> Experiment:

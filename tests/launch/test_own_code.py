@@ -321,6 +321,36 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     assert "--config=FILE.py" in said[0] and said[1] == "width"
 
 
+@pytest.mark.parametrize("is_imported", [True, False])
+@pytest.mark.parametrize("part", ["model", "data", "a part of the model"])
+def test_a_config_whose_classes_only_get_config_imports_is_refused_when_it_is_loaded(
+    part, is_imported, tmp_path, monkeypatch
+):
+    """Of an installed package; what the message says to write helps in a fresh process."""
+    (tmp_path / "site/far").mkdir(parents=True)
+    (tmp_path / "site/far/__init__.py").write_text("")
+    inner = "import dataclasses, model\n\n@dataclasses.dataclass\nclass Inner(model.Part): pass"
+    texts = {"model": projects.MODEL, "data": projects.DATA}
+    (tmp_path / "site/far/parts.py").write_text(texts.get(part, inner))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    name = {"model": "Linear", "data": "Sums"}.get(part, "Inner")
+    (tmp_path / "site/far/base.py").write_text(f"from .parts import {name}\n")
+    text = projects.CONFIG.format(rest="loss='mse'")
+    text = text.replace("():\n", f"():\n    from far.base import {name}\n")
+    files = {"mine": f"import far.parts\n{text}" if is_imported else text}
+    if name == "Inner":
+        files["mine"] = files["mine"].replace("Linear()", "Linear(parts=(Inner(),))")
+        base = "import dataclasses\n\n@dataclasses.dataclass\nclass Part: pass\n"
+        files["model"] = f"{base}{projects.MODEL}\n    parts: tuple[Part, ...] = ()\n"
+    path = projects.write(tmp_path / "code", "", **files)
+    if not is_imported:
+        with pytest.raises(UserError, match=rf"far\.parts\.{name}, .* write `import far.parts` at"):
+            config_flags.load(str(path), [])
+        return
+    text = to_json(config_flags.load(str(path), []))
+    assert f"far.parts.{name}" in text and to_json(read_again(path, text)) == text
+
+
 def of_tfx(folder: Path) -> Path:
     """Writes a config of TFX's examples with a transform graph; returns its file."""
     rest = "loss='mse'"

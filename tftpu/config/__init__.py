@@ -14,7 +14,13 @@ from tftpu.config.model import Model
 from tftpu.config.objects import Function, KerasObject
 from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, Train, TrainOptions
 from tftpu.config.profile_plan import ProfilePlan, profile_plan
-from tftpu.config.serialization import find_unreadable, from_json, to_json, to_plain
+from tftpu.config.serialization import (
+    find_unreadable,
+    find_unreadable_classes,
+    from_json,
+    to_json,
+    to_plain,
+)
 from tftpu.config.share import Share
 from tftpu.config.validation import check_types, declared_types
 
@@ -41,6 +47,7 @@ __all__ = [
     "check_types",
     "declared_types",
     "find_unreadable",
+    "find_unreadable_classes",
     "from_json",
     "operational_fields",
     "profile_plan",

@@ -186,6 +186,26 @@ def find_unreadable(
                     yield path
 
 
+def find_unreadable_classes(
+    value: Any, own: Collection[str], imported: Collection[str]
+) -> Iterator[type]:
+    """Yields the classes of configs that no module holds when `from_json` reads them.
+
+    Args:
+        value: a part of an experiment, or several in a tuple.
+        own, imported: as for `from_json`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        cls = type(value)
+        is_of_tftpu = cls.__module__.partition(".")[0] == "tftpu"
+        if not is_of_tftpu and cls.__module__ not in {*own, *imported}:
+            yield cls
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from find_unreadable_classes(part, own, imported)
+
+
 def _check_compiled(value: Any, name: str) -> None:
     """Raises `UserError` for what Keras must not be given.
 
