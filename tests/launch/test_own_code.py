@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -465,7 +466,7 @@ def test_a_mistake_in_a_class_without_a_file_is_raised_as_it_is(tmp_path):
     experiment = config_flags.load(str(projects.write(tmp_path, "loss='mse'")), [])
     base, cells = type(experiment.model), {"__name__": "cells"}
     exec("def validate(self, share):\n    1 / 0", cells)
-    model = type("Cells", (base,), {"__module__": "cells", "validate": cells["validate"]})()
+    model: Any = type("Cells", (base,), {"__module__": "cells", "validate": cells["validate"]})()
     with pytest.raises(ZeroDivisionError):
         own_code.validate(tftpu.Experiment(model, experiment.data, loss="mse"))
 
