@@ -118,14 +118,14 @@ def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Ite
     """Yields items, one for each batch of a data set that is read to learn their number.
 
     Args:
-        items, batches, instead: as for `told`.
+        items, batches, instead: as for `warn_if_endless`.
 
     Raises:
         UserError: the data set does not end for an hour.
     """
     started, limit = time.monotonic(), f"{_LONGEST / 60:.0f} minutes"
     say = f"Counting its batches is given up after {limit}"
-    for number, item in enumerate(told(items, batches, f"{instead}. {say}"), 1):
+    for number, item in enumerate(warn_if_endless(items, batches, f"{instead}. {say}"), 1):
         yield item
         if batches < 0 and time.monotonic() - started > _LONGEST:
             raise UserError(
@@ -134,18 +134,18 @@ def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Ite
             )
 
 
-def told(
+def warn_if_endless(
     items: Iterable[_T], batches: int | None, instead: str = _CUT, dataset: Any = None
 ) -> Iterator[_T]:
-    """Yields items, one for each batch of a data set that is read to its end.
+    """Yields items, one for each batch of a data set, and warns if it may never end.
 
-    If their number is not known, it may have no end: the user is told while it is read.
+    It may if their number is not known: the warnings come while it is read.
 
     Args:
         items: to yield.
         batches: their number; None or tf.data's own for a number that is not known.
         instead: what the user can do.
-        dataset: that is read; once it ended, the user is told no more. None: it is read once.
+        dataset: that is read; once it ended, nothing is said again. None: it is read once.
     """
     unknown = (batches is None or batches < 0) and id(dataset) not in _ended
     started, due = time.monotonic(), _LONG

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, data
-from tftpu.engines.batches import finite_dataset, narrow, told
+from tftpu.engines.batches import finite_dataset, narrow, warn_if_endless
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed, functions, placing
 from tftpu.engines.jax import mesh as meshes
@@ -145,7 +145,9 @@ class JaxExecutor:
             self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(whole)))
         values, sums = self._eval_step.values(), self._zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-            for batch, valid in told(batches, int(padded.cardinality()), dataset=dataset):
+            for batch, valid in warn_if_endless(
+                batches, int(padded.cardinality()), dataset=dataset
+            ):
                 placed = self._placed(batch), None if valid is None else self._placed(valid)
                 before, sums = sums, self._evaluate(values, sums, *placed)
                 # Devices of a CPU that are many batches apart wait for each other forever.
@@ -164,7 +166,7 @@ class JaxExecutor:
                 yield self._predict(values, self._placed(data.features_of(batch))), valid
 
         ahead = one_ahead(computed())
-        for outputs, valid in told(ahead, int(padded.cardinality()), dataset=dataset):
+        for outputs, valid in warn_if_endless(ahead, int(padded.cardinality()), dataset=dataset):
             kept = np.asarray(valid) > 0
             yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
 

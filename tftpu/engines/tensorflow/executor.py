@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import data
-from tftpu.engines.batches import data_errors, finite_dataset, narrow, told
+from tftpu.engines.batches import data_errors, finite_dataset, narrow, warn_if_endless
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.losses import examples_of
@@ -155,7 +155,7 @@ class TensorFlowExecutor:
             if count is not None:
                 self._eval_loop(iterator, tf.constant(count))
             else:
-                for _ in told(self._evaluate_each(iterator), count, dataset=dataset):
+                for _ in warn_if_endless(self._evaluate_each(iterator), count, dataset=dataset):
                     pass
         self.evaluation_compiled = True
         return accumulator.drain()
@@ -178,7 +178,7 @@ class TensorFlowExecutor:
                         yield self._predict(iterator)
 
         ahead = one_ahead(computed())
-        for found in told(ahead, int(batches.cardinality()), dataset=dataset):
+        for found in warn_if_endless(ahead, int(batches.cardinality()), dataset=dataset):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
             outputs, valid = parts
             kept = valid > 0

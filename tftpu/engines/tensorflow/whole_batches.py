@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.engines.batches import finite_dataset, narrow, told
+from tftpu.engines.batches import finite_dataset, narrow, warn_if_endless
 from tftpu.engines.losses import examples_of
 from tftpu.engines.tensorflow.eval_step import EvalStep
 from tftpu.engines.tensorflow.loops import traced_for
@@ -41,7 +41,7 @@ class WholeBatches:
         """
         replicas = self._strategy.num_replicas_in_sync
         batches = narrow(finite_dataset(dataset))
-        for batch in told(_each(batches), int(batches.cardinality()), dataset=dataset):
+        for batch in warn_if_endless(_each(batches), int(batches.cardinality()), dataset=dataset):
             if not divides or examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:
