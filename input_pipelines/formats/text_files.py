@@ -48,6 +48,7 @@ _UTF16 = "It is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`."
 _ARCHIVE = "It is an archive, such as a workbook of Excel: save its table or text as UTF-8."
 _BEGINNINGS = {b"\xff\xfe": _UTF16, b"\xfe\xff": _UTF16, b"PK\x03\x04": _ARCHIVE}
 _OTHER_DELIMITERS = (";", "\t", "|", ",")  # of tables that are not what their suffix says
+_QUOTED_COLUMN = re.compile(rb'"(?:[^"]|"")*" *([;\t|,])')  # with the separator behind it
 
 
 class Row(NamedTuple):
@@ -222,7 +223,7 @@ def _rows(
 
 def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
-    is_quoted = _peek(file).removeprefix(_MARK).lstrip().startswith(b'"')
+    start = _peek(file).removeprefix(_MARK).lstrip()
     # Bytes that are not UTF-8 become half characters, so that `_checked` can name their line.
     # The encoding utf-8-sig would take half a mark for no text.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
@@ -239,27 +240,34 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool)
                 yield Row(place, _by_column(place, values, header))
                 continue
             header = [name.strip() for name in values]
-            if not is_quoted:  # a name in quotes may hold any separator
-                _check_delimiter(path, header, delimiter)
+            # A name in quotes may hold any separator.
+            others = () if start.startswith(b'"') else _OTHER_DELIMITERS
+            found = [o for o in others if o != delimiter and o in header[0]]
+            if len(header) == 1 and found:
+                raise UserError(
+                    f"{_name_delimiters(path, found[0], delimiter)}, or, if this is the name of "
+                    "its only column, put it in quotes."
+                )
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
                 raise UserError(f"{path} has several columns {min(twice)!r}.")
     except csv.Error as error:
+        # The first column of a table with another separator, as R and LibreOffice write it.
+        first = None if header else _QUOTED_COLUMN.match(start)
+        if first and (other := first[1].decode()) != delimiter:
+            raise UserError(f"{_name_delimiters(path, other, delimiter)}.") from error
         raise UserError(
             f"{path} is not a table after line {reader.line_num}: {error}. A value that holds "
             "quotes is put in quotes, and they are doubled."
         ) from error
 
 
-def _check_delimiter(path: str, header: list[str], delimiter: str) -> None:
-    """Raises `UserError` if the only column of a table holds the separator of another one."""
-    others = [o for o in _OTHER_DELIMITERS if o != delimiter and o in header[0]]
-    if len(header) == 1 and others:
-        raise UserError(
-            f"The first line of {path} is separated by {others[0]!r}, not by {delimiter!r}: save "
-            f"the table with {delimiter!r}, or, if this is the name of its only column, put it in "
-            "quotes."
-        )
+def _name_delimiters(path: str, found: str, needed: str) -> str:
+    """Returns which separator a table has, and which it needs."""
+    return (
+        f"The first line of {path} is separated by {found!r}, not by {needed!r}: save the table "
+        f"with {needed!r}"
+    )
 
 
 def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
