@@ -45,8 +45,15 @@ _WINDOWS = (
     "`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`."
 )
 _UTF16 = "It is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`."
+_UTF32 = "It is UTF-32: convert it with `iconv -f UTF-32 -t UTF-8 FILE > NEW`."
 _ARCHIVE = "It is an archive, such as a workbook of Excel: save its table or text as UTF-8."
-_BEGINNINGS = {b"\xff\xfe": _UTF16, b"\xfe\xff": _UTF16, b"PK\x03\x04": _ARCHIVE}
+_BEGINNINGS = {
+    b"\xff\xfe\0\0": _UTF32,  # before UTF-16, whose mark is the first half of it
+    b"\0\0\xfe\xff": _UTF32,
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
+    b"PK\x03\x04": _ARCHIVE,
+}
 _OTHER_DELIMITERS = (";", "\t", "|", ",")  # of tables that are not what their suffix says
 _QUOTED_COLUMN = re.compile(rb'"(?:[^"]|"")*" *([;\t|,])')  # with the separator behind it
 
@@ -362,4 +369,4 @@ def _advise(data: bytes) -> str:
 
 def _check_text(text: str, place: str) -> None:
     if "\0" in text:
-        raise UserError(f"{place} holds a byte 0: it is binary or UTF-16. {_CONVERT}")
+        raise UserError(f"{place} holds a byte 0: it is binary, UTF-16 or UTF-32. {_CONVERT}")

@@ -136,6 +136,8 @@ def test_what_is_not_understood_is_named_and_never_text(tmp_path, name):
     [
         (b"\xff\xfe" + "id\tä\n".encode("utf-16-le"), "UTF-16: .*`iconv -f UTF-16 -t UTF-8 "),
         (b"\xfe\xff" + "id\tä\n".encode("utf-16-be"), "UTF-16: .*`iconv -f UTF-16 -t UTF-8 "),
+        ("id\tä\n".encode("utf-32"), "UTF-32: .*`iconv -f UTF-32 -t UTF-8 "),
+        (b"\0\0\xfe\xff" + "id\tä\n".encode("utf-32-be"), "UTF-32: .*`iconv -f UTF-32 -t UTF-8 "),
         (b"PK\x03\x04\x14\x00\x08\x00\xe9\x8c\n", "It is an archive, such as a workbook of Excel"),
         (b"ELF\0\0\xe9\n", "Text is UTF-8, plain or compressed with gzip: convert the file"),
     ],
