@@ -80,16 +80,17 @@ _TOKENS = {
     ),
     "Kaggle key": (
         ("kaggle", "Kaggle", "KAGGLE", "KGAT_"),
-        # A word for a key has to stand before it, and none for a checksum behind that word: data
-        # sets of Kaggle have checksums. The digits are looked for first, which is cheaper.
+        # A word for a key has to stand before it, and none for a checksum or an id behind that
+        # word: data sets of Kaggle have these. The digits are looked for first, which is cheaper.
         r"""(?i:kaggle)(?=[^\n]{0,120}?["'=\s:][0-9a-f]{32}\b)"""
         r"(?i:[^\n]{0,60}?(?:keys?|secrets?|tokens?|password|login|auth)(?![a-z])"
-        r"(?:(?!md5|sha|hash|checksum|digest)[^\n]){0,40}?)"
+        r"(?:(?!md5|sha|hash|checksum|digest|(?<![a-z])id\b)[^\n]){0,40}?)"
         r"""["'=\s:]([0-9a-f]{32})\b|\bKGAT_[0-9a-f]{32}""",
     ),
     "NPM tokens": (
-        (":_authToken=",),
-        r""":_authToken=\s*["']?(npm_\w{30,}|[A-Fa-f0-9-]{36})""",
+        ("npm_", ":_authToken=", ":_auth=", ":_password="),
+        r"""\bnpm_[A-Za-z0-9]{36}\b|:_authToken=\s*["']?(npm_\w{30,}|[A-Fa-f0-9-]{36})"""
+        r"""|:_(?:auth|password)=\s*["']?([A-Za-z0-9+/]{12,}={0,2})(?![\w+/=-])""",
     ),
     "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
 }
@@ -106,6 +107,7 @@ _DOCUMENTS = {
 _PLACEHOLDER = re.compile(
     r"(?i)your[-_]|example|placeholder|change[-_]?me|(?<![a-z\d])x{4}|\*{4}|(.)\1{7}"
 )
+_ZEROS = re.compile(r"\b(\w)\1{31,}\b")  # or any other letter, as often as in a key of Kaggle
 _ALLOWED = re.compile(r"pragma: ?allowlist[ -]secret\b")
 _ACCOUNT = r'"type"\s*:\s*"(?:service_account|authorized_user|external_account\w*)"'
 
@@ -180,8 +182,11 @@ def _searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
 
 
 def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
-    """Yields what matches a form; where the form has a group that matched, the group alone."""
-    for match in form.finditer(text):
+    """Yields what matches a form; where the form has a group that matched, the group alone.
+
+    Zeros in the place of a key are cut out, since the key may stand behind them: key="000…" or "…".
+    """
+    for match in form.finditer(_ZEROS.sub("", text)):
         yield match[match.lastindex or 0]
 
 

@@ -121,6 +121,14 @@ def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
         ("a.sh", f"kaggle config set --name=key --value={HEX}", "Kaggle key"),
         ("a.py", f"KAGGLE_API_TOKEN = 'KGAT_{HEX}'", "Kaggle key"),
         ("npmrc", f"//r.io/:_authToken=npm_{LETTERS[:36]} # an example", "NPM tokens"),
+        ("a.sh", f"export NPM_TOKEN=npm_{LETTERS[:36]}", "NPM tokens"),
+        (".yarnrc.yml", f'npmAuthToken: "npm_{LETTERS[:36]}"', "NPM tokens"),
+        ("npmrc", "//r.io/:_auth=bWU6aHVudGVyMg==", "NPM tokens"),
+        ("npmrc", "//r.io/:_password='aHVudGVyMmh1bnRlcg=='", "NPM tokens"),
+        ("a.py", f"wandb.login('{'0' * 40}' or '{'0123456789' * 4}')", "Weights & Biases key"),
+        ("a.py", f"get('WANDB_API_KEY', '{'0' * 40}') or '{'0123456789' * 4}'",
+         "Weights & Biases key"),
+        ("a.py", f"KAGGLE_KEY = '{'0' * 32}' or '{HEX}'", "Kaggle key"),
         ("a.py", f"TOKEN = '{WEB_TOKEN}'", "JSON Web Token"),
         ("a.py", f"TOKEN = 'ghp_{LETTERS[:36]}'", "GitHub Token"),
         ("a.py", f"TOKEN = 'github_pat_{LETTERS[:60]}'", "GitHub token"),
@@ -200,11 +208,19 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
         "aws_secret_key= " * 50_000,
         "hvs.a" * 300_000,
         "pcsk_" * 300_000,
+        "npm_" * 300_000,
+        f"wandb {'0' * 40} " * 10_000,
+        "wandb " + f"{'0' * 40} " * 40_000,
+        f"kaggle key {'0' * 32} " * 10_000,
+        ":_auth=" + "a" * 1_000_000,
+        '"client_secret": "aaaaaaaaaaaaaaaa", ' * 10_000,
     ],
     ids=[
         *("links", "like a JSON web token", "like one of npm", "base64", "like one of Kaggle"),
         "with words for keys of Kaggle",
         *("like one of AWS", "like one of Vault", "like one of Pinecone"),
+        *("like one of npm without a login", "zeros for Weights & Biases", "zeros behind one word"),
+        *("zeros for Kaggle", "like a login of npm", "placeholders of OAuth"),
     ],
 )
 def test_long_lines_are_searched_in_a_time_that_grows_with_their_length(text):
@@ -240,9 +256,13 @@ download("https://kaggle.com/dogs.zip", md5="0123456789abcdef0123456789abcdef") 
 kaggle_key = None; md5 = "0123456789abcdef0123456789abcdef"
 kaggle_tokenizer = "0123456789abcdef0123456789abcdef"
 KAGGLE_KEY = "00000000000000000000000000000000"
+kaggle keys for data set, id 0123456789abcdef0123456789abcdef
+kaggle keys of {"dataset_id": "0123456789abcdef0123456789abcdef"}
 wandb.login(key="0000000000000000000000000000000000000000")
 KEY=sk-ant-api03-xxxx-xxxx-xxxx-xxxx-xxxx
 //r.io/:_authToken=npm_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+NPM_TOKEN=npm_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx npm_config_registry=https://r.io
+//r.io/:_auth=${NPM_AUTH} //r.io/:_auth=<base64> //r.io/:_password="$NPM_PASSWORD"
 hvs.hidden_values_of_the_second_layer = lsv2_model
 """
 
