@@ -175,7 +175,9 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
     }
     for top, classes in splits.items():
         deeper = {rest.split("/")[1] for rest in inside[top] if rest.count("/") > 1}
-        if len(classes) == 1 and len(deeper) > 1:
+        # A class of another split has folders in it: such a split only lacks the other classes.
+        is_class = any(len(others) > 1 and classes[0] in others for others in splits.values())
+        if len(classes) == 1 and len(deeper) > 1 and not is_class:
             raise UserError(
                 f"All images of {folder}/{top} are in {classes[0]}, in the folders "
                 f"{_some(sorted(deeper))}: if these are the classes, name the folder of one split, "

@@ -246,6 +246,16 @@ def test_classes_that_are_given_keep_their_ids_and_take_no_others(tmp_path):
         image_files.in_folders(folder, ["ant", "cat"])
 
 
+def test_a_split_may_have_one_class_with_folders_in_it(tmp_path, capsys):
+    names = ["train/a/1.png", "train/b/2.png", "val/a/x/3.png", "val/a/y/4.png"]
+    folder = write(tmp_path / "in", *names)
+    assert convert(f"images:{folder}", tmp_path / "out") == 0
+    assert "2 images in 2 classes: a 2, b 0" in capsys.readouterr().out
+    write(tmp_path / "in", "test/images/a/5.png", "test/images/b/6.png")
+    with pytest.raises(UserError, match=r"All images of .*/in/test are in images, in the folders"):
+        image_files.splits_in(folder)
+
+
 def test_links_to_folders_are_followed_and_circles_are_not(tmp_path):
     write(tmp_path / "all", "cat/1.png", "dog/2.png")
     few = tmp_path / "few"
