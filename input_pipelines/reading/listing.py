@@ -141,8 +141,10 @@ def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> 
         return
     found = list(itertools.islice(_find_outer_links(folder, links, names), _SHOWN + 1))
     if found:
-        more = " and others" if len(found) > _SHOWN else ""
-        _warn_of_links(folder, ", ".join(found[:_SHOWN]) + more)
+        said = ", ".join(found[:_SHOWN]) + (" and others" if len(found) > _SHOWN else "")
+        if len({*names}.intersection(links)) > _CHECKED:
+            said += f" (of the links to images, the first {_CHECKED:,} are followed for this)"
+        _warn_of_links(folder, said)
 
 
 def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str]) -> Iterator[str]:

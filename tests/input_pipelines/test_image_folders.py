@@ -289,6 +289,17 @@ def test_links_that_lead_out_of_the_folder_are_read_and_named_once(tmp_path, cap
     assert caplog.text.count("dog/5.png is a link") == 2 and "6.png" not in caplog.text
 
 
+def test_links_that_were_not_followed_are_no_links_that_stay_inside(tmp_path, monkeypatch, caplog):
+    elsewhere = Path(write(tmp_path / "private", "1.png"))
+    write(tmp_path / "in", "dog/1.png")
+    for number in range(2, 5):
+        (tmp_path / "in" / "dog" / f"{number}.png").symlink_to(elsewhere / "1.png")
+    for followed, said in ((3, "/1.png."), (2, "/1.png (of the links to images, the first 2 are")):
+        monkeypatch.setattr(listing, "_CHECKED", followed)
+        image_files.sort_files(str(tmp_path / "in"))
+        assert f"dog/{1 + followed}.png is a link to {elsewhere}{said}" in caplog.text
+
+
 def test_a_listing_asks_for_each_file_once_and_for_few_links(tmp_path, monkeypatch):
     (tmp_path / "blobs").mkdir()
     (tmp_path / "in").mkdir()
