@@ -18,7 +18,7 @@ from tftpu.storage.checksums import check_seal, sealed
 
 _log = logging.getLogger(__name__)
 
-_LONG = 5.0  # seconds of counting after which the next file that is counted is told
+_LONG = 5.0  # seconds of counting before progress is logged
 
 
 def read_manifest(

@@ -1,4 +1,4 @@
-"""What runs while a file is read, as Python's audit events say it.
+"""Records what runs while a file is read, by Python's audit events.
 
 Run as a program, it gives commands many versions of a file, each in a fresh process:
 `python -m tests.support.audit JOB.json`.
