@@ -15,8 +15,8 @@ from tftpu import input_pipelines
 from tftpu.config import Experiment
 from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
-from tftpu.launch import experiment as build
-from tftpu.launch import own_code
+from tftpu.launch.run import experiment as build
+from tftpu.launch.settings import own_code
 
 TURNS = 20
 FOREVER = 1_000_000

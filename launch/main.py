@@ -26,7 +26,7 @@ from typing import Any
 from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import output
-from tftpu.launch.options import HELP, Flag, Options, flags_of, parse, takes_config
+from tftpu.launch.settings.options import HELP, Flag, Options, flags_of, parse, takes_config
 from tftpu.observe import logs
 from tftpu.version import __version__
 

@@ -25,12 +25,12 @@ def attention(implementation: str) -> None:
 
 
 def remat(value: str) -> None:
-    """Raises `UserError` for a mode that `tftpu.models.layers.block_model` lacks."""
+    """Raises `UserError` for a mode that `tftpu.models.blocks.block_model` lacks."""
     one_of("remat", value, REMATS)
 
 
 def scan(value: str) -> None:
-    """Raises `UserError` for a mode that `tftpu.models.layers.scanned` lacks."""
+    """Raises `UserError` for a mode that `tftpu.models.blocks.scanned` lacks."""
     one_of("scan", value, SCANS)
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
         TrainOptions,
     )
     from tftpu.engines.engine import Engine
-    from tftpu.engines.objective import Objective
+    from tftpu.engines.objectives.objective import Objective
     from tftpu.engines.selection import connect
-    from tftpu.engines.tensorflow.collectives import all_gather, positions
-    from tftpu.engines.tensorflow.simulated import simulated_slice
+    from tftpu.engines.tensorflow.lowering.simulated import simulated_slice
+    from tftpu.engines.tensorflow.step.collectives import all_gather, positions
     from tftpu.errors import HostLost, Preempted, UserError
     from tftpu.observe.writers import Writer
     from tftpu.optim.precision import set_precision
@@ -45,7 +45,7 @@ _LAZY = {
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
     "Model": "tftpu.config",
-    "Objective": "tftpu.engines.objective",
+    "Objective": "tftpu.engines.objectives.objective",
     "Optimizer": "tftpu.config",
     "Preempted": "tftpu.errors",
     "Train": "tftpu.config",
@@ -53,11 +53,11 @@ _LAZY = {
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
-    "all_gather": "tftpu.engines.tensorflow.collectives",
+    "all_gather": "tftpu.engines.tensorflow.step.collectives",
     "connect": "tftpu.engines.selection",
-    "positions": "tftpu.engines.tensorflow.collectives",
+    "positions": "tftpu.engines.tensorflow.step.collectives",
     "set_precision": "tftpu.optim.precision",
-    "simulated_slice": "tftpu.engines.tensorflow.simulated",
+    "simulated_slice": "tftpu.engines.tensorflow.lowering.simulated",
 }
 _TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Keras 3
 _SUBMODULES = ("input_pipelines", "models", "preflight")

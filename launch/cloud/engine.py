@@ -4,7 +4,7 @@ from tftpu.config import Cluster, Experiment
 from tftpu.config.mesh import AUTO, batch_shares, check_between_slices, mesh_sizes
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch import own_code
+from tftpu.launch.settings import own_code
 from tftpu.tpu.slices import Slice
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud.shipment import Shipment
+from tftpu.launch.cloud.shipping.shipment import Shipment
 from tftpu.version import __version__
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}

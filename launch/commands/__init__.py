@@ -13,7 +13,7 @@ the file's name). The file holds all of the command:
 
     import dataclasses
 
-    from tftpu.launch.options import flag, required
+    from tftpu.launch.settings.options import flag, required
 
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ the file's name). The file holds all of the command:
 - The first paragraph of the docstring is the command's line in `tftpu help`; an indented paragraph
   is the example in its own help. It is read from the file verbatim, without escapes.
 - `Options` is a frozen dataclass whose fields are the flags, with their types, defaults and help.
-  It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of `tftpu.launch.options`.
+  It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of `tftpu.launch.settings.options`.
 - `run` does the work. It raises `UserError` for a mistake of the user's, before TensorFlow is
   imported wherever possible. `tftpu help` and the other commands load this file, so that it
   imports nothing heavy (TensorFlow, Keras, clients of Google Cloud) outside functions.

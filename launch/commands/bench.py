@@ -9,8 +9,8 @@ other load on the machine affects them alike; medians over the turns are printed
 import dataclasses
 
 from tftpu.engines import selection
-from tftpu.launch import mesh_choice
-from tftpu.launch.options import RunOptions, flag
+from tftpu.launch.preflight import mesh_choice
+from tftpu.launch.settings.options import RunOptions, flag
 from tftpu.launch.startup import import_tensorflow
 
 

@@ -5,7 +5,7 @@ tftpu configs
 
 import dataclasses
 
-from tftpu.launch import config_flags
+from tftpu.launch.settings import config_flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ import re
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import config_flags, own_code
 from tftpu.launch.diagnosis import cloud, place, seen, settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
-from tftpu.launch.options import Overrides, flag
+from tftpu.launch.settings import config_flags, own_code
+from tftpu.launch.settings.options import Overrides, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

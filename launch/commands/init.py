@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tftpu.errors import UserError
 from tftpu.launch import starter
-from tftpu.launch.options import argument
-from tftpu.launch.own_code import refuse_name
+from tftpu.launch.settings.options import argument
+from tftpu.launch.settings.own_code import refuse_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

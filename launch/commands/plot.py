@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tftpu import installation
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch.options import argument, flag
+from tftpu.launch.settings.options import argument, flag
 from tftpu.observe.writers import THROUGHPUT, format_number
 from tftpu.storage import files, lines, side_files
 

@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING
 from tftpu.config import Cluster
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch import known_reports, predictions, preflight_reports
-from tftpu.launch.options import ConfigOptions, flag
-from tftpu.launch.preflight_check import (
+from tftpu.launch.preflight import known_reports, predictions
+from tftpu.launch.preflight import reports as preflight_reports
+from tftpu.launch.preflight.check import (
     check,
     check_text,
     parse_prices,
     print_comparison,
     print_report,
 )
+from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tftpu.errors import UserError
-from tftpu.launch.options import argument
+from tftpu.launch.settings.options import argument
 from tftpu.observe.profiler import INPUT_WAIT
 from tftpu.storage import files
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
 from tftpu.installation import command
-from tftpu.launch import config_flags, own_code
-from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.settings import config_flags, own_code
+from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.launch.tfx import examples
 from tftpu.runtime.preemption import PREEMPTED
 

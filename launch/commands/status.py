@@ -12,7 +12,7 @@ from typing import Any
 
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError
-from tftpu.launch.options import argument, flag
+from tftpu.launch.settings.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
 from tftpu.storage import claims, files, side_files

@@ -18,11 +18,12 @@ from tftpu.config import Experiment, Train, operational_fields, to_plain
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
-from tftpu.launch import mesh_choice, startup
-from tftpu.launch import options as command_options
+from tftpu.launch import startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
-from tftpu.launch.options import RunOptions, flag
+from tftpu.launch.preflight import mesh_choice
+from tftpu.launch.settings import options as command_options
+from tftpu.launch.settings.options import RunOptions, flag
 from tftpu.storage import claims, files, side_files
 
 # The working directory comes last, and after the package: a folder `tftpu` in it is not that.
@@ -86,14 +87,14 @@ def carry_out(options: Options, experiment: Experiment, callbacks: Sequence[Any]
         words = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.chosen(experiment.cluster, words)
         startup.import_tensorflow()
-        from tftpu.launch import training
+        from tftpu.launch.run import training
 
         training.train(experiment, workdir, callbacks=callbacks)
 
 
 def _supervise(options: Options, workdir: str) -> None:
     """Runs the command in a separate process, which is restarted if it crashes; exits."""
-    from tftpu.launch import supervise
+    from tftpu.launch.run import supervise
 
     again = command_options.words_of(dataclasses.replace(options, restarts=0))
     command = [sys.executable, *_interpreter_flags(), "-c", _MAIN, "train", *again]

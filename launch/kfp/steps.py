@@ -12,7 +12,7 @@ from typing import Any
 
 from kfp import dsl
 
-from tftpu.launch.conditions import unmet
+from tftpu.launch.run.conditions import unmet
 from tftpu.version import __version__
 
 IMAGE = f"tftpu:{__version__}"  # of launch/Dockerfile; `set_container_image` names another

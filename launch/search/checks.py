@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import conditions, config_flags, own_code
+from tftpu.launch.run import conditions
 from tftpu.launch.search.space import Dimension, overrides
+from tftpu.launch.settings import config_flags, own_code
 
 _BEST = "train.best_metric"
 _DRAWS = 200  # with which a value may be allowed

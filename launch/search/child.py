@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-PRELOADED = ("tensorflow", "keras", "tftpu.launch.training", "tftpu.launch.search.child")
+PRELOADED = ("tensorflow", "keras", "tftpu.launch.run.training", "tftpu.launch.search.child")
 PRUNE = "prune"
 DIVERGED = "diverged"
 HELD = "held"
@@ -89,7 +89,7 @@ def _train(words: list[str], run: str, metric: str, log: str, connection: Connec
     os.dup2(descriptor, 2)
     from tftpu.launch import main
     from tftpu.launch.commands import train
-    from tftpu.launch.options import parse
+    from tftpu.launch.settings.options import parse
 
     def work() -> None:
         options = parse("train", train.Options, words)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from tftpu.config import Experiment, declared_types
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import config_flags, config_values
+from tftpu.launch.settings import config_flags, config_values
 
 _KINDS = ("uniform", "log", "choice")
 _FORM = "FIELD=uniform:LOW..HIGH, FIELD=log:LOW..HIGH or FIELD=choice:A,B"

@@ -11,8 +11,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.errors import UserError
-from tftpu.launch import result
 from tftpu.launch.amounts import dollars
+from tftpu.launch.run import result
 from tftpu.launch.search import pricing
 from tftpu.launch.search.child import DIVERGED, HELD, PRUNE, Child
 from tftpu.launch.search.logs import Logs

@@ -9,7 +9,7 @@ import keras
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.inference import export
-from tftpu.launch.experiment import initialise
+from tftpu.launch.run.experiment import initialise
 from tftpu.storage import files
 from tftpu.training.trainer import Trainer
 

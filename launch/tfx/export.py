@@ -8,8 +8,8 @@ import tensorflow as tf
 from tftpu.config import Experiment
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
-from tftpu.launch import finished
-from tftpu.launch.experiment import plain_model
+from tftpu.launch.run import finished
+from tftpu.launch.run.experiment import plain_model
 from tftpu.launch.tfx import base
 from tftpu.launch.tfx.features import Features
 from tftpu.launch.tfx.transform import SERIALIZED, Transform

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from tftpu.config import Experiment
 from tftpu.engines import selection
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch import config_flags, own_code, startup
+from tftpu.launch import startup
+from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.tfx.examples import Examples
 from tftpu.storage import claims
 
@@ -64,7 +65,7 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
             "run_fn trains on one host, and TF_CONFIG names several: give the Trainer component "
             "one machine."
         )
-    from tftpu.launch import training
+    from tftpu.launch.run import training
     from tftpu.launch.tfx import base, export
 
     begin = base.beginning(fn_args.base_model)

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.block_model import Structure
+from tftpu.models.blocks.block_model import Structure
+from tftpu.models.blocks.token_model import TokenModel, token_inputs
 from tftpu.models.layers.dense import Dense, embeddings
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.heads import Tied
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.tensor_parallel import Residual
-from tftpu.models.layers.token_model import TokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:

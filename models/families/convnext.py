@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.blocks.block_model import BlockModel, Structure
 from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D, DepthwiseConv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.block_model import Structure
+from tftpu.models.blocks.block_model import Structure
+from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.models.layers.causal import causal_attention
 from tftpu.models.layers.dense import Dense, HoldsDense
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.tensor_parallel import Residual, biases_by_heads, projected
-from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 from tftpu.tpu import target
 from tftpu.tpu.target import HEADS

@@ -13,13 +13,13 @@ import keras
 import numpy as np
 from keras import layers
 
+from tftpu.models.blocks.block_model import Structure
+from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.models.layers.attention import rotation
-from tftpu.models.layers.block_model import Structure
 from tftpu.models.layers.causal import causal_attention
 from tftpu.models.layers.dense import Dense, HoldsDense
 from tftpu.models.layers.heads import TiedHead, UntiedHead
 from tftpu.models.layers.tensor_parallel import Residual
-from tftpu.models.layers.token_model import HEAD, FactoredTokenModel, token_inputs
 from tftpu.tensors import Initializer, Tensor, ops
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tftpu.models.layers.block_model import BlockModel, Structure
+from tftpu.models.blocks.block_model import BlockModel, Structure
 from tftpu.models.layers.convolution import CHANNELS_LAST, Conv2D
 from tftpu.models.layers.dense import Dense
 from tftpu.models.layers.gelu import gelu

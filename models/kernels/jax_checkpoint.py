@@ -1,4 +1,4 @@
-"""Recomputation in the backward pass, by JAX: as `tftpu.models.layers.recompute` uses it."""
+"""Recomputation in the backward pass, by JAX: as `tftpu.models.blocks.recompute` uses it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Loops over layers, by JAX: as `tftpu.models.layers.scanned` uses them."""
+"""Loops over layers, by JAX: as `tftpu.models.blocks.scanned` uses them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -5,7 +5,7 @@ A batch of uint8 is a quarter of the size of one of float32 on its way from the 
 
 import keras
 
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.blocks.block_model import BlockModel
 from tftpu.tensors import Tensor, ops
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tftpu.config import Model
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import adapters
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.blocks.block_model import BlockModel
 from tftpu.models.weights import files
 from tftpu.models.weights.assignment import assign
 from tftpu.models.weights.files import StoredArray

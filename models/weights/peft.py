@@ -15,7 +15,7 @@ import numpy as np
 
 from tftpu.errors import UserError
 from tftpu.models import adapters, sizes
-from tftpu.models.layers.block_model import BlockModel
+from tftpu.models.blocks.block_model import BlockModel
 from tftpu.models.weights import files
 from tftpu.models.weights.layouts import hugging_face
 from tftpu.models.weights.layouts.entry import Entry

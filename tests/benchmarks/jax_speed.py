@@ -23,9 +23,9 @@ import tensorflow as tf
 
 import tftpu
 from tftpu.engines.jax import feed
-from tftpu.engines.jax import mesh as meshes
-from tftpu.launch import config_flags
-from tftpu.launch import experiment as build
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.launch.run import experiment as build
+from tftpu.launch.settings import config_flags
 
 TURNS, STEPS = 15, 20
 

@@ -31,7 +31,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.support import photos
+from tests.support.data import photos
 from tftpu import input_pipelines
 from tftpu.input_pipelines.sources import StreamedImages
 

@@ -22,8 +22,8 @@ import psutil
 
 import tftpu
 from tftpu.launch import benchmark as bench
-from tftpu.launch import config_flags
-from tftpu.launch import experiment as build
+from tftpu.launch.run import experiment as build
+from tftpu.launch.settings import config_flags
 from tftpu.training import reporter
 
 BAR = 0.01

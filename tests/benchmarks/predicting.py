@@ -35,7 +35,7 @@ from tftpu.inference.predict import Job, predict
 from tftpu.inference.prediction.outputs import columns_of
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.formats import results
-from tftpu.launch.config_flags import load
+from tftpu.launch.settings.config_flags import load
 
 BATCH = 256
 FORMATS = {"jsonl": results.jsonl, "tfrecord": results.tfrecord, "parquet": results.parquet}

@@ -14,8 +14,8 @@ import numpy as np
 
 import tftpu
 from tftpu.config import Experiment
-from tftpu.launch import config_flags
-from tftpu.launch import experiment as build
+from tftpu.launch.run import experiment as build
+from tftpu.launch.settings import config_flags
 
 
 class Run(NamedTuple):

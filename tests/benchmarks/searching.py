@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from tests.support.searches import TINY, table
-from tftpu.launch import result, startup
+from tftpu.launch import startup
+from tftpu.launch.run import result
 from tftpu.launch.search.child import Child
 
 _STEPS = ("--config.train.steps=100", "--config.train.eval_every=25")

@@ -64,7 +64,7 @@ def exported(path: str, small: bool) -> tuple[int, ...]:
     from tftpu.inference.exporting import export
     from tftpu.inference.exporting.inputs import Input
     from tftpu.inference.exporting.serving import Serving
-    from tftpu.launch.config_flags import load
+    from tftpu.launch.settings.config_flags import load
 
     large = {"pooling": "mean", "layers": 4, "image_size": 96}
     config = load("digits_resnet", []).model if small else models.config("vit_s16", **large)

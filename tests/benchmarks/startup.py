@@ -158,7 +158,7 @@ class _Child:
         from tensorflow.python.framework import func_graph
 
         from tftpu import input_pipelines
-        from tftpu.launch import experiment, training
+        from tftpu.launch.run import experiment, training
         from tftpu.training.trainer import Trainer
 
         def marked(module: Any, name: str, part: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from tftpu import models
 from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
-from tftpu.launch.config_flags import load
+from tftpu.launch.settings.config_flags import load
 
 PROMPT = list(b"def ")
 

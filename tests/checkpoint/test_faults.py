@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.faulty_storage import KilledError, Storage, storage
-from tests.support.leaves import assign, leaves, step_of, value, value_of
+from tests.support.fakes.faulty_storage import KilledError, Storage, storage
+from tests.support.models.leaves import assign, leaves, step_of, value, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
 from tftpu.storage import files, retry
@@ -132,7 +132,7 @@ def test_a_real_limit_on_the_size_of_files_fails_only_the_save(tmp_path):
     """The fault is not injected: the kernel stops writing half-way through a file."""
     code = (
         "import resource, signal, sys, logging\n"
-        "from tests.support.leaves import leaves\n"
+        "from tests.support.models.leaves import leaves\n"
         "from tftpu.checkpoint.store import Checkpoints\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "checkpoints = Checkpoints(sys.argv[1])\n"

@@ -7,7 +7,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tests.support.leaves import leaf, leaves, step_of, value_of
+from tests.support.models.leaves import leaf, leaves, step_of, value_of
 from tftpu.checkpoint import manifest, matching
 from tftpu.checkpoint.host_copy import HostCopy
 from tftpu.checkpoint.manifest import Block, StoredFile

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from tests.support import power_loss
-from tests.support.leaves import leaves, step_of, value_of
+from tests.support.fakes import power_loss
+from tests.support.models.leaves import leaves, step_of, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.storage import files, lines
 from tftpu.storage.lines import Lines

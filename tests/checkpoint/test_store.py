@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.support.leaves import leaf, leaves, step_of, value, value_of
+from tests.support.models.leaves import leaf, leaves, step_of, value, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.support.checkpoint_hosts import COUNT, hosts_of, save
+from tests.support.fakes.checkpoint_hosts import COUNT, hosts_of, save
 from tftpu.checkpoint import manifest
 from tftpu.checkpoint.store import Best
 from tftpu.storage import files

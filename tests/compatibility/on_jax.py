@@ -22,7 +22,7 @@ from tests.compatibility import running
 from tests.compatibility.data import STEPS
 from tests.compatibility.running import Differences, Script, Trained
 from tftpu import Objective
-from tftpu.engines.jax import initial
+from tftpu.engines.jax.placement import initial
 
 MESH = "data:2,fsdp:2"
 # Scripts that do not run on Keras's JAX backend: they call TensorFlow, or pass a variable to

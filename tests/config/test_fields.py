@@ -7,9 +7,9 @@ import pytest
 from tftpu.config import operational_fields, to_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import service
-from tftpu.launch import config_flags
 from tftpu.launch.commands import train
 from tftpu.launch.search import plan as plans
+from tftpu.launch.settings import config_flags
 
 CONFIG = "resnet50_imagenet"
 

@@ -40,7 +40,7 @@ def test_an_iterator_that_is_still_held_ends_its_generator(devices):
 @pytest.mark.parametrize(("devices", "place"), [(1, "evaluation"), (4, "training")])
 def test_a_process_ends_after_a_fit_that_an_error_ended(backend, devices, place):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.failing_fit", str(devices), place],
+        [sys.executable, "-m", "tests.support.programs.failing_fit", str(devices), place],
         env={**os.environ, "KERAS_BACKEND": backend},
         capture_output=True,
         text=True,

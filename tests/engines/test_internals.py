@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.strategies import mlp
+from tests.support.models.strategies import mlp
 from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow import internals, xla_ops
 

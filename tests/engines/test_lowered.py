@@ -18,7 +18,7 @@ HELD = """
 import keras, tensorflow as tf
 from pathlib import Path
 from tftpu.config import TrainOptions
-from tftpu.engines.tensorflow.lower import lower
+from tftpu.engines.tensorflow.lowering.lower import lower
 
 def model():
     dense = [keras.layers.Dense(2048) for _ in range(8)]

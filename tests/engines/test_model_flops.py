@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support import foreign_models, jax_process
-from tests.support.closed_form import real_products
-from tests.support.stepping import train_step
+from tests.support.models import foreign_models
+from tests.support.models.closed_form import real_products
+from tests.support.models.stepping import train_step
+from tests.support.programs import jax_process
 from tftpu.engines.origins import Origin, of_arguments, passes, stopped
-from tftpu.engines.tensorflow import flops, lower
+from tftpu.engines.tensorflow.lowering import flops, lower
 
 DATA, FIXED, TRAINED = Origin.DATA, Origin.FIXED, Origin.TRAINED
 PRODUCT = 2 * 4**3

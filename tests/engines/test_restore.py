@@ -7,8 +7,8 @@ import safetensors.numpy
 import tensorflow as tf
 
 import tftpu
-from tests.support.strategies import mlp, random_batches, relative
-from tests.support.training import make_trainer
+from tests.support.models.strategies import mlp, random_batches, relative
+from tests.support.models.training import make_trainer
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading.epochs import Training
 

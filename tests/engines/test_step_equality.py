@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support import reference, stepping
-from tests.support.step_cases import optimizer_named
-from tests.support.strategies import mlp, random_batches, relative
+from tests.support.models import reference, stepping
+from tests.support.models.step_cases import optimizer_named
+from tests.support.models.strategies import mlp, random_batches, relative
 
 STEPS, BATCH = 5, 64
 TOLERANCE = 1e-5

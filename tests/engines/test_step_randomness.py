@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import stepping
+from tests.support.models import stepping
 
 BATCH, FEATURES, KEEP = 64, 400, 0.7
 

@@ -22,8 +22,9 @@ import pytest
 from tests.fuzz import test_indexes as indexes
 from tests.fuzz import test_manifest as manifests
 from tests.fuzz import test_side_files as side_files
-from tests.support import audit, hostile_configs
-from tests.support.fuzzing import SECONDS, only_user_errors
+from tests.support.hostile.files import audit
+from tests.support.hostile.files import configs as hostile_configs
+from tests.support.hostile.fuzzing import SECONDS, only_user_errors
 from tftpu import models
 from tftpu.config import Function, KerasObject, from_json, to_json
 from tftpu.errors import UserError
@@ -31,10 +32,11 @@ from tftpu.inference.server import served
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.datasets import tfds
 from tftpu.input_pipelines.formats import manifest
-from tftpu.launch import config_flags, finished, keras_objects, own_code, result
 from tftpu.launch.commands import search, status
 from tftpu.launch.main import main
+from tftpu.launch.run import finished, result
 from tftpu.launch.search.plan import Plan
+from tftpu.launch.settings import config_flags, keras_objects, own_code
 from tftpu.models.weights import files as weights
 
 
@@ -90,7 +92,7 @@ KNOWN = """
 import keras
 import tensorflow as tf
 import tftpu
-from tftpu.launch import config_flags
+from tftpu.launch.settings import config_flags
 
 def write(*_, path=None):
     if path:
@@ -207,7 +209,9 @@ def run(commands, texts, file, ran, strict=True) -> list[str]:
     place = file.with_name("job.json")
     place.write_text(json.dumps(job))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.audit", str(place)], capture_output=True, text=True
+        [sys.executable, "-m", "tests.support.hostile.audit", str(place)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -5,9 +5,9 @@ import sys
 
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors, reshaped
 from tftpu.config import from_json, to_json
-from tftpu.launch import config_flags
+from tftpu.launch.settings import config_flags
 
 WHOLE = to_json(config_flags.load("python_gpt", ["--config.metrics=accuracy"]))
 

@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tests.support.data_sets import picture
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors
+from tests.support.data.data_sets import picture
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.readers import text
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions

@@ -2,9 +2,10 @@
 
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import fuzzed, only_user_errors
-from tftpu.launch import config_flags, main
-from tftpu.launch.options import flags_of, parse, words_of
+from tests.support.hostile.fuzzing import fuzzed, only_user_errors
+from tftpu.launch import main
+from tftpu.launch.settings import config_flags
+from tftpu.launch.settings.options import flags_of, parse, words_of
 
 COMMANDS = main.commands()
 _ODD = (

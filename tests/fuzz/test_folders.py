@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from tests.support.conversions import examples, one
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors
+from tests.support.data.conversions import examples, one
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors
 from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.convert import converter, splits, verify
 from tftpu.input_pipelines.convert.conversion import Conversion

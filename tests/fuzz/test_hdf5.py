@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors
 from tftpu.models.weights import files
 
 

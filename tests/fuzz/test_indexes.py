@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.reading import image_index
 

@@ -4,7 +4,7 @@ import json
 
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors, reshaped
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors, reshaped
 from tftpu.models.weights import files
 from tftpu.storage import safetensors
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors, reshaped
 from tftpu.errors import UserError
-from tftpu.launch import config_flags
 from tftpu.launch.search import plan as plans
 from tftpu.launch.search import report, space
 from tftpu.launch.search.journal import Journal
+from tftpu.launch.settings import config_flags
 
 SPACE = ("optimizer.momentum=uniform:0..1",)
 

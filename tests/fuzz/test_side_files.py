@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
-from tests.support.leaves import leaves
+from tests.support.hostile.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
+from tests.support.models.leaves import leaves
 from tftpu.checkpoint import manifest
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.launch import predictions
 from tftpu.launch.commands import plot, status
+from tftpu.launch.preflight import predictions
 from tftpu.runtime import goodput
 from tftpu.storage import claims
 from tftpu.storage.lines import Lines

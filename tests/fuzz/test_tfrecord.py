@@ -6,8 +6,8 @@ import os
 
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import damaged, fuzzed, only_user_errors
-from tests.support.hostile import masked, stated_length
+from tests.support.hostile.files import masked, stated_length
+from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.reading import counted
 from tftpu.input_pipelines.reading.shards import Piece, Shards

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import zoo
+from tests.support.models import zoo
 from tftpu import models
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError

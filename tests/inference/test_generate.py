@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support import generation, jax_process
-from tests.support.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
+from tests.support.models import generation
+from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
+from tests.support.programs import jax_process
 from tftpu.errors import UserError
 from tftpu.inference import generate as generate_module
 from tftpu.inference.generate import Row, Writer, generate, rows_of

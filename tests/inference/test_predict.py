@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import data_sets, jax_process
-from tests.support.strategies import mlp
-from tests.support.training import compiled, examples, make_trainer
+from tests.support.data import data_sets
+from tests.support.models.strategies import mlp
+from tests.support.models.training import compiled, examples, make_trainer
+from tests.support.programs import jax_process
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.inference.predict import Job, predict

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import gs_proxy
+from tests.support.fakes import gs_proxy
 from tftpu.errors import UserError
 from tftpu.inference.predict import Job, predict, verify
 from tftpu.input_pipelines.formats import results

@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 
 from tests.models.test_adapters import built, output
-from tests.support import zoo
-from tests.support.strategies import relative
+from tests.support.models import zoo
+from tests.support.models.strategies import relative
 from tftpu import UserError
 from tftpu.inference import quantizing
 from tftpu.inference.exporting import export, serving

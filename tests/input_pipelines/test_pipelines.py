@@ -14,7 +14,7 @@ from tftpu.engines.tensorflow import feed
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading.epochs import Training
 from tftpu.input_pipelines.sources import Images, Synthetic, Text
-from tftpu.launch import config_flags
+from tftpu.launch.settings import config_flags
 
 
 def numbers(count: int, batch: int, seed: int = 0) -> Training:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import data_sets
+from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.config import DataContext
 from tftpu.errors import UserError

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.support.scratch_machine import V5E, Scratch
+from tests.support.fakes.scratch_machine import V5E, Scratch
 
 
 @pytest.fixture

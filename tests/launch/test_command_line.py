@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from tests.support.fake_google_cloud import SECRET, SECRETS
+from tests.support.fakes.fake_google_cloud import SECRET, SECRETS
 from tftpu import models
 from tftpu.config import to_json
 from tftpu.errors import UserError
-from tftpu.launch import config_flags
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import train
+from tftpu.launch.settings import config_flags
 from tftpu.storage import claims, files
 
 TRAIN = ("train", "--config=digits_resnet")

@@ -12,7 +12,7 @@ from tftpu.errors import UserError
 from tftpu.launch import commands as package
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import train
-from tftpu.launch.options import (
+from tftpu.launch.settings.options import (
     ConfigOptions,
     RunOptions,
     argument,
@@ -31,7 +31,7 @@ More about greetings.
 
 import dataclasses
 
-from tftpu.launch.options import flag, required
+from tftpu.launch.settings.options import flag, required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ def test_devices_of_the_config_stay_unless_flags_name_others():
 
 
 def test_the_watchdog_flag_sets_the_option(monkeypatch, tmp_path):
-    from tftpu.launch import training
+    from tftpu.launch.run import training
 
     seen = []
     monkeypatch.setattr(training, "train", lambda experiment, *_, **__: seen.append(experiment))
@@ -226,7 +226,7 @@ def test_the_watchdog_flag_sets_the_option(monkeypatch, tmp_path):
 
 
 def test_restarts_run_the_same_command_without_them(monkeypatch, tmp_path):
-    from tftpu.launch import supervise
+    from tftpu.launch.run import supervise
 
     seen = []
 

@@ -12,7 +12,8 @@ import pytest
 import tftpu
 from tftpu import input_pipelines
 from tftpu.input_pipelines.datasets import tfds
-from tftpu.launch import config_flags, experiment
+from tftpu.launch.run import experiment
+from tftpu.launch.settings import config_flags
 
 
 def command(*arguments: str) -> str:

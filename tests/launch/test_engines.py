@@ -8,7 +8,8 @@ import pytest
 
 from tftpu.config import Cluster
 from tftpu.errors import UserError
-from tftpu.launch import main, mesh_choice
+from tftpu.launch import main
+from tftpu.launch.preflight import mesh_choice
 
 
 def said(*command: str) -> str:

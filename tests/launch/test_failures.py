@@ -13,12 +13,13 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.support import jax_process
+from tests.support.programs import jax_process
 from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import processes
-from tftpu.launch import failures, finished, main
+from tftpu.launch import failures, main
 from tftpu.launch.commands import train
+from tftpu.launch.run import finished
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.storage import files, retry
 

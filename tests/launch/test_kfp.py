@@ -15,16 +15,16 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tests.support import photos
+from tests.support.data import photos
 
 pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds protobuf too low")
 from kfp import compiler, dsl, local
 
 from tftpu.errors import UserError
 from tftpu.launch import kfp
-from tftpu.launch.commands import evaluate as command
-from tftpu.launch.conditions import unmet
+from tftpu.launch.commands.finished import evaluate as command
 from tftpu.launch.kfp import steps
+from tftpu.launch.run.conditions import unmet
 
 SHORT = "--config.train.steps=6 --config.train.eval_every=6"
 PHOTOS = '''"""Photographs of three kinds."""

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import doc_blocks
-from tftpu.launch import config_flags, main
+from tests.support.repository import doc_blocks
+from tftpu.launch import main
+from tftpu.launch.settings import config_flags
 from tftpu.version import __version__
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support import zoo
-from tests.support.strategies import relative
+from tests.support.models import zoo
+from tests.support.models.strategies import relative
 from tftpu import models
 from tftpu.models import adapters
 from tftpu.models.layers import internals

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.support.backend_numbers import CASES, REMAT
-from tests.support.strategies import relative
+from tests.support.models.strategies import relative
+from tests.support.programs.backend_numbers import CASES, REMAT
 
 BACKENDS = ("tensorflow", "jax")
 # The weights that an initializer draws: Keras's backends draw by algorithms of their own.
@@ -34,7 +34,13 @@ def numbers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     folder = tmp_path_factory.mktemp("numbers")
     files = [str(folder / f"{backend}.npz") for backend in BACKENDS]
     for backend, file in zip(BACKENDS, files):
-        run(backend, "-m", "tests.support.backend_numbers", str(folder / "weights.npz"), file)
+        run(
+            backend,
+            "-m",
+            "tests.support.programs.backend_numbers",
+            str(folder / "weights.npz"),
+            file,
+        )
     return [dict(np.load(file)) for file in files]
 
 
@@ -84,7 +90,7 @@ TINY_LLAMA = """
 import sys, warnings
 import jax
 import tftpu.models, tftpu.models.weights.loading
-from tftpu.engines import compiled_losses, losses, objective, own_losses, sums
+from tftpu.engines.objectives import (compiled as compiled_losses, losses, objective, own as own_losses, sums)
 import tftpu.optim.losses, tftpu.optim.metrics
 sizes = dict(layers=1, width=8, heads=1, kv_heads=1, hidden=8, vocabulary=8)
 model = tftpu.models.build("llama_110m", attention="flash", remat="block", **sizes)

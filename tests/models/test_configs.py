@@ -4,10 +4,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
+from tests.engines.tensorflow.test_tpu_trace import (
+    assert_one_reduction_and_no_host_op,
+    slice_of_eight,
+    traced,
+)
 from tftpu import input_pipelines
 from tftpu.config import Share
-from tftpu.launch import config_flags, experiment
+from tftpu.launch.run import experiment
+from tftpu.launch.settings import config_flags
 
 __all__ = ["slice_of_eight"]  # a fixture
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import jax_process, zoo_configs
+from tests.support.models import zoo_configs
+from tests.support.programs import jax_process
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import zoo
-from tests.support.stepping import train_step
-from tests.support.strategies import relative
+from tests.support.models import zoo
+from tests.support.models.stepping import train_step
+from tests.support.models.strategies import relative
+from tftpu.models.blocks.token_model import FactoredTokenModel
 from tftpu.models.layers.pixels import standardised
-from tftpu.models.layers.token_model import FactoredTokenModel
 
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsum", "Erf", "Rsqrt")
 # The tied head of Llama makes another class of model than the untied one.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.strategies import relative
+from tests.support.models.strategies import relative
 from tftpu import models
 from tftpu.config import Share
 from tftpu.errors import UserError

@@ -6,9 +6,13 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.engines.test_tpu_trace import assert_one_reduction_and_no_host_op, slice_of_eight, traced
-from tests.support import zoo
-from tests.support.training import make_trainer
+from tests.engines.tensorflow.test_tpu_trace import (
+    assert_one_reduction_and_no_host_op,
+    slice_of_eight,
+    traced,
+)
+from tests.support.models import zoo
+from tests.support.models.training import make_trainer
 
 __all__ = ["slice_of_eight"]  # a fixture
 

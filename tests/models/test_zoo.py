@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import zoo
+from tests.support.models import zoo
 from tftpu import models
 from tftpu.config import Share
 from tftpu.models.families import gpt

@@ -11,7 +11,7 @@ import time
 import pytest
 from rich.console import Console as RichConsole
 
-from tftpu.engines.tensorflow import flops
+from tftpu.engines.tensorflow.lowering import flops
 from tftpu.observe import console
 from tftpu.observe.console import Console, LiveLine, Progress, duration
 from tftpu.tpu import hardware
@@ -219,10 +219,11 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
 )
 def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
     import tftpu
-    from tests.support.stepping import train_step
+    from tests.support.models.stepping import train_step
     from tftpu import input_pipelines
-    from tftpu.engines.tensorflow import lower
-    from tftpu.launch import config_flags, experiment
+    from tftpu.engines.tensorflow.lowering import lower
+    from tftpu.launch.run import experiment
+    from tftpu.launch.settings import config_flags
 
     settings = config_flags.load(config, [])
     batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
@@ -239,9 +240,9 @@ def test_computing_statistics_does_not_count_as_model_flops():
     import tensorflow as tf
 
     import tftpu
-    from tests.support.stepping import train_step
+    from tests.support.models.stepping import train_step
     from tftpu import models
-    from tftpu.engines.tensorflow import lower
+    from tftpu.engines.tensorflow.lowering import lower
     from tftpu.models.sizes import ResNet
 
     def compiled(norm_batch):
@@ -265,8 +266,8 @@ def test_the_model_flops_of_a_step_count_the_global_batch(tmp_path):
     import tensorflow as tf
 
     import tftpu
-    from tests.support.stepping import train_step
-    from tests.support.training import compiled
+    from tests.support.models.stepping import train_step
+    from tests.support.models.training import compiled
 
     for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
         share = tf.TensorSpec((16 // replicas, 6)), tf.TensorSpec((16 // replicas,), tf.int32)

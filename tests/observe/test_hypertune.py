@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.support.training import compiled, data, make_trainer
+from tests.support.models.training import compiled, data, make_trainer
 from tftpu.errors import UserError
 from tftpu.observe.hypertune import Hypertune
 

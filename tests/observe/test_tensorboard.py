@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.training import make_trainer
+from tests.support.models.training import make_trainer
 
 pytestmark = pytest.mark.slow
 

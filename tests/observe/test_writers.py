@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 import tftpu
-from tests.support.training import compiled, data, make_trainer
+from tests.support.models.training import compiled, data, make_trainer
 from tftpu.config import profile_plan
 from tftpu.errors import UserError
 from tftpu.observe import console as consoles

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.support.imports import modules
+from tests.support.repository.imports import modules
 
 # What builds and lowers models needs an engine, and what checks the request for that.
 WITH_AN_ENGINE = tuple(f"tftpu.preflight.{name}" for name in ("examine", "request", "writing"))

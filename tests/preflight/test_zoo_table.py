@@ -1,8 +1,8 @@
-"""The table of `python -m tests.benchmarks.zoo_preflight`: a row for each slice, or why not."""
+"""The table of `python -m tests.benchmarks.compiled.zoo_preflight`: a row for each slice, or why not."""
 
 import pytest
 
-from tests.benchmarks import zoo_preflight
+from tests.benchmarks.compiled import zoo_preflight
 from tftpu import models, preflight
 from tftpu.models.parameters import PARAMETERS
 from tftpu.preflight import Report, SliceReport

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.support import doc_blocks
-from tests.support.doc_blocks import PAGES, ROOT
+from tests.support.repository import doc_blocks
+from tests.support.repository.doc_blocks import PAGES, ROOT
 
 # Blocks that are checked but not executed, page by page: each says why in a comment above it.
 CHECKED = {
@@ -46,7 +46,7 @@ def results(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("documents")
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
-            [sys.executable, "-m", "tests.support.doc_blocks", *RUN],
+            [sys.executable, "-m", "tests.support.repository.doc_blocks", *RUN],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=output,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.imports import ROOT, circles, modules, names_imported
+from tests.support.repository.imports import ROOT, circles, modules, names_imported
 
 ENGINE_FREE = ("training", "runtime", "observe", "checkpoint")
 # What a part may not import. A trailing dot names all modules below.
@@ -38,11 +38,11 @@ TENSORFLOW_FREE = (
     "tftpu.preflight.report",
     "tftpu.tensors",
     "tftpu.engines.keras_internals",
-    "tftpu.engines.losses",
-    "tftpu.engines.compiled_losses",
-    "tftpu.engines.own_losses",
-    "tftpu.engines.objective",
-    "tftpu.engines.sums",
+    "tftpu.engines.objectives.losses",
+    "tftpu.engines.objectives.compiled",
+    "tftpu.engines.objectives.own",
+    "tftpu.engines.objectives.objective",
+    "tftpu.engines.objectives.sums",
     "tftpu.engines.engine",
 )
 # The public face imports everything lazily, by name.
@@ -99,7 +99,7 @@ def test_private_interfaces_are_used_in_separate_files_only():
     }
     assert private == {
         "tftpu/engines/ending.py",
-        "tftpu/engines/jax/coordination.py",
+        "tftpu/engines/jax/processes/coordination.py",
         "tftpu/engines/jax/internals.py",
         "tftpu/engines/keras_internals.py",
         "tftpu/engines/tensorflow/internals.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support import checkout
+from tests.support.repository import checkout
 from tftpu import installation
 from tftpu.version import __version__
 

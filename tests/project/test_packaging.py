@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support import wheels
-from tftpu.launch.cloud import own_wheel
+from tests.support.repository import wheels
+from tftpu.launch.cloud.shipping import own_wheel
 from tftpu.version import __version__
 
 ROOT = Path(__file__).parent.parent.parent
@@ -102,7 +102,7 @@ def test_a_clone_that_is_newer_than_its_installation_sends_its_own_version(monke
 def test_the_wheel_that_launchers_send_needs_no_checkout(wheel, python, tmp_path):
     """From an installed wheel, twice: the same bytes, with all the files of that wheel."""
     code = (
-        "import sys; from tftpu.launch.cloud import own_wheel as w;"
+        "import sys; from tftpu.launch.cloud.shipping import own_wheel as w;"
         "sys.stdout.buffer.write(w.build())"
     )
     first, again = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import doc_blocks
+from tests.support.repository import doc_blocks
 
 README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 
@@ -37,14 +37,14 @@ def test_the_example_is_short():
 
 
 def test_the_commands_name_existing_configs():
-    from tftpu.launch import config_flags
+    from tftpu.launch.settings import config_flags
 
     named = set(re.findall(r"--config=(\w+)(?!\w*\.py)\b", README)) - {"photos", "flowers"}
     assert named and named <= set(config_flags.names())
 
 
 def test_the_config_of_a_readers_own_is_valid(tmp_path):
-    from tftpu.launch import config_flags
+    from tftpu.launch.settings import config_flags
 
     (block,) = [block for block in doc_blocks.blocks("README.md") if block.title]
     (tmp_path / block.title).write_text(block.text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.support import checkout, wheels
+from tests.support.repository import checkout, wheels
 from tftpu.launch import starter
 from tftpu.launch.main import main
 
@@ -137,7 +137,7 @@ def test_its_config_loads_without_tensorflow_and_is_valid(tmp_path):
     for path, text in starter.files("flowers").items():
         (tmp_path / path).write_text(text)
     code = (
-        "import sys\nfrom tftpu.launch import config_flags\n"
+        "import sys\nfrom tftpu.launch.settings import config_flags\n"
         "config_flags.load('flowers.py', ['--config.model.width=8']).validate()\n"
         "print({'keras', 'tensorflow'} & set(sys.modules))\n"
     )

@@ -50,7 +50,7 @@ def tree(tmp_path_factory) -> Path:
     """Lays out the package as installed, with the checkout's folders below `tftpu`."""
     import shutil
 
-    from tests.support.imports import FOLDERS, ROOT
+    from tests.support.repository.imports import FOLDERS, ROOT
 
     folder = tmp_path_factory.mktemp("types")
     for package, source in FOLDERS.items():

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.training import compiled, data, make_trainer
+from tests.support.models.training import compiled, data, make_trainer
 from tftpu.runtime import goodput
 
 # A run of 60 steps that saves every 20, for a separate process; it reports its position, and waits
@@ -23,8 +23,8 @@ RUN = textwrap.dedent(
     import dataclasses, os, sys, time
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras, tensorflow as tf, tftpu
-    from tests.support.training import make_trainer
-    from tests.support.training import compiled, data
+    from tests.support.models.training import make_trainer
+    from tests.support.models.training import compiled, data
     from tftpu.runtime import goodput
 
     class Watch(keras.callbacks.Callback):

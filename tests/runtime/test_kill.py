@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.slow
 def test_killed_and_stopped_runs_finish_like_undisturbed_ones():
     """Runs in a separate process: it forks, which a process with TensorFlow must not."""
-    command = [sys.executable, "-m", "tests.benchmarks.kill", "--kills=5", "--terms=5"]
+    command = [sys.executable, "-m", "tests.benchmarks.faults.kill", "--kills=5", "--terms=5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr
     assert done.returncode == 0, done.stdout + done.stderr

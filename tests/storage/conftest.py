@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import gs_proxy
+from tests.support.fakes import gs_proxy
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tests.support import fake_storage
-from tests.support.fake_storage import BUCKET, Fault
+from tests.support.fakes import fake_storage
+from tests.support.fakes.fake_storage import BUCKET, Fault
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading import cache as cache_module
 from tftpu.input_pipelines.reading.cache import Cache

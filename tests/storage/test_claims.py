@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from tests.support.fake_storage import BUCKET, Fault
-from tests.support.leaves import leaves
+from tests.support.fakes.fake_storage import BUCKET, Fault
+from tests.support.models.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
 from tftpu.storage import claims, owner, retry

@@ -13,9 +13,10 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support import checkpoint_hosts, data_sets, gs_proxy
-from tests.support.fake_storage import BUCKET, Fault
-from tests.support.leaves import leaf
+from tests.support.data import data_sets
+from tests.support.fakes import checkpoint_hosts, gs_proxy
+from tests.support.fakes.fake_storage import BUCKET, Fault
+from tests.support.models.leaves import leaf
 from tftpu import input_pipelines
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError

@@ -6,8 +6,8 @@ import json
 import pytest
 import tensorflow as tf
 
-from tests.support.fake_storage import BUCKET, Fault
-from tests.support.faulty_storage import Storage
+from tests.support.fakes.fake_storage import BUCKET, Fault
+from tests.support.fakes.faulty_storage import Storage
 from tftpu.storage import buckets, files, lines, retry
 from tftpu.storage.lines import Lines
 

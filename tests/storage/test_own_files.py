@@ -7,8 +7,8 @@ import logging
 import pytest
 import tensorflow as tf
 
-from tests.support.fake_storage import BUCKET, Fault
-from tests.support.leaves import leaves, step_of
+from tests.support.fakes.fake_storage import BUCKET, Fault
+from tests.support.models.leaves import leaves, step_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.runtime import goodput
 from tftpu.storage import buckets, claims, files, owner, retry

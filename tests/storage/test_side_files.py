@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from tests.support.leaves import leaves
-from tests.support.training import compiled, data, make_trainer
+from tests.support.models.leaves import leaves
+from tests.support.models.training import compiled, data, make_trainer
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.launch import predictions
 from tftpu.launch.commands import plot, status
+from tftpu.launch.preflight import predictions
 from tftpu.storage import side_files
 from tftpu.storage.lines import Lines
 

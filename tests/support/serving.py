@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.support.generation import language_model
+from tests.support.models.generation import language_model
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
 from tftpu.inference.generate import Writer

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.py_batches import Batches
-from tests.support.strategies import mlp
-from tests.support.training import compiled, data, examples, make_trainer
+from tests.support.data.py_batches import Batches
+from tests.support.models.strategies import mlp
+from tests.support.models.training import compiled, data, examples, make_trainer
 from tftpu.errors import UserError
 
 X, Y = examples(40)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.training import compiled, examples, make_trainer
+from tests.support.models.training import compiled, examples, make_trainer
 from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.optim.losses import SmoothedCrossentropy

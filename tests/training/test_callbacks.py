@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.training import compiled, examples, make_trainer
+from tests.support.models.training import compiled, examples, make_trainer
 from tftpu.errors import UserError
 
 X, Y = examples(64)

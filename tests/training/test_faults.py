@@ -7,7 +7,7 @@ import time
 import keras
 import pytest
 
-from tests.support.faulty_storage import Storage
+from tests.support.fakes.faulty_storage import Storage
 from tests.training.test_resume import STEPS, fit, outcome, trainer
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import Preempted, UserError

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.py_batches import Batches, Scaling
-from tests.support.strategies import mlp, relative
-from tests.support.training import compiled, data, examples, make_trainer
+from tests.support.data.py_batches import Batches, Scaling
+from tests.support.models.strategies import mlp, relative
+from tests.support.models.training import compiled, data, examples, make_trainer
 
 ATOL = 1e-6
 DEVICES = [1, pytest.param(4, marks=pytest.mark.slow)]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support import jax_process, jax_runs, zoo
-from tests.support.jax_runs import HALF, STEPS
-from tests.support.strategies import relative
+from tests.support.models import zoo
+from tests.support.models.strategies import relative
+from tests.support.programs import jax_process, jax_runs
+from tests.support.programs.jax_runs import HALF, STEPS
 from tftpu import models
 from tftpu.storage import safetensors
 

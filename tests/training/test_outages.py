@@ -8,9 +8,9 @@ import time
 import keras
 import pytest
 
-from tests.support import gs_proxy
-from tests.support.fake_storage import BUCKET, Fault
-from tests.support.training import compiled, data, make_trainer
+from tests.support.fakes import gs_proxy
+from tests.support.fakes.fake_storage import BUCKET, Fault
+from tests.support.models.training import compiled, data, make_trainer
 from tftpu.errors import UserError
 from tftpu.storage import lines, retry
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.strategies import mlp
-from tests.support.training import compiled, data, examples, make_trainer
+from tests.support.models.strategies import mlp
+from tests.support.models.training import compiled, data, examples, make_trainer
 from tftpu.errors import UserError
 
 X, Y = examples(32)

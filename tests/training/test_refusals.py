@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.strategies import mlp
-from tests.support.training import compiled, data, examples, make_trainer
-from tftpu.engines import batches
+from tests.support.models.strategies import mlp
+from tests.support.models.training import compiled, data, examples, make_trainer
+from tftpu.engines.data.conversion import batches
 from tftpu.errors import UserError
 
 

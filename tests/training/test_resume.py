@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.strategies import random_batches
-from tests.support.training import make_trainer
+from tests.support.models.strategies import random_batches
+from tests.support.models.training import make_trainer
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.config import Data
 from tftpu.errors import Preempted
@@ -268,7 +268,7 @@ def test_a_preempted_run_saves_says_so_and_exits_with_75(tmp_path):
 
 def test_the_config_is_read_back_equal(tmp_path):
     from tftpu.config import from_json, to_json
-    from tftpu.launch import config_flags
+    from tftpu.launch.settings import config_flags
 
     for name in config_flags.names():
         experiment = config_flags.load(name, [])

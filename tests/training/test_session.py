@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.training import compiled, data, examples, make_trainer
+from tests.support.models.training import compiled, data, examples, make_trainer
 from tftpu.errors import UserError
 
 

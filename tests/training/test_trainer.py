@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.strategies import mlp, relative
-from tests.support.training import STEPS, compiled, data, examples, make_trainer
+from tests.support.models.strategies import mlp, relative
+from tests.support.models.training import STEPS, compiled, data, examples, make_trainer
 from tftpu.config import OPTIMIZERS, Optimizer
 from tftpu.errors import UserError
 from tftpu.optim import optimizers

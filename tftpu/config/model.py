@@ -10,7 +10,7 @@ from tftpu.errors import UserError
 if TYPE_CHECKING:
     import keras
 
-    from tftpu.engines.objective import Objective
+    from tftpu.engines.objectives.objective import Objective
 
 
 @dataclasses.dataclass

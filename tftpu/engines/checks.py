@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.losses import Computed, Term
-from tftpu.engines.objective import Objective
+from tftpu.engines.objectives.losses import Computed, Term
+from tftpu.engines.objectives.objective import Objective
 from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 
 if TYPE_CHECKING:
-    from tftpu.engines.parts import Part
+    from tftpu.engines.objectives.parts import Part
 
 # Methods of a model that the step does not call, and what to do instead of overriding them.
 _OVERRIDES = {

@@ -18,9 +18,9 @@ from tftpu.tpu.hardware import Hardware
 if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
     import keras
 
-    from tftpu.engines.gate import Gate
-    from tftpu.engines.objective import Objective
-    from tftpu.engines.sums import EvalSums, TrainSums
+    from tftpu.engines.data.gate import Gate
+    from tftpu.engines.objectives.objective import Objective
+    from tftpu.engines.objectives.sums import EvalSums, TrainSums
 
 Nest = Any  # as in tftpu.tensors, which loads Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, or a pipeline of `tftpu.input_pipelines`.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import keras
 
     from tftpu.config import TrainOptions
-    from tftpu.engines.objective import Objective
+    from tftpu.engines.objectives.objective import Objective
     from tftpu.tensors import Nest
     from tftpu.tpu.slices import Slice
 

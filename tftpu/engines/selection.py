@@ -158,7 +158,7 @@ def lowering_for(wanted: Cluster) -> "Lowering":
 
         mesh = None if wanted.mesh == AUTO_MESH else wanted.mesh
         return JaxLowering(mesh, wanted.compiler_options)
-    from tftpu.engines.tensorflow.lower import TensorFlowLowering
+    from tftpu.engines.tensorflow.lowering.lower import TensorFlowLowering
 
     return TensorFlowLowering()
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import keras
 
-from tftpu.engines.outputs import joined
+from tftpu.engines.data.outputs import joined
 from tftpu.errors import UserError
 from tftpu.inference.prediction import sums
 from tftpu.inference.prediction.outputs import Columns

@@ -10,7 +10,7 @@ from tftpu.config import Cluster, Share
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
 from tftpu.engines import selection
-from tftpu.engines.data import with_examples
+from tftpu.engines.data.conversion import with_examples
 from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
 from tftpu.errors import UserError, counted
 from tftpu.preflight import advise, request

@@ -11,7 +11,7 @@ from tftpu.tpu.compiler_options import AUTO
 if TYPE_CHECKING:
     import keras
 
-    from tftpu.engines.objective import Objective
+    from tftpu.engines.objectives.objective import Objective
 
 
 def _accept_any(replicas: int) -> None:

@@ -84,7 +84,7 @@ def check_writing(
     if not isinstance(rows, int) or rows < 1:
         raise UserError(f"rows={rows!r}: give the texts that a device writes at once, 1 or more.")
     check_machine()
-    from tftpu.engines.tensorflow.lower_writing import lower_writing
+    from tftpu.engines.tensorflow.lowering.lower_writing import lower_writing
 
     with Progress() as progress:
         with progress.phase("lowering"):

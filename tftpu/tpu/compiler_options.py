@@ -1,6 +1,6 @@
 """XLA's options for programs that are divided over a mesh of TPUs.
 
-`python -m tests.benchmarks.sharded_cost` compiles models with and without them.
+`python -m tests.benchmarks.compiled.sharded_cost` compiles models with and without them.
 """
 
 import re

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tftpu.engines import keras_internals
-from tftpu.engines.own_losses import overrides_compute_loss
+from tftpu.engines.objectives.own import overrides_compute_loss
 from tftpu.errors import UserError, did_you_mean
 from tftpu.tensors import Nest
 

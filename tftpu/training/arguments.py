@@ -10,9 +10,9 @@ import keras
 import numpy as np
 
 from tftpu.config import TrainOptions
-from tftpu.engines.arrays import as_arrays
+from tftpu.engines.data.arrays import as_arrays
+from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.engine import Dataset, Epoch
-from tftpu.engines.py_dataset import PyBatches
 from tftpu.errors import UserError
 from tftpu.storage.files import StrPath, check_folder
 from tftpu.tensors import Nest

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 
 from tftpu.engines import keras_internals
-from tftpu.engines.compiled_losses import ignored_class, takes_class_ids
-from tftpu.engines.losses import align
-from tftpu.engines.own_losses import overrides_compute_loss
+from tftpu.engines.objectives.compiled import ignored_class, takes_class_ids
+from tftpu.engines.objectives.losses import align
+from tftpu.engines.objectives.own import overrides_compute_loss
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.engines.data.outputs import joined
 from tftpu.engines.engine import Executor
-from tftpu.engines.outputs import joined
 from tftpu.errors import UserError, did_you_mean
 from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress

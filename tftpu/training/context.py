@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
 from tftpu.engines.engine import Engine, Executor
@@ -13,7 +14,6 @@ from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import files, side_files
-from tftpu.training.base import Base
 from tftpu.training.progress import RunProgress
 
 

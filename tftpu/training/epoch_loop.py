@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tftpu.engines import data
-from tftpu.engines.arrays import Arrays
-from tftpu.engines.data import gate_of
+from tftpu.engines.data.arrays import Arrays
+from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data.conversion import gate_of
+from tftpu.engines.data.gate import Gate
+from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.engine import Dataset, Engine, Epoch, LoopResult, TrainLoop
-from tftpu.engines.gate import Gate
-from tftpu.engines.py_dataset import PyBatches
-from tftpu.engines.sums import TrainSums
+from tftpu.engines.objectives.sums import TrainSums
 from tftpu.training import batch_values
 
 _log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import keras
 
 from tftpu.config import TrainOptions
 from tftpu.engines import keras_internals
-from tftpu.engines.arrays import Arrays
+from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
-from tftpu.engines.objective import Objective
+from tftpu.engines.objectives.objective import Objective
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.training import agreement, batch_values

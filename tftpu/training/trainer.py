@@ -6,11 +6,12 @@ from typing import Any
 
 import keras
 
+from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainOptions
+from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
-from tftpu.engines.objective import LossFunction, Objective, objectives_of
-from tftpu.engines.py_dataset import one_pass
+from tftpu.engines.objectives.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
 from tftpu.inference import export, quantizing
@@ -22,7 +23,6 @@ from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import claims
 from tftpu.training import arguments, restoring
 from tftpu.training.arguments import CallbackArgument, Length
-from tftpu.training.base import Base
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
 from tftpu.training.context import RunContext, config_of
 from tftpu.training.epoch_loop import Feed

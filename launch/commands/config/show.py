@@ -12,8 +12,9 @@ from typing import Any
 
 from tftpu.config import Function, KerasObject
 from tftpu.engines import selection
-from tftpu.launch import config_flags, own_code, startup
-from tftpu.launch.options import Overrides, argument, flag
+from tftpu.launch import startup
+from tftpu.launch.settings import config_flags, own_code
+from tftpu.launch.settings.options import Overrides, argument, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ def run(options: Options) -> None:
     if options.sharding:
         selection.choose_backend(dataclasses.replace(experiment.cluster, engine="jax"))
         startup.import_tensorflow()
-        from tftpu.launch import sharding_table
+        from tftpu.launch.preflight import sharding_table
 
         print("\n".join(sharding_table.lines(experiment)))
         return

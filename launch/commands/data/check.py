@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from tftpu.errors import UserError, counted
-from tftpu.launch import conditions, own_code, predictions
-from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.preflight import predictions
+from tftpu.launch.run import conditions
+from tftpu.launch.settings import own_code
+from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 

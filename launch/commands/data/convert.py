@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 
 from tftpu.errors import UserError
-from tftpu.launch.options import flag, required
+from tftpu.launch.settings.options import flag, required
 from tftpu.launch.startup import import_tensorflow
 
 

@@ -9,7 +9,7 @@ import dataclasses
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading.streamed import Streamed
-from tftpu.launch.options import ConfigOptions, flag, required
+from tftpu.launch.settings.options import ConfigOptions, flag, required
 from tftpu.launch.startup import import_tensorflow
 
 

@@ -16,8 +16,9 @@ from tftpu.config import Data
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
-from tftpu.launch import own_code, texts
-from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.run import texts
+from tftpu.launch.settings import own_code
+from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 

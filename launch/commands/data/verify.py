@@ -6,7 +6,7 @@ tftpu data verify data/flowers
 import dataclasses
 
 from tftpu.errors import UserError, counted
-from tftpu.launch.options import argument, flag
+from tftpu.launch.settings.options import argument, flag
 from tftpu.launch.startup import import_tensorflow
 
 

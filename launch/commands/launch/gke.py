@@ -10,8 +10,10 @@ preemption or a crash, and the run resumes. Prepare the cluster as the guide on 
 import dataclasses
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud import engine, gke, job, shipment
-from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.cloud import engine, job
+from tftpu.launch.cloud.gke.job import job as gke
+from tftpu.launch.cloud.shipping import shipment
+from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
 IMAGE = "python:3.12-slim-bookworm"
@@ -99,7 +101,8 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
 
 
 def _launch(options: Options, order: gke.Order, created: gke.JobSet, queue_s: int) -> None:
-    from tftpu.launch.cloud import gke_client, gke_follow
+    from tftpu.launch.cloud.gke.job import client as gke_client
+    from tftpu.launch.cloud.gke.job import follow as gke_follow
 
     gke_client.require()
     cluster = gke_client.connect(options.namespace, options.context)

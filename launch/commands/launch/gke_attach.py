@@ -5,8 +5,8 @@ tftpu launch gke-attach python-gpt-1122-14d641
 
 import dataclasses
 
-from tftpu.launch.cloud import gke
-from tftpu.launch.options import argument, flag
+from tftpu.launch.cloud.gke.job import job as gke
+from tftpu.launch.settings.options import argument, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is no such JobSet, or the run failed.
     """
-    from tftpu.launch.cloud import gke_client, gke_follow
+    from tftpu.launch.cloud.gke.job import client as gke_client
+    from tftpu.launch.cloud.gke.job import follow as gke_follow
 
     gke.check_name("namespace", options.namespace)
     gke_client.require()

@@ -12,8 +12,10 @@ import dataclasses
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import startup
-from tftpu.launch.cloud import engine, google_cloud, job, shipment, tpu_vm
-from tftpu.launch.options import ConfigOptions, flag
+from tftpu.launch.cloud import engine, google_cloud, job
+from tftpu.launch.cloud.shipping import shipment
+from tftpu.launch.cloud.tpu_vm.job import job as tpu_vm
+from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
 
@@ -70,7 +72,7 @@ def run(options: Options) -> None:
     job.confirm_data(order.shipment, options.send_data)
     if not options.yes:
         job.confirm("Rent it?", "--yes", "Not rented.")
-    from tftpu.launch.cloud import tpu_vm_client
+    from tftpu.launch.cloud.tpu_vm.job import client as tpu_vm_client
 
     tpu_vm_client.train(tpu_vm_client.tpu_client(), order)
 
@@ -113,7 +115,7 @@ def _steps(experiment: Experiment) -> int | None:
         return None
     try:
         startup.import_tensorflow()
-        from tftpu.launch.experiment import with_length
+        from tftpu.launch.run.experiment import with_length
 
         return with_length(experiment).train.length
     except Exception:  # of any kind of data: without them, the run can be rented all the same

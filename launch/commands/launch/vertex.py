@@ -8,9 +8,10 @@ and of more than 4 chips, need the JAX engine.
 
 import dataclasses
 
-from tftpu.launch.cloud import engine, google_cloud, job, vertex
-from tftpu.launch.cloud.vertex_options import VertexOptions
-from tftpu.launch.options import flag
+from tftpu.launch.cloud import engine, google_cloud, job
+from tftpu.launch.cloud.vertex.options import VertexOptions
+from tftpu.launch.cloud.vertex.training_job import training_job as vertex
+from tftpu.launch.settings.options import flag
 from tftpu.tpu.slices import parse_slice
 
 
@@ -42,7 +43,7 @@ def run(options: Options) -> None:
 
 
 def _launch(order: vertex.Order, created: vertex.CustomJob, options: Options) -> None:
-    from tftpu.launch.cloud import vertex_client
+    from tftpu.launch.cloud.vertex.training_job import client as vertex_client
 
     print(order.shipment.description(order.base_folder))
     job.confirm_data(order.shipment, options.send_data)

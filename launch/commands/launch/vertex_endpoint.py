@@ -15,9 +15,10 @@ from tftpu.checkpoint import manifest
 from tftpu.config import Data, from_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
-from tftpu.launch import texts
-from tftpu.launch.cloud import google_cloud, job, vertex_endpoint
-from tftpu.launch.options import flag
+from tftpu.launch.cloud import google_cloud, job
+from tftpu.launch.cloud.vertex.training_job import endpoint as vertex_endpoint
+from tftpu.launch.run import texts
+from tftpu.launch.settings.options import flag
 from tftpu.models import sizes
 from tftpu.storage import files
 from tftpu.version import __version__
@@ -90,7 +91,7 @@ def run(options: Options) -> None:
         print(order.as_yaml(), end="")
         return
     _check_source(order, (options.model or "").rstrip("/"))
-    from tftpu.launch.cloud import vertex_endpoint_client
+    from tftpu.launch.cloud.vertex.training_job import endpoint_client as vertex_endpoint_client
 
     clients = vertex_endpoint_client.clients(options.region)
     serving = vertex_endpoint_client.launch(clients, order)

@@ -13,10 +13,12 @@ import dataclasses
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch import conditions, config_flags
-from tftpu.launch.cloud import engine, job, vertex
-from tftpu.launch.cloud.vertex_options import VertexOptions
-from tftpu.launch.options import flag, required
+from tftpu.launch.cloud import engine, job
+from tftpu.launch.cloud.vertex.options import VertexOptions
+from tftpu.launch.cloud.vertex.training_job import training_job as vertex
+from tftpu.launch.run import conditions
+from tftpu.launch.settings import config_flags
+from tftpu.launch.settings.options import flag, required
 from tftpu.tpu.slices import parse_slice
 
 
@@ -59,7 +61,9 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject, something is not installed, or the
             pipeline failed.
     """
-    from tftpu.launch.cloud import vertex_pipeline  # says so, if kfp is not installed
+    from tftpu.launch.cloud.vertex.training_job import (
+        pipeline as vertex_pipeline,  # says so, if kfp is not installed
+    )
 
     order = vertex_pipeline.Order(
         training=_training(options),
@@ -114,7 +118,7 @@ def _training(options: Options) -> vertex.Order:
 
 
 def _launch(training: vertex.Order, created: dict, options: Options) -> None:
-    from tftpu.launch.cloud import vertex_pipeline_client as client
+    from tftpu.launch.cloud.vertex.training_job import pipeline_client as client
 
     print(training.shipment.description(training.base_folder))
     job.confirm_data(training.shipment, options.send_data)

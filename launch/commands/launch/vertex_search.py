@@ -8,12 +8,14 @@ preempted. The service chooses the values; what it cannot express is refused.
 
 import dataclasses
 
-from tftpu.launch import config_flags
-from tftpu.launch.cloud import engine, job, vertex, vertex_search
-from tftpu.launch.cloud.vertex_options import VertexOptions
-from tftpu.launch.cloud.vertex_search import Search
-from tftpu.launch.options import flag
+from tftpu.launch.cloud import engine, job
+from tftpu.launch.cloud.vertex.options import VertexOptions
+from tftpu.launch.cloud.vertex.search import Search
+from tftpu.launch.cloud.vertex.training_job import search as vertex_search
+from tftpu.launch.cloud.vertex.training_job import training_job as vertex
 from tftpu.launch.search import checks, space
+from tftpu.launch.settings import config_flags
+from tftpu.launch.settings.options import flag
 from tftpu.tpu.slices import parse_slice
 
 
@@ -74,7 +76,8 @@ def run(options: Options) -> None:
 
 
 def _launch(search: Search, created: vertex_search.Spec, options: Options) -> None:
-    from tftpu.launch.cloud import vertex_client, vertex_follow
+    from tftpu.launch.cloud.vertex.training_job import client as vertex_client
+    from tftpu.launch.cloud.vertex.training_job import follow as vertex_follow
 
     order, kind = search.order, vertex_client.TUNING
     print(order.shipment.description(order.base_folder))

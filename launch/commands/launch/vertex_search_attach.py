@@ -6,7 +6,7 @@ tftpu launch vertex-search-attach projects/1/locations/us-central1/hyperparamete
 import dataclasses
 
 from tftpu.launch.cloud import google_cloud
-from tftpu.launch.options import argument
+from tftpu.launch.settings.options import argument
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ def run(options: Options) -> None:
         UserError: there is no such job, or it failed.
     """
     google_cloud.require("google.cloud.aiplatform_v1")
-    from tftpu.launch.cloud import vertex_client, vertex_follow
+    from tftpu.launch.cloud.vertex.training_job import client as vertex_client
+    from tftpu.launch.cloud.vertex.training_job import follow as vertex_follow
 
     client = vertex_client.job_client(vertex_follow.region_of(options.job))
     vertex_follow.follow(client, options.job)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import checkout
+from tests.support.repository import checkout
 
 PACKAGES = "python3.13,python3.13-dev,python3.13-venv,g++,ca-certificates"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"

@@ -8,10 +8,12 @@ from typing import Any
 import jax
 
 from tftpu.config.mesh import mesh_sizes
-from tftpu.engines.jax import coordination, internals, placing
-from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax import internals
 from tftpu.engines.jax.engine import JaxEngine
-from tftpu.engines.jax.hosts import JaxHosts
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.placement import placing
+from tftpu.engines.jax.processes import coordination
+from tftpu.engines.jax.processes.hosts import JaxHosts
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task

@@ -9,17 +9,19 @@ import keras
 from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
-from tftpu.engines import checks, data
+from tftpu.engines import checks
+from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
-from tftpu.engines.gate import Gate
-from tftpu.engines.jax import creation, feed, initial
-from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax import feed
 from tftpu.engines.jax.executor import JaxExecutor
-from tftpu.engines.jax.hosts import JaxHosts, OneHost
+from tftpu.engines.jax.placement import creation, initial
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.processes.hosts import JaxHosts, OneHost
 from tftpu.engines.jax.tracer import JaxTracer
 from tftpu.engines.jax.tracing import building_for
-from tftpu.engines.objective import Objective
+from tftpu.engines.objectives.objective import Objective
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, compiler_options
@@ -32,7 +34,7 @@ class JaxEngine:
     """See `tftpu.engines.engine.Engine`.
 
     Args:
-        mesh: the devices, with the axes of `tftpu.engines.jax.mesh`.
+        mesh: the devices, with the axes of `tftpu.engines.jax.placement.mesh`.
         setting: XLA's options for the train step, as for `tftpu.connect`.
         hosts: the processes whose devices these are; None: this one.
 

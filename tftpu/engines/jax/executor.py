@@ -12,20 +12,22 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
-from tftpu.engines import checks, data
-from tftpu.engines.batches import finite_dataset, narrow, warn_if_endless
+from tftpu.engines import checks
+from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
+from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data.outputs import one_ahead
 from tftpu.engines.engine import LoopResult
-from tftpu.engines.jax import feed, functions, placing
-from tftpu.engines.jax import mesh as meshes
-from tftpu.engines.jax.eval_step import EvalStep
-from tftpu.engines.jax.mesh import Part
+from tftpu.engines.jax import feed, functions
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.placement import placing
+from tftpu.engines.jax.placement.mesh import Part
 from tftpu.engines.jax.state import JaxState
+from tftpu.engines.jax.step.eval_step import EvalStep
+from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
-from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.objective import Objective
-from tftpu.engines.outputs import one_ahead
-from tftpu.engines.sums import EvalSums, TrainSums
+from tftpu.engines.objectives.objective import Objective
+from tftpu.engines.objectives.sums import EvalSums, TrainSums
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 

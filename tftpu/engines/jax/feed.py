@@ -7,16 +7,16 @@ import jax
 import keras
 import tensorflow as tf
 
-from tftpu.engines import data
-from tftpu.engines.batches import data_errors
-from tftpu.engines.data import Epochs, Pipeline
+from tftpu.engines.data.batches import data_errors
+from tftpu.engines.data.conversion import Epochs, Pipeline
+from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data.gate import Gate
 from tftpu.engines.engine import Epoch
-from tftpu.engines.gate import Gate
-from tftpu.engines.jax import mesh as meshes
-from tftpu.engines.jax import placing
-from tftpu.engines.jax.mesh import Part
-from tftpu.engines.jax.sharding import Layout
-from tftpu.engines.losses import examples_of
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.placement import placing
+from tftpu.engines.jax.placement.mesh import Part
+from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.engines.objectives.losses import examples_of
 from tftpu.tensors import Nest
 
 
@@ -40,7 +40,7 @@ def training_batches(
     Of a pipeline, nothing but the part is read; of other data sets, all is.
 
     Args:
-        dataset, start, class_weight: as for `tftpu.engines.data.for_training`.
+        dataset, start, class_weight: as for `tftpu.engines.data.conversion.for_training`.
         shares: number of shares that a batch is cut into.
         part: of each batch that this process feeds.
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.

@@ -24,8 +24,8 @@ from tftpu.config.mesh import (
 from tftpu.engines import keras_internals
 from tftpu.engines.jax import cluster
 from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
-from tftpu.engines.jax.train_step import TrainStep
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf
 from tftpu.errors import UserError
 from tftpu.tensors import Nest

@@ -14,13 +14,14 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
-from tftpu.engines.jax import internals, leaves, placing
-from tftpu.engines.jax.gathering import Gathering
-from tftpu.engines.jax.sharding import Layout
+from tftpu.engines.jax import internals
+from tftpu.engines.jax.placement import leaves, placing
+from tftpu.engines.jax.placement.gathering import Gathering
+from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.losses import Losses
-from tftpu.engines.objective import Objective
-from tftpu.engines.parts import compiled_part, parts_of
+from tftpu.engines.objectives.losses import Losses
+from tftpu.engines.objectives.objective import Objective
+from tftpu.engines.objectives.parts import compiled_part, parts_of
 from tftpu.tensors import Nest
 
 Arrays = list[Any]  # a list of jax.Array

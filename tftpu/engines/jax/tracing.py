@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tftpu.config.mesh import SEQUENCE, TENSOR
 from tftpu.engines import keras_internals
-from tftpu.engines.jax import mesh as meshes
+from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.tpu import target
 from tftpu.tpu.target import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharing
 

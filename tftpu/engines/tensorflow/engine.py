@@ -8,11 +8,12 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
-from tftpu.engines import checks, data
+from tftpu.engines import checks
+from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch
-from tftpu.engines.gate import Gate
-from tftpu.engines.objective import Objective
+from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.tensorflow import feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts

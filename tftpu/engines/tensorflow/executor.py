@@ -10,19 +10,19 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
-from tftpu.engines import data
-from tftpu.engines.batches import data_errors, finite_dataset, narrow, warn_if_endless
+from tftpu.engines.data.batches import data_errors, finite_dataset, narrow, warn_if_endless
+from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data.outputs import one_ahead
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.losses import examples_of
-from tftpu.engines.objective import Objective
-from tftpu.engines.outputs import one_ahead
-from tftpu.engines.sums import EvalSums, TrainSums
+from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.objectives.objective import Objective
+from tftpu.engines.objectives.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, functions, internals, mixing
-from tftpu.engines.tensorflow.eval_step import EvalStep
-from tftpu.engines.tensorflow.loops import device_loop, repeated, traced_for
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.engines.tensorflow.train_step import TrainStep
+from tftpu.engines.tensorflow.step.eval_step import EvalStep
+from tftpu.engines.tensorflow.step.loops import device_loop, repeated, traced_for
+from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.engines.tensorflow.whole_batches import WholeBatches
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops

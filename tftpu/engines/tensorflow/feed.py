@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.engines.arrays import alone
-from tftpu.engines.batches import count_batches
-from tftpu.engines.data import Epochs, Pipeline, for_epochs, for_evaluation, for_training
+from tftpu.engines.data.arrays import alone
+from tftpu.engines.data.batches import count_batches
+from tftpu.engines.data.conversion import Epochs, Pipeline, for_epochs, for_evaluation, for_training
+from tftpu.engines.data.gate import Gate, endless
 from tftpu.engines.engine import Epoch
-from tftpu.engines.gate import Gate, endless
-from tftpu.engines.losses import examples_of
+from tftpu.engines.objectives.losses import examples_of
 from tftpu.engines.tensorflow.hosts import input_hosts, reads_elsewhere
 
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines.tensorflow import internals
-from tftpu.engines.tensorflow.loops import traced_for
+from tftpu.engines.tensorflow.step.loops import traced_for
 from tftpu.tensors import Tensor
 
 

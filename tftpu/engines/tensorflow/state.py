@@ -10,9 +10,9 @@ import tensorflow as tf
 from tftpu.config import TrainOptions
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.losses import Losses
-from tftpu.engines.objective import Objective
-from tftpu.engines.parts import compiled_part, parts_of
+from tftpu.engines.objectives.losses import Losses
+from tftpu.engines.objectives.objective import Objective
+from tftpu.engines.objectives.parts import compiled_part, parts_of
 from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.tensors import Nest
 

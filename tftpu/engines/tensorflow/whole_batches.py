@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.engines.batches import finite_dataset, narrow, warn_if_endless
-from tftpu.engines.losses import examples_of
-from tftpu.engines.tensorflow.eval_step import EvalStep
-from tftpu.engines.tensorflow.loops import traced_for
+from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
+from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.tensorflow.step.eval_step import EvalStep
+from tftpu.engines.tensorflow.step.loops import traced_for
 
 
 class WholeBatches:

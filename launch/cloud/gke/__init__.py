@@ -1,0 +1,1 @@
+"""`tftpu launch gke`: JobSets on Kubernetes Engine."""

@@ -1,0 +1,210 @@
+"""The request of `tftpu launch gke`: a JobSet that trains a config on a slice of TPUs.
+
+The JobSet is a dictionary with the names of its interface
+(https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2). A dry run prints what would be sent,
+which `kubectl apply --filename=FILE` takes as well.
+"""
+
+import dataclasses
+import re
+import shlex
+from typing import Any
+
+import yaml
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import job
+from tftpu.launch.cloud.shipping.shipment import Shipment
+from tftpu.tpu.slices import Slice
+
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+CONTAINER = "train"
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+_ACCELERATORS = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+}
+_TPU = "google.com/tpu"
+_SPOT = "cloud.google.com/gke-spot"
+_DISK = {"ephemeral-storage": "10Gi"}  # for packages; Autopilot would allow 1 GiB
+_GRACE_S = 300  # to save in, after a signal
+_KEPT_S = 86400  # a JobSet that has ended runs nothing; its logs are kept for this long
+_MISTAKE = 2  # the exit code of what a restart does not fix
+
+JobSet = dict[str, Any]  # with the names of the interface
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """A JobSet to create.
+
+    Attributes:
+        config: name of a config, or path of a user's own.
+        overrides: changes of the config, "--config.train.steps=500".
+        slice: one that `check_slice` allows, or several. On each host, one pod runs the same
+            command.
+        namespace: of the cluster.
+        workdir: "gs://bucket/folder" of the run.
+        image: container image with bash and Python.
+        shipment: the files that travel to the pods.
+        service_account: Kubernetes service account of the pods; None means the namespace's own.
+        labels: "key=value,key=value", in addition to tftpu's own.
+        timeout: longest time of an attempt, with its wait for machines: "90m", "24h" or "7d".
+        restarts: how often all pods are started again, after a preemption or a failure.
+        spot: cheaper machines, which may be preempted.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    slice: Slice
+    namespace: str
+    workdir: str
+    image: str
+    shipment: Shipment
+    service_account: str | None = None
+    labels: str = ""
+    timeout: str = "7d"
+    restarts: int = 10
+    spot: bool = False
+
+    def jobset(self, name: str) -> JobSet:
+        """Returns the JobSet to create.
+
+        Raises:
+            UserError: a value that Kubernetes would reject.
+        """
+        metadata: dict[str, Any] = {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": job.labels(self.config, self.slice.name, self.labels),
+        }
+        if self.slice.hosts > 1:  # the pods of a Job on the machines of one slice
+            key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+            metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
+        return {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "JobSet",
+            "metadata": metadata,
+            "spec": {
+                # A headless Service, by whose names the pods find one another.
+                "network": {
+                    "enableDNSHostnames": True,
+                    "subdomain": name,
+                    "publishNotReadyAddresses": True,
+                },
+                "failurePolicy": {
+                    "maxRestarts": self.restarts,
+                    "rules": [
+                        {
+                            "name": "notRestarted",
+                            "action": "FailJobSet",
+                            "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+                        }
+                    ],
+                },
+                "ttlSecondsAfterFinished": _KEPT_S,
+                "replicatedJobs": [
+                    {
+                        "name": "slice",
+                        "replicas": self.slice.slices,
+                        "template": {"spec": self._job()},
+                    }
+                ],
+            },
+        }
+
+    def _job(self) -> dict[str, Any]:
+        """Returns the Job of a slice: one pod on each host; when one fails, all end."""
+        mistake = {"containerName": CONTAINER, "operator": "In", "values": [_MISTAKE]}
+        hosts = self.slice.single.hosts
+        return {
+            "completionMode": "Indexed",
+            "completions": hosts,
+            "parallelism": hosts,
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": job.seconds("timeout", self.timeout),
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": mistake}]},
+            "template": {"spec": self._pod()},
+        }
+
+    def _pod(self) -> dict[str, Any]:
+        """Returns the pod of each host."""
+        arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
+        tpus = {_TPU: str(self.slice.chips_per_host)}
+        pod: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": _ACCELERATORS[self.slice.generation.name],
+                "cloud.google.com/gke-tpu-topology": self.slice.shape,
+            },
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": self.image,
+                    "command": job.container_command(self.shipment, self.workdir, arguments),
+                    "resources": {"limits": tpus, "requests": {**tpus, **_DISK}},
+                }
+            ],
+        }
+        if self.spot:
+            pod["nodeSelector"][_SPOT] = "true"
+            pod["tolerations"] = [
+                {"key": _SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+            ]
+        if self.service_account:
+            pod["serviceAccountName"] = self.service_account
+        return pod
+
+    def as_yaml(self, created: JobSet) -> str:
+        """Formats a JobSet, below the command that takes it."""
+        shipped = self.shipment.description(self.workdir)
+        head = job.commented(f"kubectl apply --filename=FILE\n\n{shipped}")
+        return head + yaml.dump(created, Dumper=job.Dumper, sort_keys=False)
+
+
+def check_slice(wanted: Slice) -> None:
+    """Raises `UserError` for a slice that GKE does not have."""
+    if wanted.generation.name not in _ACCELERATORS:
+        raise UserError(
+            f"{wanted.name} is not a slice of GKE, which has {', '.join(_ACCELERATORS)}. `tftpu "
+            f"launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+        )
+    if wanted.slices > 1 and wanted.single.hosts == 1:
+        raise UserError(
+            f"GKE joins slices of several hosts only, and {wanted.single.name} has one: choose "
+            f"larger slices, or `tftpu launch tpu-vm --slice={wanted.name}`."
+        )
+
+
+def check_name(flag: str, value: str) -> None:
+    """Raises `UserError` unless a value is a name that Kubernetes allows."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
+        raise UserError(
+            f"--{flag}={value} is not a name of Kubernetes: it has lower-case letters, digits and "
+            "dashes, 63 at most, and begins and ends with a letter or digit."
+        )
+
+
+def check_account(name: str) -> None:
+    """Raises `UserError` for an e-mail address, as other launchers take for a service account."""
+    if "@" in name:
+        raise UserError(
+            f"--service_account={name} is an account of Google Cloud: give the Kubernetes service "
+            "account that Workload Identity links to it, by its name in the namespace."
+        )
+
+
+def kubectl(verb: str, words: list[str], namespace: str, context: str | None) -> str:
+    """Returns a command of `kubectl` for the shell.
+
+    Args:
+        verb: such as "delete".
+        words: what follows it.
+        namespace: of the cluster.
+        context: of the kubeconfig; None means the current one.
+    """
+    cluster = [f"--context={context}"] if context else []
+    return shlex.join(["kubectl", verb, *words, f"--namespace={namespace}", *cluster])

@@ -1,0 +1,125 @@
+"""The pods of a JobSet: which run, which wait and why, how they ended, and what they print."""
+
+import dataclasses
+import time
+from typing import Any
+
+from tftpu.launch.cloud.gke.client import Cluster
+from tftpu.launch.cloud.gke.job import CONTAINER
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_SLICE = "jobset.sigs.k8s.io/job-index"
+_CLOCKS_S = 60  # by which the node's clock and this one may differ
+# Of pods that lost another host, or that a signal stopped: any other code is a failure of its own.
+_CONSEQUENCES = {137: 1, 143: 2, 75: 3, 69: 4}
+_OUT_OF_MEMORY = "OOMKilled"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """The state of a pod.
+
+    Attributes:
+        name: its name.
+        index: numbers of its slice, and of its host there.
+        started: whether it runs, or has run.
+        waits_for: why it does not run; "" if it does, or if that is not known.
+        code: its exit code; None while it has none.
+        ended_by: Kubernetes's word for the end, such as "OOMKilled"; "" before.
+    """
+
+    name: str
+    index: tuple[int, int]
+    started: bool
+    waits_for: str
+    code: int | None
+    ended_by: str = ""
+
+    @property
+    def chief(self) -> bool:
+        """True for the first host of the first slice."""
+        return self.index == (0, 0)
+
+    @property
+    def runs(self) -> bool:
+        """True from its start to its end."""
+        return self.started and self.code is None
+
+
+def pods_of(cluster: Cluster, jobset: str) -> list[Pod]:
+    """Returns the pods of a JobSet by their slices' and hosts' numbers."""
+    found = [_pod(pod) for pod in cluster.pods(jobset)]
+    return sorted(found, key=lambda pod: (pod.index, pod.name))
+
+
+def cause(pods: list[Pod]) -> Pod | None:
+    """Returns the pod whose failure ended the others; None if none is known to have failed."""
+    failed = [pod for pod in pods if pod.code]
+
+    def rank(pod: Pod) -> tuple[int, tuple[int, int]]:
+        of_code = _CONSEQUENCES.get(pod.code or 0, 0)
+        return (0 if pod.ended_by == _OUT_OF_MEMORY else of_code, pod.index)
+
+    return min(failed, key=rank, default=None)
+
+
+def _pod(found: Any) -> Pod:
+    """Converts the client's `V1Pod`."""
+    metadata, status = found.metadata, found.status
+    known = {**(metadata.annotations or {}), **(metadata.labels or {})}
+    index = int(known.get(_SLICE, 0)), int(known.get(_INDEX, 0))
+    containers = [c for c in status.container_statuses or () if c.name == CONTAINER]
+    state = containers[0].state if containers else None
+    if state and state.terminated:
+        ended = state.terminated
+        return Pod(metadata.name, index, True, "", ended.exit_code, ended.reason or "")
+    if state and state.waiting:
+        return Pod(metadata.name, index, False, _reason(state.waiting), None)
+    unscheduled = [
+        c for c in status.conditions or () if c.type == "PodScheduled" and c.status == "False"
+    ]
+    waits_for = _reason(unscheduled[0]) if unscheduled else ""
+    return Pod(metadata.name, index, status.phase != "Pending", waits_for, None)
+
+
+def _reason(state: Any) -> str:
+    """Returns a reason and its message as one line."""
+    words = [word for word in (state.reason, state.message) if word]
+    return ": ".join(words).replace("\n", " ")[:300]
+
+
+class Log:
+    """A reader of the lines that a pod prints.
+
+    Args:
+        cluster: where the pod is.
+        pod: its name.
+    """
+
+    def __init__(self, cluster: Cluster, pod: str):
+        self.pod = pod
+        self._cluster = cluster
+        self._newest = ""
+        self._window: dict[str, int] = {}  # all of it at first
+        self._read_at = time.monotonic()
+
+    def print_new(self) -> None:
+        """Prints the lines since the last call; nothing if they cannot be read."""
+        began = time.monotonic()
+        text = self._cluster.log(self.pod, timestamps=True, **self._window)
+        for line in text.splitlines():
+            stamp, _, printed = line.partition(" ")
+            if _sortable(stamp) > self._newest:
+                self._newest = _sortable(stamp)
+                print(printed, flush=True)
+        if text:
+            self._read_at = began
+        if self._newest:
+            elapsed = time.monotonic() - self._read_at
+            self._window = {"since_seconds": int(elapsed) + _CLOCKS_S}
+
+
+def _sortable(stamp: str) -> str:
+    """Returns a time of RFC 3339 with all nine digits of its fraction, so that texts compare."""
+    seconds, _, fraction = stamp.removesuffix("Z").partition(".")
+    return f"{seconds}.{fraction:<09}"

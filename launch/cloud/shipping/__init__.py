@@ -1,0 +1,1 @@
+"""What travels to a rented machine: tftpu, the user's code, and the versions of packages."""

@@ -1,0 +1,175 @@
+"""The folder of a user's config: which of its files travel to a rented machine, and the archive.
+
+Files that `.gitignore` names stay; so do hidden folders, caches, virtual environments and `runs`.
+"""
+
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud.shipping import secret_files
+
+LIMIT = 64 << 20  # bytes; more is data, which belongs in a bucket
+ASKED = 1 << 20  # bytes of data that nobody is asked about
+_CODE = (
+    *(".py", ".pyi", ".ipynb", ".md", ".rst", ".txt", ".toml", ".cfg", ".ini", ".yaml", ".yml"),
+    *(".json", ".sh"),
+)
+_STAYS = ("__pycache__", "node_modules", "runs")
+_WAY_OUT = "name it in .gitignore, or move it out of the folder"
+
+
+def name_of(folder: Path) -> str:
+    """Returns the name that the folder keeps on the machine."""
+    return folder.name or "code"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the files that travel, by their path in the folder, sorted.
+
+    Args:
+        folder: an absolute path.
+
+    Raises:
+        UserError: a file looks like a secret, a link leads to what does not travel, or the files
+            are too large.
+    """
+    names = _names(folder)
+    _check_links(folder, names)
+    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    if sum(sizes.values()) > LIMIT:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        shown = ", ".join(f"{name} ({sizes[name] / 1e6:,.1f} MB)" for name in largest)
+        raise UserError(
+            f"The folder {folder} has {sum(sizes.values()) / 1e6:,.0f} MB, and all of it would "
+            f"travel with the config; {LIMIT / 1e6:.0f} MB is the limit. The largest files: "
+            f"{shown}. Name what is not code in .gitignore, move data to a bucket, or give the "
+            "config a folder of its own."
+        )
+    files = {name: (folder / name).read_bytes() for name in sizes}
+    secrets = {
+        name: why
+        for name, data in files.items()
+        if (why := secret_files.reason(name.rpartition("/")[2], data))
+    }
+    if secrets:
+        shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
+        # JSON has no comments, and no comment changes a name.
+        has_comments = any(
+            ", line " in why and not name.endswith((".json", ".ipynb"))
+            for name, why in secrets.items()
+        )
+        comment = "or end a line that holds none in the comment `pragma: allowlist secret`"
+        raise UserError(
+            f"The folder {folder} would travel with the config, and has files that look like "
+            f"secrets: {shown}. For each, {_WAY_OUT}{', ' + comment if has_comments else ''}. A "
+            "machine of Google Cloud has the rights of its service account, and needs no key."
+        )
+    return files
+
+
+def data_in(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns the bytes of what is not code: of large files, and of folders with many small ones.
+
+    Args:
+        sizes: of the files that travel, by their path in the folder.
+    """
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        if size > ASKED or not name.lower().endswith(_CODE):
+            first, slash, _ = name.partition("/")
+            found[first + slash] = found.get(first + slash, 0) + size
+    return {name: size for name, size in found.items() if size > ASKED}
+
+
+def _check_links(folder: Path, names: list[str]) -> None:
+    """Raises `UserError` for a link to a folder, or to a file that does not travel itself."""
+    travel = {folder.resolve() / name for name in names}
+    for path in (folder / name for name in names):
+        if not path.is_symlink() or not path.exists():
+            continue
+        if path.is_dir():
+            what = "a link to a folder, which does not travel: copy the folder"
+        elif path.resolve() not in travel:
+            what = f"a link to {path.resolve()}, which does not travel: copy the file"
+        else:
+            continue
+        raise UserError(f"{path} is {what} here, or {_WAY_OUT}.")
+
+
+def archive(name: str, files: dict[str, bytes]) -> bytes:
+    """Returns a .tar.gz of files in a folder of a given name; equal files give equal bytes."""
+    target = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for path, data in files.items():
+            entry = tarfile.TarInfo(f"{name}/{path}")
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    return target.getvalue()
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns the paths of all files that travel."""
+    root = next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
+    found = list(_walked(folder))
+    above = folder.relative_to(root).parents if folder != root else ()
+    rules = [name for name in found if name.rpartition("/")[2] == ".gitignore"]
+    rules += [str(root / p / ".gitignore") for p in above if (root / p / ".gitignore").exists()]
+    if not rules:
+        return sorted(found)
+    if not shutil.which("git"):
+        raise UserError(f"git is needed to apply {rules[0]}: install it, or remove the file.")
+    ignored = _ignored(root, [str((folder / name).relative_to(root)) for name in found])
+    return sorted(name for name in found if str((folder / name).relative_to(root)) not in ignored)
+
+
+def _walked(folder: Path) -> list[str]:
+    """Returns the paths of all files and links, without the folders that stay in any case."""
+    found = []
+    for path, folders, names in os.walk(folder):
+        here = Path(path)
+        travel = [
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _STAYS
+            and not name.endswith(".egg-info")
+            and not (here / name / "pyvenv.cfg").exists()
+        ]
+        linked = [name for name in travel if (here / name).is_symlink()]
+        folders[:] = [name for name in travel if name not in linked]
+        kept = [n for n in (*names, *linked) if n != ".git" and not n.endswith(".pyc")]
+        found += [(here / name).relative_to(folder).as_posix() for name in kept]
+    return found
+
+
+def _ignored(root: Path, names: list[str]) -> set[str]:
+    """Returns the paths that the `.gitignore` files below a folder name, as git reads them.
+
+    A new, empty repository is asked: the user's own may belong to another user, whom git refuses.
+    """
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(["git", "init", "--quiet", scratch], check=True, env=clean)
+        command = ["git", f"--git-dir={scratch}/.git", f"--work-tree={root}", "check-ignore"]
+        done = subprocess.run(
+            [*command, "--no-index", "-z", "--stdin"],
+            input="\0".join(names).encode(errors="surrogateescape"),
+            capture_output=True,
+            cwd=root,
+            env=clean,
+        )
+    if done.returncode not in (0, 1):  # 1: none of them is
+        said = done.stderr.decode(errors="replace").strip()
+        raise UserError(f"git cannot apply the .gitignore files of {root}: {said}")
+    return set(done.stdout.decode(errors="surrogateescape").split("\0"))

@@ -1,0 +1,160 @@
+"""The packages of a rented machine: the versions of this environment, and the config's own.
+
+tftpu's own requirements are pinned to the versions installed here. What else a config imports has
+to be in `requirements.txt` beside it: names are taken from a package index only where the user
+wrote them, because a name that is installed here from elsewhere may belong to somebody else there.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from importlib import metadata
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud.shipping.code_imports import Import
+
+# The extra of each engine on a TPU, and the package of it that drives the TPU.
+_TPU_EXTRAS = {"tensorflow": ("tpu", "tensorflow-tpu"), "jax": ("jax-tpu", "jax")}
+# That extra decides about these, and TensorFlow about TensorBoard.
+_OF_THE_TPU = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "jax", "jaxlib")
+_NOT_PINNED = (*_OF_THE_TPU, "tensorboard")
+_MODULES_THERE = ("tftpu", "tensorflow", "jax", "jaxlib", "libtpu")
+# Extras of tftpu that a run may use; the machine gets those that are complete here.
+_EXTRAS = ("bigquery", "text")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def pins() -> list[str]:
+    """Returns `name==version` of each of tftpu's own requirements, as installed here, sorted."""
+    versions = {name: _version(name) for name in _requirements("tftpu")}
+    return [
+        f"{name}=={version}"
+        for name, version in sorted(versions.items())
+        if version and name not in _NOT_PINNED and "+" not in version  # a build of one's own
+    ]
+
+
+def extras(engine: str) -> list[str]:
+    """Returns the extras of tftpu that the machine gets: the engine's, and those complete here."""
+    complete = [e for e in _EXTRAS if all(_version(name) for name in _requirements("tftpu", e))]
+    return [_TPU_EXTRAS[engine][0], *complete]
+
+
+def check(imports: list[Import], requirements: str, folder: str, engine: str) -> None:
+    """Raises `UserError` if code imports a module that the machine will not have.
+
+    Args:
+        imports: of the code, from outside its folder.
+        requirements: content of the folder's requirements.txt, "" if there is none.
+        folder: its name, for the error.
+        engine: name of the engine that trains there.
+    """
+    names = [m.group() for line in requirements.splitlines() if (m := _NAME.match(line.strip()))]
+    there = _closure([*_requirements("tftpu"), *_OF_THE_TPU, *map(_normal, names)])
+    for extra in extras(engine):
+        there |= _closure(_requirements("tftpu", extra))
+    lines, elsewhere = [], []
+    for found in imports:
+        if found.module in _MODULES_THERE or _normal(found.module) in there:
+            continue
+        packages = [_normal(name) for name in _providers().get(found.module, ())]
+        if there & {*packages}:
+            continue
+        place = f"{folder}/{found.file}, line {found.line}, imports {found.module}"
+        wanted = [_wanted(name) for name in packages]
+        if packages and not any(wanted):
+            elsewhere.append(
+                f"{place}, which is installed here from a folder: copy it to {folder}."
+            )
+        else:
+            lines.append(f"{place}: {next(filter(None, wanted), 'its package')}")
+    if lines:
+        elsewhere.append(
+            f"The machine would lack packages. Write them into {folder}/requirements.txt, which is "
+            f"installed there: {'; '.join(lines)}."
+        )
+    if elsewhere:
+        raise UserError(" ".join(elsewhere))
+
+
+def driver(engine: str) -> str:
+    """Returns the package that drives the machine's TPU, and what is here if it is another version.
+
+    Args:
+        engine: name of the engine that trains there.
+    """
+    from packaging.requirements import Requirement
+
+    extra, name = _TPU_EXTRAS[engine]
+    for text in metadata.requires("tftpu") or ():
+        wanted = Requirement(text)
+        if wanted.name == name and wanted.marker and wanted.marker.evaluate({"extra": extra}):
+            break
+    else:  # of a tftpu that was installed before it had the extra
+        return name
+    packages = ("jax",) if engine == "jax" else _OF_THE_TPU[:3]
+    here = {package: _version(package) for package in packages}
+    others = [f"{n} {v}" for n, v in here.items() if v and not wanted.specifier.contains(v)]
+    wanted.marker = None
+    return f"{wanted} (here: {', '.join(others)})" if others else str(wanted)
+
+
+def _wanted(name: str) -> str:
+    """Returns a line of requirements.txt for an installed package; "" if it is a local folder's."""
+    try:
+        installed = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return ""
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        return f"{name} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+    if origin.get("url", "").startswith("file:"):
+        return ""
+    return f"{name}=={installed.version.partition('+')[0]}"
+
+
+@functools.cache
+def _providers() -> Mapping[str, list[str]]:
+    """Returns the packages that provide each top-level module; reads all metadata, once."""
+    return metadata.packages_distributions()
+
+
+def _requirements(name: str, extra: str = "") -> list[str]:
+    """Returns the names of what a package requires here; with an extra, of what that adds."""
+    from packaging.requirements import Requirement
+
+    try:
+        texts = metadata.requires(name) or ()
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for requirement in map(Requirement, texts):
+        marker = requirement.marker
+        plain = marker is None or marker.evaluate({"extra": ""})
+        if plain != bool(extra) and (marker is None or marker.evaluate({"extra": extra})):
+            found.append(_normal(requirement.name))
+    return found
+
+
+def _closure(names: list[str]) -> set[str]:
+    """Returns packages and all that they require, as far as they are installed here."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += _requirements(name)
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

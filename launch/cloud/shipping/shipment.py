@@ -1,0 +1,152 @@
+"""The files that travel to a rented machine: tftpu itself, the user's folder, and versions.
+
+The files lie beside the run, in a folder of the bucket that is named by their content. The
+request, which only its sender can write, holds their SHA-256: a machine installs and runs these
+bytes or none.
+"""
+
+import dataclasses
+import hashlib
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud.shipping import code_folder, code_imports, own_wheel, packages
+from tftpu.storage import buckets
+
+_CODE = "code.tar.gz"
+_CONSTRAINTS = "constraints.txt"
+_OVERRIDES = "overrides.txt"
+_SHOWN = 30  # files of the config's folder
+# They own the same files as the TensorFlow of the engine's extra; a package that asks for one of
+# them would break it.
+_NEVER = {
+    "tensorflow": "tensorflow; python_version < '3'\ntensorflow-cpu; python_version < '3'\n",
+    "jax": "tensorflow; python_version < '3'\ntensorflow-tpu; python_version < '3'\n",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shipment:
+    """The files to upload, and how the machine uses them.
+
+    Attributes:
+        files: content by name.
+        package: the wheel among the files; or, where the user names one, a wheel in a bucket or a
+            requirement.
+        config: name of a config of tftpu, or of the user's file in its folder.
+        folder: absolute path of that folder; None for a config of tftpu.
+        code: bytes of each file of that folder, by path.
+        engine: name of the engine that trains there.
+    """
+
+    files: dict[str, bytes]
+    package: str
+    config: str
+    folder: Path | None
+    code: dict[str, int]
+    engine: str
+
+    @property
+    def sums(self) -> str:
+        """The files' SHA-256, as `sha256sum` writes and checks them."""
+        return "".join(
+            f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in self.files.items()
+        )
+
+    @property
+    def data(self) -> dict[str, int]:
+        """Bytes of data and exports among that folder's files; see `code_folder.data_in`."""
+        return code_folder.data_in(self.code)
+
+    def address(self, workdir: str) -> str:
+        """Returns the folder in the bucket, beside the run."""
+        return f"{workdir}/launch/code-{hashlib.sha256(self.sums.encode()).hexdigest()[:16]}"
+
+    def upload(self, workdir: str) -> None:
+        """Uploads the files; those that are there already are skipped."""
+        with tempfile.TemporaryDirectory() as scratch:
+            paths = {name: Path(scratch, name) for name in self.files}
+            for name, data in self.files.items():
+                paths[name].write_bytes(data)
+            buckets.upload(paths, self.address(workdir))
+
+    def script(self, workdir: str, arguments: list[str]) -> str:
+        """Returns shell functions that receive, install and train; every value is quoted.
+
+        Args:
+            workdir: folder of the run in a bucket.
+            arguments: further flags of `tftpu train`.
+        """
+        values = {
+            "shipped": self.address(workdir),
+            "sums": self.sums,
+            "package": self.package,
+            "extras": ",".join(packages.extras(self.engine)),
+            "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "code": code_folder.name_of(self.folder) if self.folder else "",
+        }
+        lines = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
+        words = shlex.join(["train", f"--config={self.config}", *arguments])
+        body = (Path(__file__).parent / "machine.sh").read_text()
+        return "\n".join([*lines, f"arguments=({words})", body])
+
+    def description(self, workdir: str) -> str:
+        """Returns lines that say what travels, how large it is, and what the machine installs."""
+        lines = [f"tftpu uploads to {self.address(workdir)}:"]
+        lines += [
+            f"  {name}  {_size(len(data))}  sha256 {hashlib.sha256(data).hexdigest()}"
+            for name, data in self.files.items()
+        ]
+        if self.folder:
+            total = _size(sum(self.code.values()))
+            lines.append(f"{_CODE} is {self.folder}, {len(self.code)} file(s) of {total}:")
+            shown = list(self.code.items())[:_SHOWN]
+            lines += [f"  {ascii(name)[1:-1]}  {_size(size)}" for name, size in shown]
+            if len(self.code) > _SHOWN:
+                lines.append(f"  ... and {len(self.code) - _SHOWN} more")
+        origin = "the tftpu that is running here" if self.package in self.files else "--package"
+        lines.append(f"The machine installs {ascii(self.package)[1:-1]} ({origin}),")
+        lines.append(f"  {packages.driver(self.engine)}, and the versions of this environment:")
+        return "\n".join([*lines, f"  {', '.join(packages.pins())}"]) + "\n"
+
+
+def of(config: str, package: str | None, engine: str = "tensorflow") -> Shipment:
+    """Returns what travels for a config.
+
+    Args:
+        config: name of a config of tftpu, or path of the user's file, whose folder travels.
+        package: what the user wants installed instead of the tftpu that is running: path of a
+            wheel, a wheel in a bucket, or a requirement; None takes the running one.
+        engine: name of the engine that trains there.
+
+    Raises:
+        UserError: the folder holds a secret or is too large, or a package would be missing.
+    """
+    files, code, folder = {}, {}, None
+    if package is None:
+        package = own_wheel.NAME
+        files[package] = own_wheel.build()
+    elif Path(package).is_file():
+        files[Path(package).name] = Path(package).read_bytes()
+        package = Path(package).name
+    if config.endswith(".py"):
+        path = Path(config).absolute()
+        folder, config = path.parent, path.name
+        contents = code_folder.contents(folder)
+        if config not in contents:
+            raise UserError(f"{path} is ignored by a .gitignore, so it would not travel.")
+        requirements = contents.get("requirements.txt", b"").decode(errors="replace")
+        imports = code_imports.outside(contents, config)
+        packages.check(imports, requirements, code_folder.name_of(folder), engine)
+        code = {name: len(data) for name, data in contents.items()}
+        files[_CODE] = code_folder.archive(code_folder.name_of(folder), contents)
+    files[_CONSTRAINTS] = "".join(f"{pin}\n" for pin in packages.pins()).encode()
+    files[_OVERRIDES] = _NEVER[engine].encode()
+    return Shipment(files, package, config, folder, code, engine)
+
+
+def _size(count: int) -> str:
+    return f"{count:,} bytes" if count < 1000 else f"{count / 1000:,.1f} kB"

@@ -1,0 +1,1 @@
+"""`tftpu launch tpu-vm`: slices of Cloud TPU VMs."""

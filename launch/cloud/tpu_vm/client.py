@@ -1,0 +1,262 @@
+"""Rents a slice with Cloud TPU's own client, follows the run, and deletes the slice.
+
+On any failure, a slice that may still exist is named, with the command that deletes it.
+"""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import google_cloud, job
+from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.cloud.tpu_vm.job import Order
+from tftpu.launch.cloud.tpu_vm.workers import SAVED, Outcome, Workers
+from tftpu.launch.diagnosis import cloud
+from tftpu.launch.diagnosis.machine import Machine
+
+if TYPE_CHECKING:
+    from google.cloud.tpu_v2 import TpuClient
+
+TIMED_OUT = 124  # the exit code of `timeout`, and of a run that hung
+POLL_S = 15.0
+# A connection that is lost for longer ends the wait, not the run.
+PATIENCE_S = 600.0
+CREATE_TIMEOUT_S = 60.0
+DELETE_TIMEOUT_S = 600.0
+# How long after the end of `--timeout` the exit code is waited for: it may have been lost.
+OVERDUE_S = 3600.0
+_GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+
+
+class _Preempted(Exception):  # noqa: N818 (an outcome, not an error)
+    """The slice was preempted."""
+
+
+def tpu_client() -> "TpuClient":
+    """Returns Cloud TPU's client."""
+    from google.cloud import tpu_v2
+
+    return google_cloud.call("finding credentials", tpu_v2.TpuClient)
+
+
+def train(client: "TpuClient", order: Order) -> None:
+    """Uploads what travels, rents a slice, waits for the end of the run, deletes the slice.
+
+    A spot slice that is preempted is deleted and another one requested, on which the run resumes
+    from its last checkpoint.
+
+    Args:
+        client: Cloud TPU's client.
+        order: what to rent, and what to run on it.
+
+    Raises:
+        UserError: there was no slice, or the run failed.
+    """
+    bucket = order.workdir.removeprefix("gs://").partition("/")[0]
+    for problem in cloud.problems(Machine(), [bucket]):
+        raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
+    order.shipment.upload(order.workdir)
+    while True:
+        name = job.unique_name(order.config)
+        try:
+            _train_once(client, order, name)
+            return
+        except ConnectionLost as lost:
+            raise UserError(str(lost)) from lost
+        except _Preempted:
+            _delete(client, order, name)
+            if not order.spot:
+                raise UserError(
+                    f"The slice {name} was preempted, or its run stopped. The same command resumes "
+                    "from the last checkpoint."
+                ) from None
+            print("The slice was preempted: requesting another one.", flush=True)
+
+
+def _train_once(client: "TpuClient", order: Order, name: str) -> None:
+    try:
+        _create(client, order, name)
+        print(f"Requested {order.slice.name} as {name}; {_deletion(order, name)}", flush=True)
+        _wait_for_capacity(client, order, name)
+    except _NotCreated as error:
+        raise UserError(str(error)) from error
+    except _Preempted:
+        raise
+    except BaseException:
+        _delete(client, order, name)  # nothing ran on it
+        raise
+    workers = Workers(order, name)
+    try:
+        outcome = _follow(client, order, name, workers)
+    except _Preempted:
+        raise
+    except KeyboardInterrupt:
+        print(
+            "\nNo longer watching. The run continues, and incurs costs; " + _deletion(order, name)
+        )
+        return
+    except BaseException:
+        print(f"The run may continue, and incur costs; {_deletion(order, name)}")
+        raise
+    if order.keep:
+        print(f"The slice {name} is kept, and incurs costs; {_deletion(order, name)}")
+    else:
+        _delete(client, order, name)
+    _report(order, name, workers, outcome)
+
+
+def _report(order: Order, name: str, workers: Workers, outcome: Outcome | None) -> None:
+    """Raises `UserError` if the run failed; prints what is known of workers that did not report."""
+    if outcome is None:
+        raise UserError(
+            f"No exit code came from {name} within --timeout={order.timeout}; "
+            f"{order.log(name, 0)} has what it printed."
+        )
+    log = workers.explain(outcome)
+    if outcome.code == TIMED_OUT:
+        raise UserError(
+            f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} The "
+            "same command resumes from the last checkpoint."
+        )
+    if outcome.code:
+        if order.slice.hosts == 1:
+            raise UserError(f"The run ended with code {outcome.code}; {log}")
+        raise UserError(
+            f"Worker {outcome.worker} ended with code {outcome.code}, and the run with it; {log}"
+        )
+    if outcome.missing:
+        print(f"The run ended well; {log}")
+
+
+class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
+    """The request was refused: there is no slice to delete."""
+
+
+def _create(client: "TpuClient", order: Order, name: str) -> None:
+    from google.cloud import tpu_v2
+    from google.protobuf import json_format
+
+    message = json_format.ParseDict(
+        order.request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
+    )
+    what = "requesting the slice"
+    try:
+        operation = google_cloud.call(
+            what,
+            client.create_queued_resource,
+            parent=order.parent,
+            queued_resource_id=name,
+            queued_resource=tpu_v2.QueuedResource(message),
+        )
+    except UserError as error:
+        raise _NotCreated(str(error)) from error
+    except ConnectionLost:  # it may have been created: polling its state shows
+        print(f"No answer to the request for {name}: looking for it.", flush=True)
+        return
+    # A quota may be found exceeded only now.
+    with contextlib.suppress(ConnectionLost, TimeoutError):
+        google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
+
+
+def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
+    shown = None
+    while True:
+        state, detail = _state(client, order, name)
+        if state != shown:
+            print(f"{time.strftime('%H:%M:%S')}  {state.lower().replace('_', ' ')}", flush=True)
+            shown = state
+        if state == "ACTIVE":
+            return
+        if state == "FAILED":
+            raise UserError(
+                f"There is no capacity for {order.slice.name} in {order.zone}: {detail} Try "
+                "another zone or slice, or a longer --queue_timeout."
+            )
+        if state in _GONE:
+            raise _Preempted
+        time.sleep(POLL_S)
+
+
+def _follow(client: "TpuClient", order: Order, name: str, workers: Workers) -> Outcome | None:
+    """Prints the output of the run until it ends; returns how, None if no exit code came."""
+    overdue = time.monotonic() + order.limit + OVERDUE_S
+    others = workers.where_others_write()
+    if others:
+        print(others, flush=True)
+    while True:
+        outcome = workers.poll()
+        if outcome is not None:
+            if outcome.code == SAVED:
+                raise _Preempted
+            return outcome
+        state, _ = _state(client, order, name)
+        if state in _GONE:
+            raise _Preempted
+        if time.monotonic() > overdue:
+            return None
+        time.sleep(POLL_S)
+
+
+def _state(client: "TpuClient", order: Order, name: str) -> tuple[str, str]:
+    """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
+    try:
+        found = _patiently(
+            "watching the slice",
+            client.get_queued_resource,
+            name=f"{order.parent}/queuedResources/{name}",
+        )
+    except UserError as error:
+        if _is_not_found(error):
+            raise UserError(
+                f"There is no slice {name}: the request never arrived, or the slice was deleted. "
+                f"If it appears, {_deletion(order, name)}"
+            ) from error
+        raise
+    detail = found.state.failed_data.error.message
+    return found.state.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
+
+
+def _delete(client: "TpuClient", order: Order, name: str) -> None:
+    """Deletes the slice, or prints that it could not be deleted."""
+    from google.cloud import tpu_v2
+
+    resource = f"{order.parent}/queuedResources/{name}"
+    request = tpu_v2.DeleteQueuedResourceRequest(name=resource, force=True)
+    try:
+        operation = _patiently("deleting the slice", client.delete_queued_resource, request=request)
+        operation.result(timeout=DELETE_TIMEOUT_S)
+        print(f"Deleted the slice {name}.", flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        if _is_not_found(error):
+            print(f"There is no slice {name}: nothing to delete.", flush=True)
+            return
+        print(
+            f"The slice {name} could not be deleted ({error}), and may incur costs; "
+            f"{_deletion(order, name)}",
+            flush=True,
+        )
+
+
+def _patiently(what: str, function: Callable[..., Any], **request: Any) -> Any:
+    """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
+    since = time.monotonic()
+    while True:
+        try:
+            return google_cloud.call(what, function, **request)
+        except ConnectionLost:
+            if time.monotonic() - since > PATIENCE_S:
+                raise
+            time.sleep(POLL_S)
+
+
+def _is_not_found(error: BaseException) -> bool:
+    from google.api_core import exceptions
+
+    return isinstance(error.__cause__, exceptions.NotFound)
+
+
+def _deletion(order: Order, name: str) -> str:
+    return f"this deletes it: {shlex.join(order.deletion(name))}"

@@ -1,0 +1,203 @@
+"""The request of `tftpu launch tpu-vm`: a slice, and the script that each of its machines runs.
+
+The request is a dictionary with the names of the REST interface
+(https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources).
+"""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import job
+from tftpu.launch.cloud.shipping.shipment import Shipment
+from tftpu.tpu.slices import PRICE_SOURCE, Slice
+
+# The image for each generation: https://cloud.google.com/tpu/docs/runtimes
+RUNTIMES = {
+    "v2": "tpu-ubuntu2204-base",
+    "v3": "tpu-ubuntu2204-base",
+    "v4": "tpu-ubuntu2204-base",
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A slice to rent, and the run for it.
+
+    Attributes:
+        config: name of a config, or path of a user's own.
+        overrides: changes of the config, "--config.train.steps=500".
+        slice: the slice. On each of its hosts, one worker runs the same script.
+        project: project of Google Cloud that pays.
+        zone: zone of the slice.
+        workdir: "gs://bucket/folder" of the run.
+        shipment: the files that travel to the machines.
+        service_account: e-mail address that the machines run as; None means the default one.
+        labels: "key=value,key=value", in addition to tftpu's own.
+        queue_timeout: how long to wait for capacity, "24h".
+        timeout: longest time of a run on a slice, "7d". The machine then stops it.
+        keep: whether the slice stays after the run; else its machine deletes it some minutes
+            after the end, if the launcher has not.
+        spot: cheaper, may be preempted; the run then resumes on another slice.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    slice: Slice
+    project: str
+    zone: str
+    workdir: str
+    shipment: Shipment
+    service_account: str | None = None
+    labels: str = ""
+    queue_timeout: str = "24h"
+    timeout: str = "7d"
+    keep: bool = False
+    spot: bool = False
+
+    @property
+    def parent(self) -> str:
+        """The location that the request is made in, as a resource name."""
+        return f"projects/{self.project}/locations/{self.zone}"
+
+    @property
+    def limit(self) -> int:
+        """The longest time of a run on a slice, in seconds."""
+        return job.seconds("timeout", self.timeout)
+
+    def deletion(self, name: str) -> list[str]:
+        """Returns the command that deletes a slice."""
+        command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
+        return [*command, "--quiet", f"--project={self.project}", f"--zone={self.zone}"]
+
+    def folder(self, name: str) -> str:
+        """Returns the folder where worker 0 writes its log and its exit code.
+
+        The others write theirs to the folders `worker-1`, `worker-2`, … in it.
+        """
+        return f"{self.workdir}/launch/{name}"
+
+    def log(self, name: str, worker: int) -> str:
+        """Returns the address of the file with the output of a worker."""
+        return f"{self.folder(name)}/{f'worker-{worker}/' if worker else ''}log.txt"
+
+    def request(self, name: str) -> dict[str, Any]:
+        """Returns the QueuedResource to create, with the names of the REST interface."""
+        node: dict[str, Any] = {
+            "acceleratorType": self.slice.single.name.replace("v5e", "v5litepod"),
+            "runtimeVersion": RUNTIMES[self.slice.generation.name],
+            "networkConfig": {"enableExternalIps": True},
+            "serviceAccount": {"scope": [_SCOPE]},
+            "labels": job.labels(self.config, self.slice.name, self.labels),
+            "metadata": {"startup-script": self.startup_script(name)},
+        }
+        if self.service_account:
+            node["serviceAccount"]["email"] = self.service_account
+        wanted: dict[str, Any] = {
+            "tpu": {"nodeSpec": [{"parent": self.parent, **self._nodes(name), "node": node}]},
+            "queueingPolicy": {
+                "validUntilDuration": f"{job.seconds('queue_timeout', self.queue_timeout)}s"
+            },
+        }
+        if self.spot:
+            wanted["spot"] = {}
+        return wanted
+
+    def _nodes(self, name: str) -> dict[str, Any]:
+        """Returns what names the slices of the request."""
+        if self.slice.slices == 1:
+            return {"nodeId": name}
+        return {"multisliceParams": {"nodeCount": self.slice.slices, "nodeIdPrefix": name}}
+
+    def startup_script(self, name: str) -> str:
+        """Returns the script that each worker runs; every value in it is quoted."""
+        arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
+        lines = [
+            "#!/bin/bash",
+            "set -u",
+            "export HOME=/root",
+            'home="${TFTPU_HOME:-/opt/tftpu}"',
+            f"folder={shlex.quote(self.folder(name))}",
+            f"slices={self.slice.slices}",
+            f"hosts={self.slice.single.hosts}",
+            f"limit={self.limit}",
+            f"delete=({shlex.join([] if self.keep else self.deletion(name))})",
+            self.shipment.script(self.workdir, arguments),
+            (Path(__file__).parent / "startup.sh").read_text(),
+        ]
+        return "\n".join(lines)
+
+
+def as_yaml(order: Order) -> str:
+    """Formats the request as a file of flags for `gcloud`, below the command that takes it."""
+    name = job.unique_name(order.config)
+    request = order.request(name)
+    node = request["tpu"]["nodeSpec"][0]["node"]
+    names: dict[str, Any] = {"--node-id": name}
+    if order.slice.slices > 1:
+        names = {"--node-count": order.slice.slices, "--node-prefix": name}
+    flags = {
+        "--project": order.project,
+        "--zone": order.zone,
+        **names,
+        "--accelerator-type": node["acceleratorType"],
+        "--runtime-version": node["runtimeVersion"],
+        "--valid-until-duration": request["queueingPolicy"]["validUntilDuration"],
+        "--scopes": node["serviceAccount"]["scope"],
+        "--labels": node["labels"],
+        "--metadata": node["metadata"],
+    }
+    if order.service_account:
+        flags["--service-account"] = order.service_account
+    if order.spot:
+        flags["--spot"] = None
+    command = f"gcloud compute tpus queued-resources create {name} --flags-file=FILE"
+    head = job.commented(f"{command}\n\n{order.shipment.description(order.workdir)}")
+    return head + yaml.dump(flags, Dumper=job.Dumper, sort_keys=False)
+
+
+def price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:
+    """Returns a line with the price of the slice per hour, and of the run if preflight knows it.
+
+    Args:
+        wanted: the slice.
+        steps: number of steps of the run; None if it is not known.
+        preflight: path of the JSON that `tftpu preflight` wrote; None if there is none.
+        spot: rented at the lower, changing price.
+
+    Raises:
+        UserError: the file has no price for the slice.
+    """
+    hourly = wanted.chips * wanted.generation.usd_hour
+    less = "; less as a spot slice, whose price changes" if spot else ""
+    text = f"{wanted.name} costs {hourly:.2f} USD an hour ({PRICE_SOURCE}{less})."
+    if preflight is None:
+        return (
+            f"{text} `tftpu preflight --slices={wanted.name} --json=FILE` estimates the time, and "
+            "--preflight=FILE then shows the total."
+        )
+    try:
+        found = json.loads(Path(preflight).read_text())["slices"]
+        usd = next(s["usd_per_1000_steps"] for s in found if s["slice"] == wanted.name)
+        total = max(usd * (steps or 1000) / 1000, 0.01)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise UserError(
+            f"--preflight={preflight} has no price for {wanted.name}: make it with `tftpu "
+            f"preflight --slices={wanted.name} --json={preflight}`."
+        ) from error
+    estimate = f"steps are estimated at {total:.2f} USD, without start-up and evaluation."
+    if steps is None:
+        return (
+            f"{text} 1,000 {estimate} The number of steps of the run is not known here, because "
+            "its length is given in epochs and the data do not tell their number of examples."
+        )
+    return f"{text} {steps:,} {estimate}"

@@ -1,0 +1,91 @@
+"""The workers of a slice: what they report to the bucket, and how their run ended."""
+
+import dataclasses
+import math
+import time
+
+from tftpu.launch.cloud import google_cloud
+from tftpu.launch.cloud.tpu_vm.job import Order
+
+SAVED = 75  # the exit code of a worker that a signal stopped, and that saved
+LOST = 69  # of one that lost another worker
+# How long after the first exit code the others are waited for.
+OTHERS_S = 900.0
+_RANK = {SAVED: 1, LOST: 2, 0: 3}  # any other code comes first: that worker failed by itself
+_SHOWN = 20  # lines of a worker that failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of a run.
+
+    Attributes:
+        code: exit code of the run.
+        worker: the worker whose code that is.
+        missing: the workers without an exit code.
+    """
+
+    code: int
+    worker: int
+    missing: tuple[int, ...]
+
+
+class Workers:
+    """The workers of a slice, each with a log and, at its end, an exit code.
+
+    Args:
+        order: what runs on the slice.
+        name: name of the slice.
+    """
+
+    def __init__(self, order: Order, name: str):
+        self._order = order
+        self._name = name
+        self._log = google_cloud.Follower(order.log(name, 0))
+        self._reports = google_cloud.Folder(order.folder(name))
+        self._deadline = math.inf
+
+    def where_others_write(self) -> str:
+        """Returns a line that says where the output of the other workers is; "" for one host."""
+        last = self._order.slice.hosts - 1
+        folder = self._order.folder(self._name)
+        if last < 1:
+            return ""
+        others = "worker 1 writes" if last == 1 else f"workers 1 to {last} write"
+        return f"Worker 0 is shown; {others} to {folder}/worker-N/log.txt."
+
+    def poll(self) -> Outcome | None:
+        """Prints the new output of worker 0; returns how the run ended, None while it has not.
+
+        It has ended when all workers have, or some time after the first one has.
+        """
+        self._log.print_new()
+        codes = {
+            int(place.removeprefix("worker-") or 0): int(text)
+            for place, text in self._reports.read("exit_code").items()
+            if text.strip().isdecimal()
+        }
+        if not codes:
+            return None
+        self._deadline = min(self._deadline, time.monotonic() + OTHERS_S)
+        missing = tuple(w for w in range(self._order.slice.hosts) if w not in codes)
+        if missing and time.monotonic() < self._deadline:
+            return None
+        self._log.print_new()
+        worker = min(codes, key=lambda w: (_RANK.get(codes[w], 0), w))
+        return Outcome(codes[worker], worker, missing)
+
+    def explain(self, outcome: Outcome) -> str:
+        """Prints the last lines of the worker that ended the run; returns where the rest is.
+
+        Worker 0 has been shown already.
+        """
+        log = self._order.log(self._name, outcome.worker)
+        if outcome.worker:
+            lines = google_cloud.Follower(log).read_new().splitlines()[-_SHOWN:]
+            print(f"The last lines of worker {outcome.worker}:", *lines, sep="\n", flush=True)
+        where = f"{log} has what it printed."
+        if outcome.missing:
+            absent = ", ".join(map(str, outcome.missing))
+            where += f" No exit code came from worker {absent}: it never started, or was lost."
+        return where

@@ -1,0 +1,71 @@
+"""Follows a hyper-parameter tuning job of Vertex AI to its end, and prints its best trials."""
+
+from typing import TYPE_CHECKING
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud.vertex.client import TUNING
+from tftpu.launch.cloud.vertex.training_job import client as vertex_client
+from tftpu.launch.cloud.vertex.training_job import trials as vertex_trials
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1 import HyperparameterTuningJob, JobServiceClient
+
+
+def follow(client: "JobServiceClient", name: str) -> None:
+    """Prints the trials of a job as they end, and at the end the best ones.
+
+    Args:
+        client: the SDK's client.
+        name: resource name of the job.
+
+    Raises:
+        UserError: the job failed, was cancelled, or cannot be reached.
+    """
+    shown: set[str] = set()
+    seen: list[HyperparameterTuningJob] = []  # the job as it was last
+
+    def show(job: "HyperparameterTuningJob") -> None:
+        for number, row in vertex_trials.ended(job).items():
+            if number not in shown:
+                shown.add(number)
+                print(row, flush=True)
+        seen[:] = [job]
+
+    try:
+        vertex_client.watch(client, TUNING, name, show)
+    except KeyboardInterrupt:
+        ending = vertex_client.how_to_end(TUNING, name)
+        print(f"\nNo longer watching. The job keeps running. {ending}")
+        print(how_to_follow(name))
+    finally:  # also of a job that failed after some trials
+        for job in seen:
+            print(vertex_trials.report(job), flush=True)
+
+
+def page(name: str) -> str:
+    """Returns the address of a job's page in the console, the one that the SDK prints."""
+    project, region, number = name.split("/")[1::2]
+    console = "https://console.cloud.google.com/agent-platform"
+    return f"{console}/locations/{region}/training/{number}?project={project}"
+
+
+def how_to_follow(name: str) -> str:
+    """Returns a line with the command that shows the best trials of a job."""
+    return f"Its best trials:     tftpu launch vertex-search-attach {name}"
+
+
+def region_of(name: str) -> str:
+    """Returns the region of a job.
+
+    Raises:
+        UserError: the name is not that of such a job.
+    """
+    parts = name.split("/")
+    form = ("projects", "locations", "hyperparameterTuningJobs")
+    if len(parts) != 2 * len(form) or tuple(parts[::2]) != form or not all(parts):
+        raise UserError(
+            f"{name} is no resource name of a search: write "
+            "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, as "
+            "`tftpu launch vertex-search` printed it."
+        )
+    return parts[3]

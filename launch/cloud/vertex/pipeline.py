@@ -1,0 +1,191 @@
+"""The request of `tftpu launch vertex-pipeline`: a training pipeline for Vertex AI Pipelines.
+
+The training is a custom job of Vertex AI, the one of `tftpu launch vertex`, because a step of a
+pipeline has no way to ask for the topology of a slice. Google's own component for custom jobs
+creates it, follows it, and cancels it with the pipeline; its container image and arguments are an
+interface (https://cloud.google.com/vertex-ai/docs/pipelines/customjob-component).
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+from typing import Any
+
+import yaml
+
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.cloud import job
+from tftpu.launch.cloud.vertex.training_job import training_job as vertex
+from tftpu.launch.commands.data import convert
+from tftpu.launch.kfp.pipelines import Layout
+from tftpu.launch.settings.options import parse
+
+_LAUNCHER = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
+_MODULE = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+_FILES = ("images", "index", "text", "tfrecord")  # kinds of sources that are files
+_SOURCES = (*_FILES, "tfds", "bigquery")
+_PREDICTED = ("images", "tfrecord", "bigquery")
+_SPLITS = ("evaluation", "training")  # which are predicted as well
+_RUN = "folder-of-the-run"  # stands for it in the training's request until it is known
+
+Spec = dict[str, Any]  # with the names of the REST interface
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """A pipeline to run, once or by a schedule.
+
+    Attributes:
+        training: the custom job that trains.
+        gate: condition of the gate, such as "accuracy>=0.95".
+        source: what to convert first; None: the data of the config is there.
+        convert_flags: further flags of that command.
+        predict: what to predict after the gate; None: nothing.
+        cron: when to run it, such as "0 3 * * 1"; None: once, now.
+    """
+
+    training: vertex.Order
+    gate: str
+    source: str | None = None
+    convert_flags: str = ""
+    predict: str | None = None
+    cron: str | None = None
+
+    def check(self) -> None:
+        """Raises `UserError` for a value that would only be found wrong when a step runs."""
+        for flag, given, kinds, words in (
+            ("source", self.source, _SOURCES, ()),
+            ("predict", self.predict, _PREDICTED, _SPLITS),
+        ):
+            kind, _, what = (given or "").partition(":")
+            if given is None or given in words:
+                continue
+            if kind not in kinds or not what:
+                allowed = ", ".join([*words, *(f"{kind}:…" for kind in kinds)])
+                raise UserError(
+                    f"--{flag}={given} has to be one of {allowed}."
+                    f"{did_you_mean(kind, [*words, *kinds])}"
+                )
+            if kind in _FILES and not what.startswith("gs://"):
+                raise UserError(
+                    f"--{flag}={given} is in no bucket, where the steps read it: give "
+                    f"{kind}:gs://BUCKET/FOLDER."
+                )
+        if self.convert_flags:
+            self._check_convert_flags()
+        # The time zone is Google's to know; five fields are a mistake's usual place.
+        if self.cron and len(re.sub(r"^(CRON_)?TZ=\S+\s+", "", self.cron).split()) != 5:
+            raise UserError(
+                f"--cron='{self.cron}' has not the five fields minute, hour, day, month and "
+                "weekday: --cron='0 3 * * 1' is at 3 on Mondays, --cron='TZ=Europe/Berlin 0 3 * * "
+                "1' as well, there."
+            )
+
+    def _check_convert_flags(self) -> None:
+        if not self.source:
+            raise UserError("--convert_flags are for the conversion of a --source: give that, too.")
+        try:
+            words = shlex.split(self.convert_flags)
+        except ValueError as error:
+            raise UserError(f"--convert_flags={self.convert_flags}: {error}.") from error
+        ours = [f"--source={self.source}", "--output=gs://BUCKET/FOLDER"]
+        for name in ("--source", "--output"):
+            if any(word.split("=")[0] == name for word in words):
+                raise UserError(f"--convert_flags has {name}, which the pipeline sets.")
+        parse("data convert", convert.Options, [*words, *ours])
+
+    def compiled(self) -> Spec:
+        """Returns the pipeline, compiled: what Kubeflow Pipelines calls its intermediate form."""
+        from google.protobuf import json_format
+        from kfp import dsl
+
+        training = self.training
+        shipment, folder = training.shipment, training.base_folder
+        setup = job.container_setup(shipment, folder, [])
+        if shipment.engine == "jax":  # the other steps have no TPU
+            setup += "\nexport JAX_PLATFORMS=cpu"
+
+        @dsl.pipeline(name=job.name_of(training.config))
+        def pipeline(gate: str = self.gate, setup: str = setup) -> None:
+            layout = Layout(
+                image=training.image,
+                source=self.source,
+                convert_flags=self.convert_flags,
+                predict=self.predict,
+                train=self._train,
+                run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,  # which is an ID on Vertex AI
+                setup=setup,
+            )
+            layout.add(shipment.config, folder, gate, shlex.join(training.overrides))
+
+        made: Any = pipeline
+        # The compiler's file begins with a comment, which cannot hold the lines of `setup`.
+        return json_format.MessageToDict(made.pipeline_spec)
+
+    def pipeline_job(self) -> Spec:
+        """Returns the PipelineJob to create.
+
+        Raises:
+            UserError: a value that Vertex AI would reject.
+        """
+        training = self.training
+        found: Spec = {
+            "displayName": job.name_of(training.config),
+            "pipelineSpec": self.compiled(),
+            "runtimeConfig": {"gcsOutputDirectory": f"{training.base_folder}/pipelines"},
+            "labels": training.custom_job()["labels"],
+        }
+        if training.service_account:
+            found["serviceAccount"] = training.service_account
+        return found
+
+    def as_yaml(self, created: Spec) -> str:
+        """Formats the compiled pipeline of a job, below what travels to it."""
+        training = self.training
+        shipped = training.shipment.description(training.base_folder)
+        place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
+        times = f"at {self.cron}" if self.cron else "once"
+        head = job.commented(f"{place}, {times}\n\n{shipped}")
+        return head + yaml.dump(created["pipelineSpec"], Dumper=job.Dumper, sort_keys=False)
+
+    def _train(self, run: Any) -> Any:
+        """Returns the task that creates the custom job and waits for its end.
+
+        The service itself starts a job again whose machines are lost; what else ends one, such as
+        the time limit, would end and cost it again.
+        """
+        from kfp import dsl
+
+        base = self.training.base_folder
+        data = [f"--config.data.data_dir={base}/{_RUN}/data"] if self.source else []
+        overrides = (*self.training.overrides, *data)
+        wanted = dataclasses.replace(self.training, overrides=overrides, subfolder=_RUN)
+        payload = json.dumps(_snake(wanted.custom_job()))
+        place = ["--project", wanted.project, "--location", wanted.region]
+
+        @dsl.container_component
+        def train(folder: str, gcp_resources: dsl.OutputPath(str)):  # pyright: ignore[reportInvalidTypeForm]
+            first, *others = payload.split(json.dumps(f"{base}/{_RUN}")[1:-1])
+            parts: list[Any] = [first]
+            for text in others:
+                parts += [folder, text]
+            return dsl.ContainerSpec(
+                image=_LAUNCHER,
+                command=["python3", "-u", "-m", _MODULE],
+                args=[
+                    *("--type", "CustomJob", "--payload", dsl.ConcatPlaceholder(parts)),
+                    *(*place, "--gcp_resources", gcp_resources),
+                ],
+            )
+
+        return train(folder=run)
+
+
+def _snake(value: Any) -> Any:
+    """Returns a message with the names of Python's client, which Google's launcher takes."""
+    if isinstance(value, dict):
+        return {
+            re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", k): _snake(v) for k, v in value.items()
+        }
+    return [_snake(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,203 @@
+"""The request of `tftpu launch vertex`: a Vertex AI custom job that trains a config.
+
+The specification is a dictionary with the names of the service's REST interface
+(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). A dry run prints what
+would be sent, which `gcloud ai custom-jobs create --config=FILE` takes as well.
+"""
+
+import dataclasses
+import re
+import shlex
+from typing import Any
+
+import yaml
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import job
+from tftpu.launch.cloud.shipping.shipment import Shipment
+from tftpu.tpu.slices import Slice
+
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: one
+# worker pool of one replica is a slice, whose topology says how many machines it has.
+_FIXED = {"v2-8": "TPU_V2", "v3-8": "TPU_V3"}
+_FAMILIES = {"v5e": "ct5lp-hightpu", "v6e": "ct6e-standard"}
+_TENSORFLOW = ("v2-8", "v3-8", "v5e-1", "v5e-4")  # where Vertex AI runs it
+
+CustomJob = dict[str, Any]  # with the names of the REST interface
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """A job to create.
+
+    Attributes:
+        config: name of a config, or path of a user's own.
+        overrides: changes of the config, "--config.train.steps=500".
+        slice: one that `check_slice` and `check_engine` allow.
+        project: project of Google Cloud that pays.
+        region: region of the job.
+        workdir: "gs://bucket/folder" of the run.
+        image: container image built from `launch/Dockerfile`, or another with Python and bash.
+        shipment: the files that travel to the container.
+        service_account: e-mail address that the job runs as; None means the default one.
+        tensorboard: resource name of a Vertex AI TensorBoard; needs a service account.
+        timeout: "90m", "24h" or "7d".
+        labels: "key=value,key=value", in addition to tftpu's own.
+        spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
+        subfolder: folder of the run in the workdir; "" means the workdir itself.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    slice: Slice
+    project: str
+    region: str
+    workdir: str
+    image: str
+    shipment: Shipment
+    service_account: str | None = None
+    tensorboard: str | None = None
+    timeout: str = "7d"
+    labels: str = ""
+    spot: bool = False
+    subfolder: str = ""
+
+    @property
+    def parent(self) -> str:
+        """The location that the job is created in, as a resource name."""
+        return f"projects/{self.project}/locations/{self.region}"
+
+    @property
+    def run_folder(self) -> str:
+        """The workdir of the run: Vertex AI's TensorBoard reads `logs` of the job's folder."""
+        folder = f"{self.base_folder}/{self.subfolder}" if self.subfolder else self.base_folder
+        return f"{folder}/logs" if self.tensorboard else folder
+
+    @property
+    def base_folder(self) -> str:
+        """The folder of the job, which holds that of the run and what travels to it."""
+        return self.workdir.rstrip("/")
+
+    def custom_job(self) -> CustomJob:
+        """Returns the CustomJob to create, under a name that no other job has.
+
+        Raises:
+            UserError: a value that Vertex AI would reject.
+        """
+        arguments = [*self.overrides, f"--workdir={self.run_folder}", "--tpu=local"]
+        command = job.container_command(self.shipment, self.base_folder, arguments)
+        return {
+            "displayName": job.unique_name(self.config),
+            "jobSpec": self.job_spec({"command": command}, self.base_folder),
+            "labels": job.labels(self.config, self.slice.name, self.labels),
+        }
+
+    def job_spec(self, container: dict[str, Any], output: str) -> dict[str, Any]:
+        """Returns the specification of a job.
+
+        Args:
+            container: fields of its container, without the image.
+            output: "gs://bucket/folder" that Vertex AI names in the container's environment.
+
+        Raises:
+            UserError: a value that Vertex AI would reject.
+        """
+        machine = _machine(self.slice)
+        job.check_bucket_folder("workdir", self.workdir)
+        if self.tensorboard:
+            _check_tensorboard(self.tensorboard, self.service_account)
+        scheduling = {
+            "timeout": f"{job.seconds('timeout', self.timeout)}s",
+            "restartJobOnWorkerRestart": True,  # the run resumes from its last checkpoint
+        }
+        if self.spot:
+            scheduling["strategy"] = "SPOT"
+        spec: dict[str, Any] = {
+            "workerPoolSpecs": [
+                {
+                    "machineSpec": machine,
+                    "replicaCount": 1,
+                    "containerSpec": {"imageUri": self.image, **container},
+                }
+            ],
+            "scheduling": scheduling,
+            "baseOutputDirectory": {"outputUriPrefix": output},
+        }
+        if self.service_account:
+            spec["serviceAccount"] = self.service_account
+        if self.tensorboard:
+            spec["tensorboard"] = self.tensorboard
+        return spec
+
+    def as_yaml(self, created: CustomJob) -> str:
+        """Formats the specification of a job for `gcloud`, below the command that takes it."""
+        return self.for_gcloud("custom-jobs", created, created["jobSpec"])
+
+    def for_gcloud(self, command: str, created: dict[str, Any], file: dict[str, Any]) -> str:
+        """Formats the file that creates a job, below the command that takes it.
+
+        Args:
+            command: of `gcloud ai`, such as "custom-jobs".
+            created: the job, for its name and its labels.
+            file: content of the file.
+        """
+        labels = ",".join(f"{key}={value}" for key, value in created["labels"].items())
+        words = [
+            *("gcloud", "ai", command, "create", "--config=FILE"),
+            f"--project={self.project}",
+            f"--region={self.region}",
+            f"--display-name={created['displayName']}",
+            f"--labels={labels}",
+        ]
+        shipped = self.shipment.description(self.base_folder)
+        head = job.commented(f"{shlex.join(words)}\n\n{shipped}")
+        return head + yaml.dump(file, Dumper=job.Dumper, sort_keys=False)
+
+
+def check_slice(wanted: Slice) -> None:
+    """Raises `UserError` for a slice that custom jobs of Vertex AI cannot have."""
+    if wanted.slices > 1:
+        raise UserError(
+            f"A custom job of Vertex AI has one slice, and {wanted.name} are {wanted.slices}: "
+            f"choose one, or `tftpu launch tpu-vm --slice={wanted.name}`."
+        )
+    if wanted.name not in _FIXED and wanted.generation.name not in _FAMILIES:
+        raise UserError(
+            f"{wanted.name} is not a slice for custom jobs of Vertex AI: choose v2-8, v3-8, or one "
+            f"of v5e or v6e. `tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+        )
+
+
+def check_engine(wanted: Slice, engine: str) -> None:
+    """Raises `UserError` if Vertex AI does not run the engine on the slice."""
+    if engine == "tensorflow" and wanted.name not in _TENSORFLOW:
+        raise UserError(
+            f"Vertex AI runs TensorFlow on {', '.join(_TENSORFLOW)} only: for {wanted.name}, add "
+            "--config.cluster.engine=jax."
+        )
+    if engine == "jax" and wanted.name in _FIXED:
+        raise UserError(
+            f"On Vertex AI, the JAX engine trains on slices of v5e and v6e, not on {wanted.name}: "
+            "choose one of them, or --config.cluster.engine=tensorflow without a mesh."
+        )
+
+
+def _machine(wanted: Slice) -> dict[str, str | int]:
+    if wanted.name in _FIXED:
+        accelerator = {"acceleratorType": _FIXED[wanted.name], "acceleratorCount": 8}
+        return {"machineType": "cloud-tpu", **accelerator}
+    family = _FAMILIES[wanted.generation.name]
+    return {"machineType": f"{family}-{wanted.chips_per_host}t", "tpuTopology": wanted.shape}
+
+
+def _check_tensorboard(name: str, service_account: str | None) -> None:
+    if not service_account:
+        raise UserError(
+            "--tensorboard needs --service_account=NAME@PROJECT.iam.gserviceaccount.com: Vertex AI "
+            "uploads the events as that account, and refuses the job without one."
+        )
+    if not re.fullmatch(r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/\d+", name):
+        raise UserError(
+            f"--tensorboard={name} is not the resource name of a TensorBoard: write "
+            "projects/PROJECT/locations/REGION/tensorboards/NUMBER."
+        )

@@ -1,0 +1,71 @@
+"""The trials of a hyper-parameter tuning job of Vertex AI: their results, and the best ones."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tftpu.errors import UserError, counted
+from tftpu.launch.settings.options import OVERRIDE
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1 import HyperparameterTuningJob, Trial
+
+CONFIG = "TFTPU_CONFIG"  # in a trial's environment, for those who look at the job later
+_ROWS = 5  # best trials that are shown
+_ENDED = ("SUCCEEDED", "INFEASIBLE")
+_WRITERS = f"--{OVERRIDE}train.writers="  # of no use outside of the job
+
+
+def ended(job: "HyperparameterTuningJob") -> dict[str, str]:
+    """Returns a line for each trial that has ended, by its number."""
+    return {trial.id: _row(trial) for trial in job.trials if trial.state.name in _ENDED}
+
+
+def report(job: "HyperparameterTuningJob") -> str:
+    """Returns the best trials, and the best one as a command.
+
+    Args:
+        job: as the service describes it.
+
+    Raises:
+        UserError: it is no job of `tftpu launch vertex-search`.
+    """
+    done = [trial for trial in job.trials if trial.final_measurement.metrics]
+    if not done:
+        return "\nNo trial has a result."
+    lines = [f"\n{counted(len(done), 'trial')} of {job.max_trial_count} with a result:"]
+    lowest = job.study_spec.metrics[0].goal.name == "MINIMIZE"
+    done.sort(key=lambda trial: trial.final_measurement.metrics[0].value, reverse=not lowest)
+    lines += [_row(trial) for trial in done[:_ROWS]]
+    container = job.trial_job_spec.worker_pool_specs[0].container_spec
+    configs = [one.value for one in container.env if one.name == CONFIG]
+    if not configs:
+        raise UserError(f"{job.name} is no search that `tftpu launch vertex-search` started.")
+    words = [f"--config={configs[0]}", *_overrides(container.args), *overrides(done[0])]
+    lines.append("\nThe best one again:")
+    lines.append(f"  {shlex.join(['tftpu', 'train', *words])}")
+    return "\n".join(lines)
+
+
+def overrides(trial: "Trial") -> list[str]:
+    """Returns the parameters of a trial as words of a command line."""
+    return [f"--{one.parameter_id}={_text(one.value)}" for one in trial.parameters]
+
+
+def _overrides(words: Sequence[str]) -> list[str]:
+    """Returns the overrides among the arguments of all trials that serve outside of the job."""
+    return [w for w in words if w.startswith(f"--{OVERRIDE}") and not w.startswith(_WRITERS)]
+
+
+def _text(value: Any) -> str:
+    """Returns the text of a parameter's value, which is a text or a float."""
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _row(trial: "Trial") -> str:
+    metrics = trial.final_measurement.metrics
+    found = f"{metrics[0].metric_id} {metrics[0].value:.4f}" if metrics else "no result"
+    shown = "  ".join(word.removeprefix(f"--{OVERRIDE}") for word in overrides(trial))
+    return f"  trial {trial.id:<4} {found}  {shown}"

@@ -1,0 +1,164 @@
+"""Exports the best checkpoint of a run for programs without tftpu, and proves that it is the same.
+
+Images come in as pixels, uint8 of any batch; scores, classes and their names come out. The export
+is run by the format's own runtime in a process of its own, and discarded if its outputs differ.
+
+    tftpu export --workdir=runs/digits_resnet --format=onnx --to=digits.onnx
+"""
+
+import dataclasses
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.run import finished
+from tftpu.launch.run.serving import serving_of, taken_of
+from tftpu.launch.settings import own_code
+from tftpu.launch.settings.options import flag, required
+from tftpu.launch.startup import without_notes
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.inference.exporting.serving import Serving
+    from tftpu.training.trainer import Trainer
+
+_ENDINGS = {"onnx": ".onnx", "litert": ".tflite", "keras": ".keras", "saved_model": ""}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(finished.RunOf):
+    """The run to export, the format and the place."""
+
+    workdir: str = required("DIR", "folder of the run, local or gs://")
+    to: str = required("PATH", "place of the export, local or gs://: a file, or a new folder")
+    format: str | None = flag(
+        None, "saved_model, onnx, litert or keras", metavar="NAME", shown="by the ending of --to"
+    )
+    quantize: str | None = flag(None, "int8 or int4 for the weights", metavar="NAME")
+    inputs: str | None = flag(
+        None,
+        "of a language model: tokens, and of segments, positions and types what callers give",
+        metavar="NAMES",
+        shown="tokens, and what the data are read with",
+    )
+
+
+def run(options: Options) -> None:
+    """Writes the export, once its outputs were compared."""
+    form = _format(options)
+    _check_bits(options, form)
+    named = None if options.inputs is None else _names(options.inputs, form)
+    if files.exists(options.to):
+        raise UserError(f"{options.to} exists already: choose another place, or remove it.")
+    experiment = finished.experiment_of(options.workdir, options)
+    # TensorFlow's graph is what all formats are made of; a checkpoint is the same on both engines.
+    experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
+    experiment.train.precision = "float32"
+    trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
+    from tftpu.inference.exporting import export
+
+    if form == "keras":
+        serving = _as_keras(trainer, experiment)
+    else:
+        labels = form != "litert"
+        serving = serving_of(trainer, experiment, options.quantize, inputs=named, labels=labels)
+    write = {
+        "saved_model": export.saved_model,
+        "onnx": functools.partial(
+            export.onnx, about={"step": step, "classes": serving.class_names}
+        ),
+        "litert": functools.partial(export.litert, about={"step": step}),
+        "keras": export.keras_file,
+    }
+    # What stops TensorFlow Lite's converter it prints as well, with the whole graph.
+    with without_notes((b"",)) if form == "litert" else without_notes():
+        found = write[form](serving, options.to)
+    inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
+    print(f"step {step}: {options.to}, {found.bytes / 2**20:.2f} MiB")
+    print(f"  inputs   {inputs}, any batch")
+    print(f"  outputs  {', '.join(serving.output_specs())}")
+    print(f"  largest difference from the model {found.difference:.1e} of the largest output")
+
+
+def _format(options: Options) -> str:
+    """Returns the format, which fits the ending of the place."""
+    to = options.to.rstrip("/")
+    by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
+    form = options.format or by_ending
+    if form not in _ENDINGS:
+        raise UserError(f"There is no format {form!r}.{did_you_mean(form, _ENDINGS)}")
+    ending = os.path.splitext(to)[1]
+    looks_like_a_file = ending[1:].isalpha() and len(ending) <= 6
+    if options.format is None and form == "saved_model" and looks_like_a_file:
+        known = ", ".join(text for text in _ENDINGS.values() if text)
+        raise UserError(
+            f"--to={options.to} has the ending {ending}, and a SavedModel is a folder: the endings "
+            f"of the other formats are {known}.{did_you_mean(ending, _ENDINGS.values())}"
+        )
+    if form != by_ending:
+        ending = (
+            f"ends in {_ENDINGS[form]}" if _ENDINGS[form] else "is a folder with no such ending"
+        )
+        raise UserError(f"--to={options.to}: an export of --format={form} {ending}.")
+    return form
+
+
+def _check_bits(options: Options, form: str) -> None:
+    if options.quantize is None:
+        return
+    if options.quantize not in ("int8", "int4"):
+        raise UserError(f"--quantize={options.quantize}: give int8 or int4.")
+    if form == "keras":
+        raise UserError(
+            "--format=keras holds the weights of the run as they are: use another format with "
+            "--quantize, or read the file and call Keras's model.quantize()."
+        )
+    if form == "litert" and options.quantize == "int4":
+        raise UserError(
+            "--format=litert has one scale for each channel, too few for 4 bits: use saved_model "
+            "or onnx with --quantize=int4, or --quantize=int8."
+        )
+
+
+def _names(listed: str, form: str) -> list[str]:
+    """Returns the names of `--inputs`."""
+    if form == "keras":
+        raise UserError(
+            "--format=keras holds the model itself, which takes all of its inputs: leave out "
+            "--inputs, or use another format."
+        )
+    found = list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+    if not found:
+        raise UserError(f"--inputs={listed}: give names, such as --inputs=tokens,segments.")
+    return found
+
+
+def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
+    """Returns the model itself: without names of classes, and its images as uint8 pixels."""
+    from tftpu.inference.exporting.serving import Serving
+    from tftpu.launch.run.experiment import plain_model
+
+    # Without loss and optimizer, which others may not know.
+    model = plain_model(experiment, trainer)
+    with own_code.failures_of_class(experiment.data, "export_inputs"):
+        given = experiment.data.export_inputs()
+    if given is not None:
+        model = _with_pixels(model, experiment)
+        given = dataclasses.replace(given, prepare=lambda pixels: pixels)
+    return Serving(model, *taken_of(model, experiment.data, given))
+
+
+def _with_pixels(model: Any, experiment: Experiment) -> Any:
+    """Returns a model that takes pixels, as `export_inputs` of images has them."""
+    from tftpu.models.blocks.block_model import BlockModel
+    from tftpu.models.layers import pixels
+
+    if getattr(experiment.data, "space_to_depth", False) or not isinstance(model, BlockModel):
+        raise UserError(
+            "--format=keras holds the model itself, and its images are prepared outside of it: "
+            "choose saved_model or onnx."
+        )
+    taken: Any = model.input
+    return model if taken.dtype == "uint8" else pixels.standardised(model)

@@ -1,0 +1,83 @@
+"""Writes the weights of a run's best checkpoint to one file, without the optimizer.
+
+tftpu export-weights --workdir=runs/digits_resnet --to=digits.safetensors
+"""
+
+import dataclasses
+
+from tftpu.errors import UserError
+from tftpu.launch.run import finished
+from tftpu.launch.settings.options import flag, required
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(finished.RunOf):
+    """The run to export, and the file to write."""
+
+    workdir: str = required("DIR", "folder of the run, local or gs://")
+    to: str = required(
+        "FILE", "file to write, .weights.h5 or .safetensors; with --adapters a folder"
+    )
+    merge: bool = flag(False, "of a run with adapters: add them to the weights below them")
+    adapters: bool = flag(False, "of a run with adapters: write them alone, as PEFT reads them")
+
+
+def run(options: Options) -> None:
+    """Writes the weights of the best checkpoint, or of the newest if none is best."""
+    _check_place(options)
+    experiment = finished.experiment_of(options.workdir, options)
+    _check(options, experiment.model.lora)
+    trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
+    if not experiment.model.lora:
+        trainer.export_weights(options.to)
+        print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")
+        return
+    if options.adapters:
+        from tftpu.models.weights import peft
+
+        averages = trainer.executor.averaged_weights()
+        try:
+            count = peft.save_adapters(trainer.model, options.to, replaced=averages)
+        except OSError as error:
+            raise UserError(
+                f"--to={options.to} cannot be written ({error.strerror or error}): --adapters "
+                "writes a folder of two files, so name a new folder."
+            ) from error
+        print(f"step {step}: {count:,} weights of adapters in {options.to}")
+        return
+    from tftpu.inference import export
+    from tftpu.launch.run.experiment import plain_model
+
+    plain = plain_model(experiment, trainer)
+    export.write_weights(plain, {}, options.to)
+    print(f"step {step}: {plain.count_params():,} weights in {options.to}, adapters merged")
+
+
+def _check(options: Options, rank: int) -> None:
+    """Raises `UserError` for options that do not fit the run."""
+    chosen = options.merge or options.adapters
+    if not rank and chosen:
+        raise UserError(
+            f"--{'merge' if options.merge else 'adapters'}: the run in {options.workdir!r} has no "
+            "adapters (model.lora is 0), and its weights are written as they are."
+        )
+    if rank and not chosen:
+        raise UserError(
+            f"The run in {options.workdir!r} trained adapters: give --merge for all weights in one "
+            "file, or --adapters for a folder that PEFT reads."
+        )
+
+
+def _check_place(options: Options) -> None:
+    """Raises `UserError` for a place that cannot be written as asked."""
+    if options.merge and options.adapters:
+        raise UserError(
+            "--merge and --adapters exclude one another: give --merge for all weights in one file, "
+            "or --adapters for a folder that PEFT reads."
+        )
+    if not options.adapters and not options.to.endswith((".weights.h5", ".safetensors")):
+        raise UserError(
+            f"--to={options.to}: the file to write ends in .weights.h5 or .safetensors."
+        )
+    if options.adapters and options.to.endswith((".h5", ".safetensors")):
+        raise UserError(f"--to={options.to}: --adapters writes a folder of two files; name that.")

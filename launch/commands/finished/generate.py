@@ -1,0 +1,144 @@
+"""Continues texts by a trained language model.
+
+Each prompt is read once, and its keys and values are kept, so that a token costs one pass of one
+token. --temperature=0 always takes the most likely one.
+
+    tftpu generate --workdir=runs/python_gpt --prompt=import
+    tftpu generate --workdir=runs/python_gpt --input=prompts.txt --tokens=50
+"""
+
+import dataclasses
+import io
+import json
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import text_files
+from tftpu.launch import output
+from tftpu.launch.run import finished, texts
+from tftpu.launch.settings.options import DeviceOptions, flag, required
+from tftpu.launch.startup import quieten_xla
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.inference.generate import Row, Writer
+
+_TOGETHER = 32  # prompts of a file that are continued at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(texts.TextOptions, DeviceOptions, finished.RunOf):
+    """The run, the prompts, and how tokens are drawn."""
+
+    workdir: str = required("DIR", "folder of the run, such as runs/python_gpt")
+    prompt: str | None = flag(None, "text to continue", metavar="TEXT")
+    input: str | None = flag(
+        None,
+        "file with a prompt on each line, or a table (.jsonl, .csv) with the field prompt; prints "
+        "JSON lines",
+        metavar="FILE",
+    )
+    tokens: int = flag(200, "tokens to write", minimum=1)
+    temperature: float = flag(
+        0.8, "what logits are divided by; 0: the most likely token", minimum=0
+    )
+    top_k: int = flag(0, "draw from the K most likely tokens; 0: from all", metavar="K", minimum=0)
+    top_p: float = flag(
+        1.0, "draw from the fewest tokens whose probabilities add up to this", minimum=0
+    )
+    seed: int = flag(0, "seed of the random draws", minimum=0)
+
+
+def run(options: Options) -> None:
+    """Prints what the model of the best checkpoint writes."""
+    prompts = _prompts(options)
+    options.split_cpu(options.config)
+    experiment = finished.experiment_of(options.workdir, options)
+    codec = texts.codec_of(experiment.data, options.tokenizer)
+    stop = texts.stop_of(experiment.data, codec, options.stop)
+    tokens = [codec.encode(prompt) for prompt in prompts]
+    for prompt, row in zip(prompts, tokens):
+        if not row:
+            raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
+    options.set_cluster(experiment.cluster)
+    experiment.cluster.validate()
+    trainer, _, _ = finished.restored_without_data(experiment, options.workdir)
+    from tftpu.inference.generate import Writer, rows_of
+    from tftpu.inference.sampling import Sampling
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
+    context = getattr(experiment.data, "context", None)
+    quieten_xla()
+    writer = Writer(trainer.model, stop, context, trainer.executor.compiled)
+    writer.check(tokens, options.tokens)
+    rows = rows_of(tokens, options.tokens, sampling, options.seed)
+    if options.prompt is None:
+        _print_lines(writer, codec, prompts, rows)
+    else:
+        _stream(writer, codec, prompts[0], rows[0])
+
+
+def _prompts(options: Options) -> list[str]:
+    if (options.prompt is None) == (options.input is None):
+        raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
+    if options.input is None:
+        return [options.prompt or ""]
+    try:
+        data = files.read(options.input)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"--input={options.input} cannot be read: {reason}.") from error
+    found = list(text_files.texts(options.input, data, "prompt"))
+    for place, prompt in found:
+        if not prompt:
+            raise UserError(f"--input: {place} holds no prompt.")
+    if not found:
+        raise UserError(f"--input={options.input} holds no prompt.")
+    return [prompt for _, prompt in found]
+
+
+def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> None:
+    decode = codec.decoder(row.prompt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
+    print(prompt, end="", flush=True)
+    for [part] in writer.write([row]):
+        text = decode(part)
+        print(shown(text) if sys.stdout.isatty() else text, end="", flush=True)
+        if output.reader_is_gone():
+            return
+    print()
+
+
+def shown(text: str) -> str:
+    """Returns a text without characters that control a terminal, which a model may write, too."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def _print_lines(
+    writer: "Writer", codec: texts.Codec, prompts: list[str], rows: "list[Row]"
+) -> None:
+    for first in range(0, len(prompts), _TOGETHER):
+        part = slice(first, first + _TOGETHER)
+        written: list[list[int]] = [[] for _ in prompts[part]]
+        for parts in writer.write(rows[part], every=rows[0].length):
+            for tokens, more in zip(written, parts):
+                tokens += more
+        for prompt, row, tokens in zip(prompts[part], rows[part], written):
+            text = codec.decoder(row.prompt)(tokens)
+            line = {"prompt": prompt, "text": text, "tokens": len(tokens)}
+            print(_as_json(line), flush=True)
+        if output.reader_is_gone():
+            return
+
+
+def _as_json(line: dict[str, Any]) -> str:
+    """Returns a line of JSON, with escapes where standard output cannot hold a character."""
+    found = json.dumps(line, ensure_ascii=False)
+    try:
+        found.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return json.dumps(line)
+    return found

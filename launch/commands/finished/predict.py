@@ -1,0 +1,300 @@
+"""Predicts records with the best checkpoint of a run, and writes each prediction exactly once.
+
+The input is a split of the run's own data, evaluation or training; or, by the kind of these data,
+images:FOLDER with all images below it, tfrecord:FOLDER or tfrecord:FOLDER:SPLIT, or bigquery:TABLE.
+
+The output is a folder of shards, each the predictions of a fixed range of records, with the file
+and the number of every record, and a manifest, which is written last. The same command continues
+what was ended at any moment, and writes damaged files again; with --verify it only names them.
+
+    tftpu predict --workdir=runs/digits_resnet --input=images:scans --output=predicted
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from tftpu.checkpoint import manifest as checkpoint
+from tftpu.config import Data, Experiment
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.run import finished
+from tftpu.launch.settings import own_code
+from tftpu.launch.settings.options import DeviceOptions, flag, required
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.inference.predict import Job
+    from tftpu.input_pipelines.unlabelled import Unlabelled
+
+_FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
+_OUTPUTS = ("classes", "top5", "logits", "embedding")
+_SECONDS = 10.0  # between two lines of progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(DeviceOptions, finished.RunOf):
+    """The run, what to predict, and how to write it."""
+
+    workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+    input: str = required("KIND:WHAT", "records to predict, such as images:FOLDER or evaluation")
+    output: str = required("DIR", "folder of the predictions, local or gs://")
+    format: str = flag("jsonl", "jsonl, tfrecord, parquet or bigquery", metavar="NAME")
+    table: str | None = flag(
+        None,
+        "for bigquery: PROJECT.DATASET.TABLE to load the shards into",
+        metavar="TABLE",
+    )
+    outputs: str = flag(
+        "logits", "what to write: logits, classes, top5, embedding", metavar="NAME,..."
+    )
+    keep: str = flag("", "fields of the input to write as well", metavar="FIELD,...")
+    batch_size: int | None = flag(
+        None,
+        "records predicted at a time, over all devices",
+        minimum=1,
+        metavar="N",
+        shown="data.global_batch_size of the run",
+    )
+    records_per_shard: int = flag(4096, "records in a file of the output", minimum=1, metavar="N")
+    share: str = flag(
+        "1/1", "number of this machine, and of all that share the work", metavar="K/N"
+    )
+    skip_bad: bool = flag(False, "write the reason for a record that cannot be read, and continue")
+    verify: bool = flag(False, "only check the files that are there, by their checksums")
+
+
+def run(options: Options) -> None:
+    """Writes the predictions that are not there yet."""
+    outputs = _chosen("outputs", options.outputs, _OUTPUTS)
+    form = options.format
+    if form not in _FORMATS:
+        raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
+    share = _share(options.share)
+    files.check_folder("--output", options.output)
+    _check_table(form, options)
+    if options.verify:
+        _verify(options.output.rstrip("/"))
+        return
+    form = "parquet" if form == "bigquery" else form
+    options.split_cpu(options.config)
+    experiment = finished.experiment_of(options.workdir, options)
+    data = experiment.data
+    wanted = options.batch_size or data.global_batch_size
+    data.global_batch_size = min(wanted, options.records_per_shard)  # a batch is of one shard
+    options.set_cluster(experiment.cluster)
+    experiment.cluster.validate()
+    changed = _Changed(outputs)
+    (trainer, step, _), records = finished.restored_for(
+        experiment, options.workdir, lambda: _records(data, options), changed
+    )
+    from tftpu.inference.predict import Job, predict
+    from tftpu.inference.prediction.outputs import columns_of
+
+    names = _class_names(experiment, changed) if changed.classifies else None
+    job = Job(
+        options.output.rstrip("/"),
+        form,
+        _encoder(form, options),
+        columns_of(outputs, changed.probabilities, names),
+        {
+            "input": options.input,
+            "identity": records.identity,
+            "step": step,
+            "checkpoint": checkpoint.digest(files.join(options.workdir, "checkpoints", str(step))),
+            "outputs": outputs,
+            "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
+        },
+        _kept(options),
+        options.records_per_shard,
+        share,
+    )
+    _check_files(records.count, options)
+    try:
+        complete = predict(trainer, records, job, Progress())
+    except OSError as error:
+        raise UserError(
+            f"{job.output} cannot be written ({error.strerror or error}): give the same command "
+            "again once it can be."
+        ) from error
+    _say_what_is_there(job, records, complete)
+    if complete and options.table is not None:
+        _load(job, options.table)
+
+
+def _verify(output: str) -> None:
+    """Checks complete predictions. Raises `UserError` if any file is damaged."""
+    from tftpu.inference.predict import verify
+
+    problems = verify(output)
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise UserError(
+            f"{output} is damaged; the same command without --verify writes these again:\n{listed}"
+        )
+    print(f"all files in {output} are as they were written")
+
+
+class _Changed:
+    """The change of the run's model to one with the outputs that are asked for.
+
+    Args:
+        outputs: names of outputs.
+
+    Attributes:
+        classifies: whether classes are asked for.
+        probabilities: whether the model returns probabilities, once it was built.
+        shape: of its outputs, once it was built.
+    """
+
+    def __init__(self, outputs: list[str]):
+        self._embeds = "embedding" in outputs
+        self.classifies = bool({"classes", "top5"} & set(outputs))
+        self.probabilities = False
+        self.shape: Any = ()
+
+    def __call__(self, model: Any) -> Any:
+        from tftpu.inference.prediction.outputs import returns_probabilities, with_embedding
+
+        self.shape = getattr(model, "output_shape", ())
+        if self.classifies:
+            self.probabilities = returns_probabilities(model)
+        if not self._embeds:
+            return model
+        changed = with_embedding(model)
+        changed.compile(optimizer=model.optimizer)
+        return changed
+
+
+class Progress:
+    """Lines that tell how far a prediction is."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+        self._said = 0.0
+
+    def __call__(self, done: int, count: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._said = (done, now), now
+            if 0 < done < count:
+                print(f"{done:,} of {count:,} records are there already", flush=True)
+        elif done < count and now - self._said >= _SECONDS:
+            begun, since = self._first
+            rate = (done - begun) / (now - since)
+            left = (count - done) / rate
+            print(f"{done:,} of {count:,} records  {rate:,.0f}/s  {left:,.0f} s left", flush=True)
+            self._said = now
+
+
+def _say_what_is_there(job: "Job", records: "Unlabelled", complete: bool) -> None:
+    machine, machines = job.share
+    if records.skipped:
+        print(
+            f"tftpu: warning: of what was read now, {len(records.skipped):,} records could not be: "
+            "their rows say why.",
+            file=sys.stderr,
+        )
+    if complete:
+        print(f"{records.count:,} predictions in {job.output}")
+    else:
+        print(
+            f"the share of machine {machine} is in {job.output}; others of {machines} are missing"
+        )
+
+
+def _check_table(form: str, options: Options) -> None:
+    """Checks where a table's rows come from, before hours are spent on them."""
+    if (form == "bigquery") != (options.table is not None):
+        raise UserError("--format=bigquery and --table=PROJECT.DATASET.TABLE belong together.")
+    if options.table is None:
+        return
+    if not re.fullmatch(r"[^.\s]+\.\w+\.[\w-]+", options.table):
+        raise UserError(f"--table={options.table} should be PROJECT.DATASET.TABLE.")
+    if not files.is_remote(options.output):
+        raise UserError(
+            f"--output={options.output} should be gs://BUCKET/FOLDER, which BigQuery loads the "
+            "shards from."
+        )
+
+
+def _load(job: "Job", table: str) -> None:
+    from tftpu.inference.predict import MANIFEST
+    from tftpu.inference.prediction.sums import without_sums
+    from tftpu.input_pipelines.datasets import bigquery_load
+
+    manifest = without_sums(json.loads(files.read(files.join(job.output, MANIFEST))))
+    uris = [files.join(job.output, shard["name"]) for shard in manifest["shards"]]
+    # Written again, and by whichever version, they are the same rows, which are loaded once.
+    name = bigquery_load.load(uris, table, job.output + json.dumps(manifest, indent=1))
+    print(f"loaded into {table} by the job {name}")
+
+
+def _chosen(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:
+    chosen = [name for name in text.split(",") if name]
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"--{flag_name} has no {name!r}.{did_you_mean(name, known)}")
+    if not chosen:
+        raise UserError(f"--{flag_name} is empty: choose from {', '.join(known)}.")
+    return chosen
+
+
+def _share(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(f"--share={text} should be K/N, the number of this machine and of all.")
+    return int(found[1]), int(found[2])
+
+
+def _records(data: Data, options: Options) -> tuple["Unlabelled", Any]:
+    from tftpu import input_pipelines
+
+    with own_code.failures_of_class(data, "prediction"):
+        records = input_pipelines.prediction(data, options.input, options.skip_bad, _kept(options))
+    return records, records.features([range(1)])
+
+
+def _kept(options: Options) -> tuple[str, ...]:
+    return tuple(name for name in options.keep.split(",") if name)
+
+
+def _encoder(form: str, options: Options) -> Any:
+    """Returns the function that makes the content of a shard."""
+    from tftpu.input_pipelines.formats import results
+
+    if form == "parquet":
+        return functools.partial(results.parquet, with_errors=options.skip_bad)
+    return getattr(results, form)
+
+
+def _class_names(experiment: Experiment, changed: _Changed) -> list[str] | None:
+    """Returns the names of the classes, if this machine has them; see `finished.class_names`.
+
+    Raises:
+        UserError: the model has another number of classes.
+    """
+    names = finished.class_names(experiment)
+    classes = changed.shape[-1] if isinstance(changed.shape, tuple) and changed.shape else None
+    if names is not None and classes is not None and len(names) != classes:
+        raise UserError(
+            f"{type(experiment.data).__name__}.class_names() returns {len(names)} names, and the "
+            f"model has {classes} classes."
+        )
+    return names
+
+
+def _check_files(count: int, options: Options) -> None:
+    """Raises `UserError` for more shards than BigQuery loads at once."""
+    from tftpu.input_pipelines.datasets.bigquery_load import MOST
+
+    shards = -(-count // options.records_per_shard)
+    if options.table is not None and shards > MOST:
+        raise UserError(
+            f"{count:,} records are {shards:,} shards, and BigQuery loads {MOST:,} at once: set "
+            f"--records_per_shard={-(-count // MOST)} or more."
+        )

@@ -1,0 +1,87 @@
+"""Measures what weights of 8 and 4 bits cost: a run's metrics with each of them, and their size.
+
+The best checkpoint is evaluated on the complete evaluation split; nothing is written. `tftpu export
+--quantize` exports such weights.
+
+    tftpu quantize --workdir=runs/digits_resnet
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError
+from tftpu.launch.run import finished
+from tftpu.launch.settings.options import DeviceOptions, required
+
+if TYPE_CHECKING:
+    from tftpu.training.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(DeviceOptions, finished.RunOf):
+    """The run to measure, and the devices."""
+
+    workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+
+
+def run(options: Options) -> None:
+    """Prints a row for each kind of weights: size, metrics, and by how much these changed."""
+    options.split_cpu(options.config)
+    experiment = finished.experiment_of(options.workdir, options)
+    options.set_cluster(experiment.cluster)
+    experiment.cluster.validate()
+    restored = finished.restored(experiment, options.workdir)
+    if restored.evaluation is None:
+        raise UserError(
+            f"The data of the run in {options.workdir!r} have no evaluation split, so there is "
+            "nothing to measure on."
+        )
+    from tftpu.inference import quantizing
+
+    trainer = _plain(experiment, restored.trainer)
+    variables = {v.path: v for v in trainer.model.weights}
+    whole = {path: np.asarray(v) for path, v in variables.items()}
+    floats = sum(value.size * 4 for value in whole.values())
+    before = trainer.evaluate(restored.evaluation)
+    print(f"step {restored.step}")
+    print(f"{'weights':8}  {'MiB':>8}  {'of it':>5}  " + _heads(before))
+    print(f"{'float32':8}  {floats / 2**20:8.2f}  {1:5.2f}  {_numbers(before, before)}", flush=True)
+    for name, bits in quantizing.BITS.items():
+        found = quantizing.quantized_weights(trainer.model, bits)
+        for path, value in found.items():
+            variables[path].assign(value.values)
+        results = trainer.evaluate(restored.evaluation)
+        size = sum(q.bytes for q in found.values())
+        size += sum(value.size * 4 for path, value in whole.items() if path not in found)
+        numbers = _numbers(results, before)
+        print(f"{name:8}  {size / 2**20:8.2f}  {size / floats:5.2f}  {numbers}", flush=True)
+        for path, value in whole.items():
+            variables[path].assign(value)
+
+
+def _plain(experiment: Experiment, trained: "Trainer") -> "Trainer":
+    """Returns a trainer of the same model, its averages as its weights, and adapters merged."""
+    from tftpu import models
+    from tftpu.launch.run import experiment as build
+
+    train = dataclasses.replace(experiment.train, ema_momentum=None)
+    plain = dataclasses.replace(experiment, model=build.without_adapters(experiment), train=train)
+    with trained.engine.scope():
+        trainer = build.build_trainer(finished.without_asking_for_length(plain), None)
+    models.assign_merged(trainer.model, trained.model, trained.executor.averaged_weights())
+    return trainer
+
+
+def _heads(results: dict[str, float]) -> str:
+    return "  ".join(f"{name:>16} {'change':>8}" for name in results)
+
+
+def _numbers(results: dict[str, float], before: dict[str, float]) -> str:
+    """Returns each metric, and by which part of its value it changed."""
+    return "  ".join(
+        f"{value:16.4f} {(value - before[name]) / (abs(before[name]) or 1.0):+8.2%}"
+        for name, value in results.items()
+    )

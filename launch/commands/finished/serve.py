@@ -1,0 +1,139 @@
+"""Serves a model over HTTP: predictions, or the texts of a language model.
+
+Speaks the forms of Vertex AI, TensorFlow Serving, and OpenAI's completions. Vertex AI's variables
+(AIP_HTTP_PORT, AIP_STORAGE_URI and others) are the defaults. For CPUs and GPUs.
+
+    tftpu serve --workdir=runs/digits_resnet --port=8080
+    tftpu serve --model=digits.onnx
+"""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from tftpu.errors import UserError
+from tftpu.installation import command
+from tftpu.launch.run import finished, texts
+from tftpu.launch.settings.options import flag
+from tftpu.launch.startup import quieten_tensorflow
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.inference.server.served import Served
+    from tftpu.inference.server.text import Language
+
+_PORT = 8080
+_TOKENS = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(texts.TextOptions, finished.RunOf):
+    """The model, the address, and what a request may take."""
+
+    workdir: str | None = flag(
+        None, "folder of the run, local or gs://; or give --model", metavar="DIR"
+    )
+    model: str | None = flag(
+        None, "file of ONNX or folder of a SavedModel", metavar="PATH", shown="AIP_STORAGE_URI"
+    )
+    host: str | None = flag(
+        None, "address to listen at", metavar="HOST", shown="127.0.0.1; 0.0.0.0 on Vertex AI"
+    )
+    port: int | None = flag(
+        None, "port; 0 takes a free one", metavar="PORT", minimum=0, shown="AIP_HTTP_PORT, or 8080"
+    )
+    allow_hosts: str | None = flag(
+        None,
+        "names by which requests may call it, besides its own; * for any",
+        metavar="NAME,...",
+        shown="* on Vertex AI",
+    )
+    name: str | None = flag(
+        None, "name in the addresses of TensorFlow Serving", metavar="NAME", shown="that of the run"
+    )
+    batch: int = flag(64, "examples, or texts, that are computed at once", minimum=1)
+    waiting: int = flag(1024, "examples, or texts, that may wait", minimum=1)
+    timeout_s: float = flag(60.0, "seconds that a request may take", minimum=0.001)
+    body_mib: float = flag(16.0, "size of a request", minimum=0.001)
+    tokens: int | None = flag(
+        None, "tokens to write for one prompt, at most", metavar="N", minimum=1, shown=str(_TOKENS)
+    )
+
+
+def run(options: Options) -> None:
+    """Answers requests until the process is asked to end."""
+    path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
+    if (path is None) == (options.workdir is None):
+        raise UserError("Give either --workdir=DIR, of a run, or --model=PATH, an export.")
+    _check_text_flags(options, path)
+    quieten_tensorflow()
+    try:
+        from tftpu.inference.server import origins
+        from tftpu.inference.server import run as server
+        from tftpu.inference.server.answering import Limits
+        from tftpu.inference.server.app import About
+    except ImportError as error:
+        raise UserError(f"Serving needs further packages: run `{command('serve')}`.") from error
+    on_vertex = "AIP_HTTP_PORT" in os.environ
+    if path is not None and not files.exists(path):
+        raise UserError(f"There is no file or folder {path}.")
+    host = options.host or ("0.0.0.0" if on_vertex else "127.0.0.1")
+    at = server.bound(host, _port() if options.port is None else options.port)
+    source = (options.workdir or path or "").rstrip("/")
+    name = os.path.basename(source if files.is_remote(source) else os.path.abspath(source))
+    about = About(
+        name=options.name or name.removesuffix(".onnx"),
+        health=os.environ.get("AIP_HEALTH_ROUTE", "/health"),
+        predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
+        hosts=(*origins.own_hosts(host), *_allowed(options.allow_hosts, on_vertex)),
+    )
+    model, step = _loaded(options, path)
+    about = dataclasses.replace(about, version=max(step, 1))
+    limits = Limits(
+        batch=options.batch,
+        waiting=options.waiting,
+        body=int(options.body_mib * 2**20),
+        seconds=options.timeout_s,
+        tokens=options.tokens or _TOKENS,
+    )
+    server.warm(model)
+    address = server.listen(at)
+
+    def ready() -> None:
+        print(f"{source} on the {model.device}: {address}{about.predict}", flush=True)
+
+    server.serve(model, about, limits, at, ready)
+
+
+def _allowed(hosts: str | None, on_vertex: bool) -> list[str]:
+    """Returns names of hosts that are allowed as well."""
+    if hosts is None:  # only Vertex AI itself reaches its containers, by names of its own choice
+        return ["*"] if on_vertex else []
+    return [name.strip() for name in hosts.split(",") if name.strip()]
+
+
+def _check_text_flags(options: Options, path: str | None) -> None:
+    flags = "tokenizer", "stop", "tokens", "config"
+    given = [f"--{name}" for name in flags if getattr(options, name) is not None]
+    given += options.overrides
+    if path is not None and given:
+        raise UserError(f"{given[0]} is of runs (--workdir); an export answers with arrays.")
+
+
+def _port() -> int:
+    text = os.environ.get("AIP_HTTP_PORT", str(_PORT))
+    if not (text.isascii() and text.isdecimal()):
+        raise UserError(f"AIP_HTTP_PORT={text} is no port.")
+    return int(text)
+
+
+def _loaded(options: Options, path: str | None) -> "tuple[Served | Language, int]":
+    if path is not None:
+        from tftpu.inference.server import served
+
+        return served.load(path), 1
+    from tftpu.launch.run import serving
+
+    assert options.workdir is not None
+    for_texts = serving.ForTexts(options.tokenizer, options.stop, options.tokens)
+    return serving.answering(options.workdir, options, for_texts)

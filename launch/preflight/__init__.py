@@ -1,0 +1,1 @@
+"""Preflight of an experiment: its check, its reports, and the choice of a mesh."""

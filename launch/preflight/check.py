@@ -1,0 +1,202 @@
+"""The preflight check of an experiment: from a config to `tftpu.preflight.check` and its report."""
+
+import dataclasses
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.settings.own_code import failures_of_class
+from tftpu.tpu.slices import ALIASES, GENERATIONS
+
+if TYPE_CHECKING:
+    import keras
+    from rich.console import Console
+
+    from tftpu.preflight import PreflightOptions, Report
+    from tftpu.preflight.writing import WritingReport
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Returns US dollars per chip-hour by generation, given "v5e=1.10,v3=1.50".
+
+    Raises:
+        UserError: the text has another form, or names an unknown generation.
+    """
+    prices = {}
+    for item in filter(None, text.split(",")):
+        name, _, value = item.partition("=")
+        name = ALIASES.get(name, name)
+        if name not in GENERATIONS:
+            raise UserError(
+                f"--price={text}: there is no generation {name!r}.{did_you_mean(name, GENERATIONS)}"
+            )
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            prices[name] = math.nan
+        if not prices[name] >= 0:
+            raise UserError(
+                f"--price={text}: give dollars per chip-hour, such as --price={name}=1.10."
+            )
+    return prices
+
+
+def check(
+    experiment: Experiment,
+    slices: list[str],
+    *,
+    prices: dict[str, float] | None = None,
+    verbose: bool = False,
+    time_limit: float | None = None,
+) -> "Report":
+    """Returns the preflight report of an experiment.
+
+    Args:
+        experiment: the experiment.
+        slices: names such as "v3-8".
+        prices: US dollars per chip-hour by generation; they replace the list prices.
+        verbose: whether to show what the compiler writes to standard error.
+        time_limit: seconds that one compilation may take; None takes preflight's default.
+
+    Raises:
+        UserError: as `tftpu.preflight.check` does, or the precision is not native to TPUs.
+    """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
+    from tftpu import input_pipelines, preflight
+    from tftpu.launch.run.experiment import build_model, with_length
+
+    _refuse_float16(experiment)
+    experiment = with_length(experiment)
+    options = _options(experiment)
+    options.prices = prices or {}
+    options.verbose = verbose
+    if time_limit is not None:
+        options.time_limit = time_limit
+    with failures_of_class(experiment.data, "batch_spec"):
+        batch_spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+
+
+def check_text(
+    experiment: Experiment,
+    slices: list[str],
+    rows: int,
+    *,
+    prices: dict[str, float],
+    verbose: bool,
+    time_limit: float,
+) -> "list[WritingReport]":
+    """Prints and returns what text costs that the model of an experiment writes.
+
+    Args: as for `check`; and
+
+        rows: texts that a device writes at once.
+
+    Raises:
+        UserError: as `tftpu.preflight.writing.check_writing` does.
+    """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
+    from tftpu.launch.run.experiment import build_layers
+    from tftpu.preflight.writing import check_writing, print_writing
+
+    _refuse_float16(experiment)
+    precision = experiment.train.precision
+    reports = check_writing(
+        lambda: build_layers(experiment),
+        slices,
+        rows,
+        precision="mixed_bfloat16" if precision == "auto" else precision,
+        prices=prices,
+        verbose=verbose,
+        time_limit=time_limit,
+    )
+    print_writing(reports, _console())
+    sys.stdout.flush()
+    return reports
+
+
+def _refuse_float16(experiment: Experiment) -> None:
+    if experiment.train.precision == "mixed_float16":
+        raise UserError(
+            "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
+            "is native and needs no loss scale."
+        )
+
+
+def print_report(report: "Report", explain: bool) -> None:
+    """Prints a report to the terminal, with the flags that say more.
+
+    Args:
+        report: the report.
+        explain: whether to include the time by layer, kind and instruction, and all findings.
+    """
+    console = _console()
+    report.print(console, explain)
+    hint = "" if explain else "--explain shows the time by layer and all findings; "
+    console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") -> None:
+    """Prints what changed between two reports, each with what to call it.
+
+    Raises:
+        UserError: they have no slice in common.
+    """
+    from tftpu.preflight import compare
+
+    compare.print_comparison(compare.Named(*before), compare.Named(*after), _console())
+    sys.stdout.flush()
+
+
+def _console() -> "Console":
+    """Returns the terminal, or for output that is piped, one wide enough for every column."""
+    from rich.console import Console
+
+    from tftpu.preflight.report import WIDTH
+
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def _options(experiment: Experiment) -> "PreflightOptions":
+    """Returns the options that follow from the experiment itself."""
+    from tftpu.launch.run.experiment import has_objectives, objectives_of
+    from tftpu.preflight import PreflightOptions
+
+    objectives = functools.partial(objectives_of, experiment)
+    options = PreflightOptions(
+        train=experiment.train,
+        objectives=objectives if has_objectives(experiment) else None,
+        precision=experiment.train.precision,
+        engine=experiment.cluster.engine,
+        mesh=experiment.cluster.mesh,
+        compiler_options=experiment.cluster.compiler_options,
+        steps=experiment.train.length,
+        validate=experiment.validate,
+        recomputing=_recomputing(experiment),
+    )
+    norm_batch = getattr(experiment.model, "norm_batch", None)
+    if isinstance(norm_batch, int):  # batch statistics need full groups of examples
+        options.batch_unit = norm_batch
+    return options
+
+
+def _recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
+    """Returns a builder of the model with another `remat`; None if it has no such option."""
+    from tftpu.launch.run.experiment import build_model
+
+    if getattr(experiment.model, "remat", None) != "none":
+        return None
+
+    def rebuilt(remat: str) -> "keras.Model":
+        fields = {"remat": remat}
+        model = dataclasses.replace(experiment.model, **fields)
+        return build_model(dataclasses.replace(experiment, model=model))
+
+    return rebuilt

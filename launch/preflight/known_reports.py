@@ -1,0 +1,117 @@
+"""Reports of `tftpu preflight` that a repeated command gives again, without TensorFlow.
+
+Only for configs that come with tftpu, whatever their overrides, and data whose batches follow from
+the config alone. What a user's own code reads while it builds a model is not known, so that code is
+run each time; its compiled program is cached as any other.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tftpu.config import Experiment, to_json
+from tftpu.engines import selection
+from tftpu.errors import UserError
+from tftpu.input_pipelines import sources
+from tftpu.launch.settings import config_flags, keras_objects
+from tftpu.preflight.compiling.compiler import cache_folder
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.preflight import Report
+
+_PARTS = ("tftpu", "tftpu.models", "tftpu.input_pipelines", "tftpu.launch")
+_DATA = (sources.Images, sources.Text, sources.StreamedImages, sources.Tokens)
+# Differ between terminals, and decide nothing.
+_UNRELATED = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}
+
+
+def key(
+    config: str, experiment: Experiment, slices: list[str], prices: dict[str, float]
+) -> str | None:
+    """Returns the name under which a report is kept; None if it may follow from anything else.
+
+    Args:
+        config: name of the config, or its path.
+        experiment: as it was loaded.
+        slices: their names.
+        prices: US dollars per chip-hour that replace the list prices.
+    """
+    plain_data = type(experiment.data) in _DATA and experiment.train.epochs is None
+    if config not in config_flags.names() or not plain_data or _has_own_code():
+        return None
+    try:
+        plain = to_json(keras_objects.recorded(experiment))
+    except UserError:  # it holds what cannot be written down
+        return None
+    environment = {name: value for name, value in os.environ.items() if name not in _UNRELATED}
+    parts = (
+        *(plain, slices, sorted(prices.items()), selection.engine_for(experiment.cluster)),
+        *(environment, sys.path, sys.version, platform.machine(), _code()),
+    )
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def find(name: str | None) -> "Report | None":
+    """Returns the report that was kept under a name, None if there is none."""
+    path = _path(name) if name else ""
+    if not name or not files.exists(path):
+        return None
+    from tftpu.preflight.saved import read_report
+
+    try:
+        return read_report(path)
+    except UserError:  # a full disk may have cut it short
+        return None
+
+
+def keep(name: str | None, report: "Report") -> None:
+    """Keeps a report, if the step fits on all its slices: others may be failures of the moment.
+
+    Args:
+        name: as `key` returned it.
+        report: the report.
+    """
+    if name and all(item.fits for item in report.slices):
+        with contextlib.suppress(OSError):  # a full disk is no reason to fail
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            files.write_whole(_path(name), report.to_json().encode())
+
+
+def _path(name: str) -> str:
+    return str(cache_folder() / f"report-{name}.json")
+
+
+def _code() -> str:
+    """Returns the digest of tftpu's own code, and of the installed packages' lists of files."""
+    own = [path for folder in _own() for path in Path(folder).rglob("*.py")]
+    lists = [path for folder in _installed() for path in Path(folder).glob("*.dist-info/RECORD")]
+    digest = hashlib.sha256()
+    for path in sorted((*own, *lists)):
+        digest.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _has_own_code() -> bool:
+    """Returns whether a module is loaded that is neither tftpu's nor installed."""
+    known = (*_own(), *_installed(), f"{sysconfig.get_path('scripts')}/")
+    loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
+    return any(not os.path.abspath(path).startswith(known) for path in loaded if path)
+
+
+def _own() -> list[str]:
+    """Returns the folders of tftpu's own code."""
+    return [f"{Path(importlib.import_module(part).__path__[0])}/" for part in _PARTS]
+
+
+def _installed() -> list[str]:
+    """Returns the folders of Python and of installed packages."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return [f"{folder}/" for folder in {sysconfig.get_path(name) for name in names}]

@@ -1,0 +1,88 @@
+"""The table of `tftpu config show --sharding`: the part of each variable that one device holds."""
+
+import math
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
+
+from tftpu.config import Experiment
+from tftpu.config.mesh import AUTO, AXES, parse_mesh
+from tftpu.engines import selection
+from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.errors import UserError
+from tftpu.launch.run import experiment as build
+
+_MIB = 2**20
+
+
+def lines(experiment: Experiment) -> Iterator[str]:
+    """Yields the lines of the table, and the totals. Nothing is allocated for the model.
+
+    Args:
+        experiment: validated; its mesh has a size for every axis that it names.
+
+    Raises:
+        UserError: there is no such mesh, or it does not fit the model.
+    """
+    layout, model, optimizer = _layout(experiment)
+    rows = [_row(variable, layout.of_weight(variable)) for variable in model.trainable_variables]
+    paths, shapes, axes_of, _ = zip(*rows)
+    first, second, third = (max(map(len, column)) for column in (paths, shapes, axes_of))
+    for path, shape, axes, held in rows:
+        yield f"{path:{first}}  {shape:>{second}}  {axes:{third}}  {held / _MIB:10.3f} MiB"
+    slots = sum(_bytes(slot, layout.of_slot(slot)) for slot in optimizer.variables)
+    weights = sum(held for *_, held in rows)
+    whole = sum(_bytes(variable, layout.whole) for variable in model.trainable_variables)
+    devices = math.prod(layout.mesh.shape.values())
+    yield (
+        f"A device of {devices} holds {weights / _MIB:,.1f} of {whole / _MIB:,.1f} MiB of weights, "
+        f"and {slots / _MIB:,.1f} MiB of the optimizer's state."
+    )
+
+
+def _layout(
+    experiment: Experiment,
+) -> tuple[Layout, keras.Model, keras.optimizers.Optimizer]:
+    """Returns the layout of an experiment's model, the model and its optimizer, without values.
+
+    Raises:
+        UserError: there is no mesh, its sizes are not all known, or it does not fit the model.
+    """
+    given = experiment.cluster.mesh
+    if given in (None, AUTO) or -1 in parse_mesh(given).values():
+        raise UserError(
+            f"--sharding needs a mesh with all of its sizes, and the config's is {given!r}: set it "
+            "as in --config.cluster.mesh=fsdp:8."
+        )
+    selection.connect("none", 1, "jax")  # whatever devices this machine has
+    experiment = build.with_length(experiment)
+    with keras.StatelessScope(initialize_variables=False):
+        model = build.build_layers(experiment)
+    if not model.built or build.has_objectives(experiment):
+        raise UserError(
+            "--sharding shows models that are built when they are made and have one optimizer, "
+            f"and that of {type(experiment.model).__name__} is another."
+        )
+    optimizer = build.build_optimizer(experiment)
+    with keras.StatelessScope(initialize_variables=False):
+        optimizer.build(model.trainable_variables)
+    sizes = {**dict.fromkeys(AXES, 1), **parse_mesh(given)}
+    return Layout(AbstractMesh(tuple(sizes.values()), tuple(sizes)), model), model, optimizer
+
+
+def _row(variable: keras.Variable, sharding: NamedSharding) -> tuple[str, str, str, int]:
+    """Returns path, shape, axes of the dimensions such as "- x fsdp", and bytes on a device."""
+    shape = "x".join(map(str, variable.shape)) or "1"
+    axes = " x ".join(map(_names, sharding.spec)) or "-"
+    return variable.path, shape, axes, _bytes(variable, sharding)
+
+
+def _names(axes: str | tuple[str, ...] | None) -> str:
+    return "+".join(axes) if isinstance(axes, tuple) else axes or "-"
+
+
+def _bytes(variable: keras.Variable, sharding: NamedSharding) -> int:
+    shard = sharding.shard_shape(tuple(variable.shape))
+    return math.prod(shard) * np.dtype(variable.dtype).itemsize

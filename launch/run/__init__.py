@@ -1,0 +1,1 @@
+"""One run: built from its experiment, trained, ended, and used afterwards."""

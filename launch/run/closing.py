@@ -1,0 +1,64 @@
+"""The block that `tftpu train` prints at the end."""
+
+from tftpu.config import Experiment
+from tftpu.launch.amounts import dollars, milliseconds
+from tftpu.launch.preflight import predictions
+from tftpu.launch.run import result, sample
+from tftpu.observe import console
+from tftpu.observe.writers import format_number
+from tftpu.runtime import goodput
+from tftpu.training.trainer import Trainer
+
+
+def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str) -> str:
+    """Returns the closing block of a run.
+
+    Args:
+        experiment: the experiment of the run.
+        trainer: after `fit`.
+        results: the metrics of the last evaluation.
+        workdir: folder of the run.
+    """
+    text = sample.text(experiment, trainer)
+    lines = [f"\nA sample of what it writes:\n{text}"] if text else []
+    lines.append(f"\nDone: {trainer.step:,} steps.")
+    rows = _checkpoints(trainer.step, results, workdir)
+    rows += _speed(experiment, trainer, workdir)
+    rows.append(("run", f"{workdir}  ({console.duration(trainer.account.clock.wall())})"))
+    usd = trainer.account.facts.usd
+    if usd is not None:
+        rows.append(("cost", f"{dollars(usd)} at list price, on demand"))
+    restarts = trainer.account.restarts
+    over = f", {restarts + 1} starts" if restarts else ""
+    for index, row in enumerate(goodput.table(trainer.account.seconds())):
+        rows.append((f"time{over}" if index == 0 else "", row))
+    rows.append(("try next", f"tensorboard --logdir={workdir}"))
+    rows.append(("", f"tftpu evaluate --workdir={workdir}"))
+    if text:
+        rows.append(("", f"tftpu generate --workdir={workdir} --prompt='{sample.PROMPT}'"))
+    width = max(12, *(len(name) + 2 for name, _ in rows))
+    return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
+
+
+def _checkpoints(step: int, results: dict[str, float], workdir: str) -> list[tuple[str, str]]:
+    """Returns rows for the last evaluation and for the checkpoint marked best."""
+    numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
+    rows = [("eval, last", f"step {step:,}  {numbers}")]
+    best = result.best(workdir)
+    if best:
+        text = f"step {best['step']:,}  {best['metric']} {best['value']:.4f}"
+        rows.append(("eval, best", f"{text}  (checkpoints/{best['step']})"))
+    return rows
+
+
+def _speed(experiment: Experiment, trainer: Trainer, workdir: str) -> list[tuple[str, str]]:
+    rate = trainer.account.clock.rate()
+    if not rate:
+        return []
+    text = f"{format_number(rate)} examples/s, without compiling and evaluation"
+    rows = [("speed", text)]
+    predicted = predictions.step_times(workdir, trainer.engine.data_shares)
+    if predicted:
+        measured = milliseconds(1e3 * experiment.data.global_batch_size / rate)
+        rows.append(("step", f"{measured}; preflight predicted {predicted}"))
+    return rows

@@ -1,0 +1,257 @@
+"""Builds the compiled model, the data and the trainer that an `Experiment` describes."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tftpu import input_pipelines, models
+from tftpu.config import Data, Experiment, Function, KerasObject, Model
+from tftpu.engines import selection
+from tftpu.engines.engine import Engine
+from tftpu.errors import UserError
+from tftpu.launch.run import sample
+from tftpu.launch.settings import keras_objects
+from tftpu.launch.settings.own_code import failures_of_class
+from tftpu.models import sizes
+from tftpu.models.layers import pixels
+from tftpu.optim import optimizers
+from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.optim.metrics import Accuracy, BitsPerToken
+from tftpu.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import tensorflow as tf
+
+    from tftpu.engines.objectives.objective import Objective
+    from tftpu.input_pipelines.pipeline import Pipeline
+    from tftpu.input_pipelines.reading.epochs import Training
+
+
+def connect(experiment: Experiment) -> Engine:
+    """Returns the engine for the devices of an experiment."""
+    cluster = experiment.cluster
+    return selection.connect(
+        cluster.tpu,
+        cluster.virtual_devices,
+        cluster.engine,
+        cluster.mesh,
+        cluster.compiler_options,
+        cluster.host_timeout,
+    )
+
+
+def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model:
+    """Builds and compiles the model of an experiment, in the current scope of an engine.
+
+    Args:
+        experiment: validated, with a length in steps.
+        jit_compile: True, False or "auto" for Keras's own `fit`, which annotates it as text only;
+            the trainer of tftpu ignores it.
+    """
+    model = build_layers(experiment)
+    if has_objectives(experiment):
+        return model  # which trains by them
+    loss, metrics, weighted = _objective(experiment)
+    model.compile(
+        optimizer=build_optimizer(experiment),
+        loss=loss,
+        metrics=metrics,
+        weighted_metrics=weighted,
+        jit_compile=jit_compile,
+    )
+    return model
+
+
+def build_layers(experiment: Experiment) -> keras.Model:
+    """Builds the model of an experiment, not compiled, in the current scope of an engine."""
+    keras.utils.set_random_seed(experiment.train.seed)
+    with failures_of_class(experiment.model, "build"):
+        model = models.build(experiment.model)
+    config = experiment.model
+    if config.lora:
+        models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
+    if config.freeze:
+        models.freeze(model, config.freeze)
+    if getattr(experiment.data, "image_dtype", None) == "uint8":
+        model = pixels.standardised(model)
+    return model
+
+
+def plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
+    """Returns the model of a trainer as evaluation sees it, not compiled and without adapters.
+
+    Its weights are the averages where those are kept, and adapters are merged into them.
+    """
+    plain = build_layers(dataclasses.replace(experiment, model=without_adapters(experiment)))
+    models.assign_merged(plain, trainer.model, trainer.executor.averaged_weights())
+    return plain
+
+
+def without_adapters(experiment: Experiment) -> Model:
+    """Returns the hyper-parameters of a model without its adapters."""
+    return dataclasses.replace(experiment.model, lora=0, lora_targets="", lora_base="")
+
+
+def build_optimizer(experiment: Experiment) -> keras.optimizers.Optimizer:
+    """Builds the optimizer of an experiment, which has a length in steps."""
+    return keras_objects.optimizer_of(experiment, optimizers.build)
+
+
+def build_trainer(
+    experiment: Experiment,
+    workdir: str | None,
+    change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
+) -> Trainer:
+    """Builds the model and the trainer of an experiment, in the current scope of an engine.
+
+    Args:
+        experiment: validated, with a length in steps.
+        workdir: folder of the run, local or `gs://`; None writes nothing.
+        change: returns another model of the same variables, such as one with further outputs.
+    """
+    model = change(build_model(experiment))
+    return Trainer(
+        model,
+        workdir,
+        dataclasses.replace(experiment.train, best_metric=experiment.best_metric),
+        objectives=objectives_of(experiment, model),
+        hyperparameters=hyperparameters(experiment),
+        sample=lambda trainer: sample.text(experiment, trainer),
+        base=models.base_of(model),
+    )
+
+
+def has_objectives(experiment: Experiment) -> bool:
+    """Returns whether the model of an experiment brings loss functions of its own.
+
+    Raises:
+        UserError: the experiment names a loss or metrics as well.
+    """
+    own = type(experiment.model).objectives is not Model.objectives
+    named = ("loss", "metrics", "weighted_metrics")
+    given = [name for name in named if getattr(experiment, name) not in (None, (), [])]
+    given += ["train.label_smoothing"] if experiment.train.label_smoothing else []
+    if own and given:
+        raise UserError(
+            f"{type(experiment.model).__name__} has objectives() with loss functions of its own, "
+            f"and the experiment sets {given[0]}: leave that out."
+        )
+    return own
+
+
+def objectives_of(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
+    """Returns the objectives of a model of an experiment; empty if it is compiled with its loss."""
+    with failures_of_class(experiment.model, "objectives"):
+        return tuple(experiment.model.objectives(model))
+
+
+def with_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
+    """Returns the experiment with its length in steps, converted from epochs where it has those.
+
+    Args:
+        experiment: with a length in steps or epochs.
+        pipeline: the training split; None opens it if it is needed.
+
+    Raises:
+        UserError: the length is given in epochs, and the number of examples is not known.
+    """
+    train = experiment.train
+    if train.epochs is None:
+        return experiment
+    if pipeline is None:
+        pipeline = training_data(experiment)
+    epoch = input_pipelines.steps_per_epoch(experiment.data, pipeline)
+    every = train.eval_every or epoch
+    steps = train.epochs * epoch
+    train = dataclasses.replace(train, steps=steps, epochs=None, eval_every=every)
+    return dataclasses.replace(experiment, train=train)
+
+
+def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
+    """Returns the fields of an experiment that have a value, by path: "optimizer.name"."""
+    found: dict[str, Any] = {}
+    for group in dataclasses.fields(experiment):
+        value = getattr(experiment, group.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, KerasObject | Function):
+            fields = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType] (an instance)
+            found |= {f"{group.name}.{name}": part for name, part in fields.items()}
+        elif value != ():
+            found[group.name] = getattr(value, "name", value)
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in found.items()
+        if value is not None and value != ""
+    }
+
+
+def initialise(experiment: Experiment, trainer: Trainer) -> str:
+    """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
+
+    Weights below adapters are not in its checkpoints, and are loaded again.
+
+    Returns:
+        A message about what was loaded; "" if nothing was.
+
+    Raises:
+        UserError: the weights do not fit the model. A head of another shape is left as it is.
+    """
+    config = experiment.model
+    path, resumes = config.init_from, trainer.has_checkpoint()
+    if config.lora and not path and type(config).__module__ == sizes.__name__:
+        raise UserError(
+            f"model.lora={config.lora} adapts trained weights, and there are none: name them by "
+            "model.init_from."
+        )
+    if not path or (resumes and not config.lora):
+        return ""
+    report = models.load_weights(trainer.model, path, replace_head=True)
+    return "" if resumes else f"Weights from {path}: {report}."
+
+
+def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
+    """Returns a function that gives a model the weights below its adapters, if it has any.
+
+    A checkpoint lacks them. The function returns its model, and raises `UserError` for weights that
+    do not fit.
+    """
+
+    def load(model: keras.Model) -> keras.Model:
+        if experiment.model.lora and experiment.model.init_from:
+            models.load_weights(model, experiment.model.init_from, replace_head=True)
+        return model
+
+    return load
+
+
+def training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
+    """Returns the training pipeline of an experiment."""
+    with failures_of_class(experiment.data, "training"):
+        return input_pipelines.training(experiment.data, experiment.train.seed)
+
+
+def evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
+    """Returns the evaluation split of an experiment; None if it has none."""
+    with failures_of_class(experiment.data, "evaluation"):
+        return input_pipelines.evaluation(experiment.data, experiment.train.seed)
+
+
+def _objective(experiment: Experiment) -> tuple[Any, Any, Any]:
+    """Returns the loss, the metrics and the weighted metrics for `keras.Model.compile`."""
+    metrics = keras_objects.made(experiment.metrics, "metrics")
+    weighted = keras_objects.made(experiment.weighted_metrics, "weighted_metrics")
+    if experiment.loss is not None:
+        return keras_objects.made(experiment.loss, "loss"), metrics, weighted
+    if not metrics and not weighted:
+        metrics, weighted = _default_metrics(experiment.data)
+    return SmoothedCrossentropy(experiment.train.label_smoothing), metrics, weighted
+
+
+def _default_metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
+    """Returns the metrics of class labels: those without and those with weights per example."""
+    found: list[keras.Metric] = [Accuracy()]
+    if data.per_token:
+        found = [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]
+    return ([], found) if data.weighted else (found, [])

@@ -1,0 +1,251 @@
+"""A run in a workdir: its experiment, and its trainer with the best checkpoint."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tftpu.checkpoint import manifest
+from tftpu.config import Experiment, from_json
+from tftpu.engines import selection
+from tftpu.errors import UserError
+from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
+from tftpu.launch.settings import config_flags, own_code
+from tftpu.launch.settings.options import Overrides, flag
+from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
+from tftpu.launch.tfx import examples
+from tftpu.models import sizes  # noqa: F401
+from tftpu.storage import files
+from tftpu.tpu.compiler_options import AUTO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import keras
+    import tensorflow as tf
+
+    from tftpu.engines.engine import Engine
+    from tftpu.training.trainer import Trainer
+
+_T = TypeVar("_T")
+_LENGTH = 1 << 30  # steps, of no schedule's concern
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOf(Overrides):
+    """The option of a command for finished runs that names their code."""
+
+    config: str | None = flag(
+        None,
+        "config of the run, where the workdir does not say it",
+        metavar="FILE",
+        shown="config.json of the run",
+    )
+
+
+class Restored(NamedTuple):
+    """A run with its best checkpoint.
+
+    Attributes:
+        trainer: with the weights of the checkpoint.
+        step: of the checkpoint.
+        evaluation: the evaluation split; None: the data has none, or was not opened.
+    """
+
+    trainer: "Trainer"
+    step: int
+    evaluation: "tf.data.Dataset | Any"
+
+
+def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
+    """Loads the experiment of a workdir; its devices are selected again.
+
+    Args:
+        workdir: folder of the run.
+        options: with the config of a run that a script made, or of one whose code has moved.
+
+    Raises:
+        UserError: there is no run in the workdir, its code is not found, or it names a program.
+    """
+    config = options.config if options else None
+    overrides = list(options.overrides) if options else []
+    path = files.join(workdir, "config.json")
+    if files.exists(path):
+        experiment = _recorded(files.read(path), workdir, config)
+        for change in overrides:
+            # The digest tells whether other weights below adapters are the same.
+            if not (experiment.model.lora and change.startswith("--config.model.init_from=")):
+                raise UserError(
+                    f"The run in {workdir!r} has a config.json, so {change} cannot change it."
+                )
+            config_flags.override(experiment, change)
+    elif not manifest.steps(files.join(workdir, "checkpoints")):
+        raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
+    elif config is None:
+        raise UserError(
+            f"The run in {workdir!r} was made by a script with tftpu.Trainer, so that no "
+            "config.json says how to build its model and read its data. Evaluate it in the script, "
+            "after trainer.restore_for_evaluation(data); or give a config that describes the same "
+            "model and data: --config=FILE.py."
+        )
+    else:
+        experiment = config_flags.load(config, overrides)
+    if config is None:
+        _check_transform_graph(experiment)
+    cluster = experiment.cluster
+    cluster.tpu, cluster.virtual_devices, cluster.mesh = "auto", None, None
+    cluster.compiler_options = AUTO
+    own_code.validate_recorded(experiment)
+    return experiment
+
+
+def restored(experiment: Experiment, workdir: str) -> Restored:
+    """Restores the best checkpoint of a run, or the newest if none is best, with its data.
+
+    Raises:
+        UserError: there is no checkpoint yet.
+    """
+    build, engine, experiment = _prepared(experiment)
+    from tftpu import input_pipelines
+
+    seen = evaluation = build.evaluation_data(experiment)
+    if evaluation is None:  # a batch tells the shapes of the model's inputs
+        training = build.training_data(experiment)
+        seen = input_pipelines.starting_at(training, 0).take(1)
+    return _restored(build, engine, experiment, workdir, seen, evaluation)
+
+
+def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
+    """Restores the same on a machine that may not have the data, from the shapes of a batch.
+
+    Raises:
+        UserError: there is no checkpoint yet.
+    """
+    build, engine, experiment = _prepared(experiment)
+    import keras
+    import tensorflow as tf
+
+    from tftpu import input_pipelines
+
+    with own_code.failures_of_class(experiment.data, "batch_spec"):
+        spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    zeros = keras.tree.map_structure(lambda item: tf.zeros(item.shape, item.dtype), spec)
+    return _restored(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
+
+
+def restored_for(
+    experiment: Experiment,
+    workdir: str,
+    read: "Callable[[], tuple[_T, Any]]",
+    change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
+) -> "tuple[Restored, _T]":
+    """Restores the same to predict records that are read on this machine.
+
+    Args:
+        experiment: of the run.
+        workdir: folder of the run.
+        read: returns records, and a batch of their features; called once TensorFlow is loaded.
+        change: as for `launch.experiment.build_trainer`.
+
+    Raises:
+        UserError: there is no checkpoint yet.
+    """
+    build, engine, experiment = _prepared(experiment)
+    records, seen = read()
+    return _restored(build, engine, experiment, workdir, seen, None, change), records
+
+
+def class_names(experiment: Experiment) -> list[str] | None:
+    """Returns the names of the classes by class id; None, after a warning, without the data."""
+    from tftpu import input_pipelines
+
+    try:
+        with own_code.failures_of_class(experiment.data, "class_names"):
+            return input_pipelines.class_names(experiment.data)
+    except UserError as error:
+        print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
+        return None
+
+
+def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
+    """Connects; returns the module that builds experiments, once TensorFlow is loaded."""
+    selection.choose_backend(experiment.cluster)
+    import_tensorflow()
+    import tftpu
+    from tftpu.launch.run import experiment as build
+
+    engine = build.connect(experiment)
+    tftpu.set_precision(experiment.train.precision)
+    return build, engine, without_asking_for_length(experiment)
+
+
+def without_asking_for_length(experiment: Experiment) -> Experiment:
+    """Returns an experiment with a length, which is not asked of its data: nothing is trained."""
+    train = dataclasses.replace(experiment.train, steps=_LENGTH, epochs=None)
+    return dataclasses.replace(experiment, train=train)
+
+
+def _restored(
+    build: Any,
+    engine: "Engine",
+    experiment: Experiment,
+    workdir: str,
+    seen: Any,
+    evaluation: Any,
+    change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
+) -> Restored:
+    with engine.scope():
+        begin = build.load_base(experiment)
+        trainer = build.build_trainer(experiment, workdir, lambda model: change(begin(model)))
+    found = trainer.restore_for_evaluation(seen)
+    if found is None:
+        raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")
+    return Restored(trainer, found.step, evaluation)
+
+
+def _check_transform_graph(experiment: Experiment) -> None:
+    """Checks that a config.json whose config the user did not name has no transform graph.
+
+    A graph is a program that can read and write files, and anybody may have changed its place.
+
+    Raises:
+        UserError: it has one.
+    """
+    data = experiment.data
+    if isinstance(data, examples.Examples) and data.transform_graph:
+        raise UserError(
+            f"config.json names the transform graph {data.transform_graph!r}, a program that the "
+            "command would run: if you trust it, give the config of the run, --config=FILE.py."
+        )
+
+
+def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
+    """Returns the experiment of a config.json, after its own code was made importable."""
+    try:
+        recorded = json.loads(text).get("config_file", "")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
+    recorded = recorded if isinstance(recorded, str) else ""
+    known = recorded.endswith(".py") and own_code.was_named(recorded)
+    own: set[str] = set()
+    imported: set[str] = set()
+    written: set[str] = set()
+    if config or (known and Path(recorded).is_file()):
+        file = config or recorded
+        code = own_code.own_code(file)
+        if code is None:
+            raise UserError(f"--config={config}: give the file, such as path/to/{config}.py.")
+        quieten_tensorflow()  # which the file may import
+        with own_code.failures_of(f"The config {file!r}", code.folder):
+            own_code.import_config(code)
+        own, imported, written = own_code.modules_of(code)
+    try:
+        return from_json(text, own, imported, written)
+    except UserError as error:
+        if not recorded or config:
+            raise
+        raise UserError(
+            f"{error} The run in {workdir!r} was made with the config {recorded}, which is code: "
+            "if you trust it, give the place of that file on this machine, --config=FILE.py."
+        ) from error

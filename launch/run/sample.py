@@ -1,0 +1,53 @@
+"""Text drawn from a trained byte model."""
+
+import weakref
+
+from tftpu.config import Experiment
+from tftpu.engines.engine import Executor
+from tftpu.errors import UserError
+from tftpu.inference.generate import Row, Writer
+from tftpu.inference.sampling import Sampling
+from tftpu.input_pipelines import sources
+from tftpu.launch.run.texts import Bytes
+from tftpu.launch.startup import quieten_xla
+from tftpu.training.trainer import Trainer
+
+PROMPT = "def "
+# Less babble than at a temperature of 1, less repetition than at 0. A larger vocabulary than bytes
+# has tokens of no meaning.
+_SAMPLING = Sampling(0.8, tokens=Bytes.size)
+
+
+def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
+    """Draws a sample from a model of bytes, one byte at a time; returns "" for any other model.
+
+    Several hosts would have to draw together, so that they draw none.
+
+    Args:
+        experiment: of the trainer; its seed is the seed of the sample.
+        trainer: trained or restored.
+        length: bytes to draw after the prompt.
+    """
+    if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
+        return ""
+    prompt, written, seed = Bytes().encode(PROMPT), [], experiment.train.seed
+    try:
+        writer = _writer(trainer, experiment.data.context)
+        for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)], every=length):
+            written += part
+    except UserError:  # a model of one's own that does not write, such as a classifier
+        return ""
+    return PROMPT + Bytes().decoder(prompt)(written)
+
+
+# Every evaluation of a run draws a sample: by the executor, what is compiled for it.
+_WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
+
+
+def _writer(trainer: Trainer, context: int) -> Writer:
+    executor = trainer.executor
+    if executor not in _WRITERS:
+        quieten_xla()
+        compiled = executor.compiled
+        _WRITERS[executor] = Writer(trainer.model, context=context, compiled=compiled)
+    return _WRITERS[executor]

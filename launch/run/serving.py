@@ -1,0 +1,188 @@
+"""A run as the server of models calls it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tftpu.config import Data, Experiment
+from tftpu.config.data import ExportInputs
+from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Tokens
+from tftpu.launch.run import finished, texts
+from tftpu.launch.settings import own_code
+from tftpu.launch.startup import quieten_xla
+
+if TYPE_CHECKING:
+    from tftpu.inference.exporting.inputs import Input
+    from tftpu.inference.exporting.serving import Serving
+    from tftpu.inference.generate import Writer
+    from tftpu.inference.server.served import Served
+    from tftpu.inference.server.text import Language
+    from tftpu.training.trainer import Trainer
+
+
+class Answering(NamedTuple):
+    """A run that answers requests.
+
+    Attributes:
+        model: answers with arrays, or with text.
+        step: of its checkpoint.
+    """
+
+    model: "Served | Language"
+    step: int
+
+
+class ForTexts(NamedTuple):
+    """Options that only language models have.
+
+    Attributes:
+        tokenizer: see `texts.codec_of`.
+        stop: see `texts.stop_of`.
+        tokens: the most that a request may ask for; the server limits them.
+    """
+
+    tokenizer: str | None
+    stop: str | None
+    tokens: int | None
+
+
+def answering(workdir: str, options: finished.RunOf, for_texts: ForTexts) -> Answering:
+    """Restores the best checkpoint of a run to answer requests on this machine's CPU or GPU.
+
+    Args:
+        workdir: folder of the run.
+        options: as for `finished.experiment_of`.
+        for_texts: which the run has to be for, where any of them is given.
+
+    Raises:
+        UserError: there is no such run, or nothing says what its tokens mean.
+    """
+    experiment = finished.experiment_of(workdir, options)
+    experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
+    experiment.train.precision = "float32"
+    trainer, step, _ = finished.restored_without_data(experiment, workdir)
+    refused = _refused(trainer, experiment)
+    if refused is None:
+        return Answering(_language(trainer, experiment, for_texts), step)
+    given = [f"--{name}" for name, value in for_texts._asdict().items() if value is not None]
+    if given:
+        raise UserError(
+            f"{given[0]} is for language models, and the run in {workdir!r} is of none: {refused}"
+        )
+    from tftpu.inference.server import served
+
+    serving = serving_of(trainer, experiment)
+    outputs = tuple(serving.output_specs())
+    return Answering(served.of_tensorflow(serving.inputs, outputs, serving.outputs), step)
+
+
+def serving_of(
+    trainer: "Trainer",
+    experiment: Experiment,
+    quantize: str | None = None,
+    *,
+    inputs: Sequence[str] | None = None,
+    labels: bool = True,
+) -> "Serving":
+    """Returns the model with the weights that evaluation uses, and what it takes and returns.
+
+    Args:
+        trainer: restored for evaluation.
+        experiment: of the run.
+        quantize: "int8" or "int4" for the weights; None: float32.
+        inputs: of a language model, such as "tokens" and "segments"; None: see `taken_of`.
+        labels: whether it returns the names of classes.
+    """
+    from tftpu.inference import quantizing
+    from tftpu.inference.exporting.serving import Serving
+    from tftpu.launch.run.experiment import plain_model
+
+    model = plain_model(experiment, trainer)  # without loss and optimizer
+    with own_code.failures_of_class(experiment.data, "export_inputs"):
+        given = experiment.data.export_inputs()
+    taken = taken_of(model, experiment.data, given, inputs)
+    names = finished.class_names(experiment)
+    bits = quantizing.BITS[quantize] if quantize else None
+    quantized = quantizing.quantized_weights(model, bits) if bits else {}
+    return Serving(model, *taken, names, quantized, labels=labels)
+
+
+def taken_of(
+    model: Any,
+    data: Data,
+    given: ExportInputs | None,
+    inputs: Sequence[str] | None = None,
+) -> tuple["list[Input]", Callable[..., Any]]:
+    """Returns what a run's model takes where it is exported, and what makes its features of that.
+
+    Args:
+        model: built.
+        data: that it was trained on.
+        given: as `data.export_inputs` returns it.
+        inputs: of a language model; None: the features that it was trained on, but those that only
+            rows packed with several documents need.
+    """
+    from tftpu.inference.exporting.serving import TOKENS, inputs_of
+
+    if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
+        given = _as_read(data)
+    if given is None and inputs is None and isinstance(data, Tokens):
+        inputs = (TOKENS,)
+    return inputs_of(model, _features(data), given, inputs)
+
+
+def _as_read(data: Data) -> ExportInputs:
+    """Returns the features of a data set as they are, for a model that does not say its inputs."""
+    import keras
+
+    features = _features(data)
+    flat = keras.tree.flatten(features)
+    named = isinstance(features, Mapping)
+    names = sorted(features) if named else [f"input_{n}" for n in range(len(flat))]
+    shapes = {name: tuple(spec.shape[1:]) for name, spec in zip(names, flat)}
+    dtypes = {name: spec.dtype.name for name, spec in zip(names, flat)}
+
+    def prepare(*values: Any) -> Any:
+        return keras.tree.pack_sequence_as(features, list(values))
+
+    return ExportInputs(shapes, dtypes, prepare)
+
+
+def _features(data: Data) -> Any:
+    """Returns the specs of a batch's features."""
+    from tftpu import input_pipelines
+
+    with own_code.failures_of_class(data, "batch_spec"):
+        spec = input_pipelines.batch_spec(data, data.global_batch_size)
+    return spec[0] if isinstance(spec, tuple) else spec
+
+
+def _refused(trainer: "Trainer", experiment: Experiment) -> str | None:
+    """Returns why a run is of no language model; None if it is of one."""
+    import keras
+
+    if not all(spec.dtype.is_integer for spec in keras.tree.flatten(_features(experiment.data))):
+        return "its features are not tokens."
+    quieten_xla()
+    try:
+        _writer(trainer, experiment, None)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _writer(trainer: "Trainer", experiment: Experiment, stop: int | None) -> "Writer":
+    from tftpu.inference.generate import Writer
+
+    context = getattr(experiment.data, "context", None)
+    return Writer(trainer.model, stop, context, trainer.executor.compiled)
+
+
+def _language(trainer: "Trainer", experiment: Experiment, for_texts: ForTexts) -> "Language":
+    from tftpu.inference.server import device
+    from tftpu.inference.server.text import Language
+
+    codec = texts.codec_of(experiment.data, for_texts.tokenizer)
+    stop = texts.stop_of(experiment.data, codec, for_texts.stop)
+    writer = _writer(trainer, experiment, stop)
+    return Language(writer, codec.encode, codec.decoder, codec.size, device.of_tensorflow())

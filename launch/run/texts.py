@@ -1,0 +1,187 @@
+"""Text as the tokens of a model, and tokens as text."""
+
+import codecs
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tftpu.config import Data
+from tftpu.errors import UserError
+from tftpu.input_pipelines import sources
+from tftpu.input_pipelines.convert import packing
+from tftpu.input_pipelines.formats import manifest
+from tftpu.launch.settings.options import flag
+
+_BYTES = 256
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """The options of a command for runs of language models."""
+
+    tokenizer: str | None = flag(
+        None,
+        "tokenizer.json that made the data",
+        metavar="FILE",
+        shown="that of the run's config, or bytes",
+    )
+    stop: str | None = flag(
+        None,
+        "token of the tokenizer that ends a text",
+        metavar="TOKEN",
+        shown="data.end_of_text of the run",
+    )
+
+
+class Codec(Protocol):
+    """A vocabulary.
+
+    Attributes:
+        size: number of its tokens.
+    """
+
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text."""
+        ...
+
+    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function from the next tokens of a text to the characters that they end.
+
+        Args:
+            prompt: the tokens before them.
+        """
+        ...
+
+
+class Bytes:
+    """The bytes of UTF-8."""
+
+    size = _BYTES
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the bytes of a text.
+
+        Raises:
+            UserError: a character of it is half of a pair, which has no bytes.
+        """
+        try:
+            found = text.encode(errors="surrogateescape")  # of a shell, whose words may be bytes
+        except UnicodeEncodeError as error:
+            raise _no_text(text, error) from error
+        return list(found)
+
+    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function from the next bytes to the characters that they end."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda tokens: decoder.decode(bytes(tokens))
+
+
+class TokenizerFile:
+    """A file of Hugging Face `tokenizers`.
+
+    Args:
+        path: tokenizer.json.
+
+    Raises:
+        UserError: the package is missing, or the file cannot be read.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._encode, self.size = packing.tokenizer(path)
+        self._tokenizer = packing.load(path)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text.
+
+        Raises:
+            UserError: a character of it is half of a pair, or a byte that is no character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise _no_text(text, error) from error
+        return self._encode(text).tolist()
+
+    def token(self, name: str) -> int:
+        """Returns the number of a token.
+
+        Raises:
+            UserError: there is no such token.
+        """
+        found = self._tokenizer.token_to_id(name)
+        if found is None:
+            raise UserError(f"The tokenizer {self._path} has no token {name!r}.")
+        return found
+
+    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function from the next tokens to the characters that they end."""
+        seen = list(prompt)
+        said = len(self._tokenizer.decode(seen))
+
+        def decode(tokens: Sequence[int]) -> str:
+            nonlocal said
+            seen.extend(tokens)
+            whole = self._tokenizer.decode(seen)
+            end = max(said, len(whole.rstrip(_UNFINISHED)))  # a prompt may end in that sign itself
+            new, said = whole[said:end], end
+            return new
+
+        return decode
+
+
+def _no_text(text: str, error: UnicodeEncodeError) -> UserError:
+    return UserError(
+        f"A text holds {text[error.start]!r}, which is no character: give text that UTF-8 can hold."
+    )
+
+
+def codec_of(data: Data, tokenizer: str | None = None) -> Codec:
+    """Returns the vocabulary of a run.
+
+    Args:
+        data: of the run.
+        tokenizer: path of a tokenizer.json; None: the one that the data name, or bytes.
+
+    Raises:
+        UserError: nothing says what the tokens of the data mean.
+    """
+    path = tokenizer or getattr(data, "tokenizer", None)
+    if path:
+        return TokenizerFile(path)
+    if tokens_are_bytes(data):
+        return Bytes()
+    raise UserError(
+        f"Nothing says what the tokens of {type(data).__name__} mean: give the tokenizer that made "
+        "them, --tokenizer=FILE (a tokenizer.json)."
+    )
+
+
+def stop_of(data: Data, codec: Codec, given: str | None) -> int | None:
+    """Returns the token that ends a text; None: there is none.
+
+    Args:
+        data: of the run.
+        codec: the vocabulary.
+        given: name of the token; None: the one that the data name.
+
+    Raises:
+        UserError: the vocabulary has no such token.
+    """
+    name = given or getattr(data, "end_of_text", None)
+    if name is None:
+        return None
+    if not isinstance(codec, TokenizerFile):
+        raise UserError("--stop names a token of --tokenizer; the tokens of this run are bytes.")
+    return codec.token(name)
+
+
+def tokens_are_bytes(data: Data) -> bool:
+    """Returns whether data without a tokenizer hold the bytes of UTF-8 text."""
+    if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
+        return True
+    folder = getattr(data, "data_dir", None)
+    return bool(folder) and manifest.read(folder).about.get("tokenizer") == "bytes"

@@ -1,0 +1,94 @@
+"""Training of an experiment, as `tftpu train` runs it once its options are checked."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+
+import tftpu
+from tftpu.config import Experiment, to_json
+from tftpu.engines import selection
+from tftpu.launch.run import closing, result
+from tftpu.launch.run import experiment as build
+from tftpu.launch.settings import keras_objects, own_code
+from tftpu.runtime import goodput
+from tftpu.storage import files
+from tftpu.storage.own_files import OwnFile
+from tftpu.tpu.compiler_options import as_text
+from tftpu.training.trainer import Trainer
+
+
+def train(
+    experiment: Experiment,
+    workdir: str,
+    initialise: Callable[[Experiment, Trainer], str] = build.initialise,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> None:
+    """Trains an experiment up to its steps, and prints the closing block.
+
+    Args:
+        experiment: validated, but not yet for the available devices.
+        workdir: folder of the run, local or `gs://`, claimed by this process.
+        initialise: gives a new run its first weights; returns a message, or "".
+        callbacks: in addition to those of the experiment.
+    """
+    engine = build.connect(experiment)
+    own_code.validate(experiment, engine.data_shares)
+    base = experiment.model.init_from
+    if experiment.model.lora and base and not files.is_remote(base):
+        # Whoever opens the run, from wherever, loads these weights again.
+        experiment.model.init_from = os.path.abspath(base)
+    precision = tftpu.set_precision(experiment.train.precision)
+    chief = engine.hosts.chief
+    if chief:
+        reason = selection.reason_for_jax(experiment.cluster)
+        why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
+        print(f"{engine.description}{why}, {precision}", flush=True)
+    data = build.training_data(experiment)
+    evaluation = build.evaluation_data(experiment)
+    experiment = build.with_length(experiment, data)
+    with engine.scope():
+        trainer = build.build_trainer(experiment, workdir)
+        loaded = initialise(experiment, trainer)
+    trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
+    if loaded and chief:
+        print(loaded, flush=True)
+    text = to_json(_with_options(keras_objects.recorded(experiment), engine.compiler_options))
+    # Only now: a run that fails its checks must not claim the workdir. One that already has its
+    # steps keeps the config that it was trained with.
+    trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
+    if chief and trained < experiment.train.length:
+        config = OwnFile(workdir, "config.json")
+        config.take()  # a damaged one is kept
+        config.write(text.encode())
+    history = trainer.fit(
+        data,
+        steps=experiment.train.length,
+        validation_data=evaluation,
+        eval_every=experiment.train.eval_every or None,
+        callbacks=[*experiment.callbacks, *callbacks],
+    )
+    if chief:
+        results = _last_evaluation(history)
+        result.write(trainer, results, workdir)
+        text = closing.block(experiment, trainer, results, workdir)
+        print(text, flush=True)
+
+
+def _with_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:
+    """Returns an experiment that names the compiler's options that were chosen for it."""
+    if not chosen:
+        return experiment
+    cluster = dataclasses.replace(experiment.cluster, compiler_options=as_text(chosen))
+    return dataclasses.replace(experiment, cluster=cluster)
+
+
+def _last_evaluation(history: keras.callbacks.History) -> dict[str, float]:
+    """Returns the last values of the evaluation's metrics, the loss first."""
+    found = {
+        name.removeprefix("val_"): values[-1]
+        for name, values in history.history.items()
+        if name.startswith("val_")
+    }
+    return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))

@@ -1,0 +1,234 @@
+"""Loads `--config=NAME` with its typed overrides, `--config.train.steps=500`."""
+
+import dataclasses
+import functools
+import importlib
+import os
+import types
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from tftpu.config import (
+    Experiment,
+    Function,
+    KerasObject,
+    declared_types,
+    find_unreadable,
+    find_unreadable_classes,
+)
+from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import configs
+from tftpu.launch.settings import config_values, keras_objects
+from tftpu.launch.settings.own_code import OwnCode, failures_of, import_config, modules_of, own_code
+from tftpu.launch.startup import quieten_tensorflow
+
+# Fields of an experiment that the command line sets by the names of Keras.
+_NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
+_LENGTHS = {"steps": "epochs", "epochs": "steps"}  # of `train`; one of them is None
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def names() -> list[str]:
+    """Returns the names of the configs that come with tftpu, sorted."""
+    return sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
+
+
+def summary(name: str) -> str:
+    """Returns the first line of a config's docstring."""
+    text = (CONFIGS / f"{name}.py").read_text()
+    return text.split('"""', 2)[1].strip().splitlines()[0]
+
+
+def load(name: str, overrides: list[str]) -> Experiment:
+    """Loads a config and applies overrides, checking the type of each.
+
+    Args:
+        name: name of a config of tftpu, or path of a user's own file.
+        overrides: changes, as "--config.train.steps=500".
+
+    Raises:
+        UserError: there is no such config or field, or a value is of the wrong type.
+
+    A file is imported as `launch.own_code` describes.
+    """
+    code = own_code(name)
+    folder = code.folder if code else CONFIGS
+    module = _imported(name, code)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"The config {name!r} has no function get_config().")
+    # A command on a workdir imports the file, and does not call get_config().
+    readable = modules_of(code) if code else None
+    with failures_of(f"The config {name!r}", folder):
+        experiment = module.get_config()
+    experiment = described(experiment, repr(name))
+    if readable:
+        _check_readable(experiment, name, *readable)
+    experiment.config_file = str(code.file) if code else ""
+    for change in overrides:
+        override(experiment, change)
+    return experiment
+
+
+def _check_readable(
+    experiment: Experiment,
+    name: str,
+    own: Collection[str],
+    imported: Collection[str],
+    written: Collection[str],
+) -> None:
+    """Raises `UserError` if the config.json of an experiment could not be read again.
+
+    Args:
+        experiment: with descriptions of its Keras objects.
+        name: of the config.
+        own, imported, written: as for `tftpu.config.from_json`, before `get_config` was called.
+    """
+    for path in find_unreadable(experiment, own, imported, written):
+        package, _, attribute = path.rpartition(".")
+        raise UserError(
+            f"The config {name!r} uses {path}, which commands on its workdir, such as `tftpu "
+            "evaluate`, could not look up. Of another package they take losses, metrics and "
+            "optimizers of Keras's classes, and functions by the names that they were defined "
+            f"with: write `from {package} import {attribute}` at the top of the file; or derive a "
+            "class, or define a function, in a file beside it."
+        )
+    for cls in find_unreadable_classes((experiment.model, experiment.data), own, imported):
+        raise UserError(
+            f"The config {name!r} uses {cls.__module__}.{cls.__qualname__}, which commands on its "
+            "workdir, such as `tftpu evaluate`, could not look up, as they do not call "
+            f"get_config(): write `import {cls.__module__}` at the top of the file."
+        )
+
+
+def described(found: Any, where: str) -> Experiment:
+    """Returns what a get_config() returned, with descriptions in place of Keras's objects.
+
+    Args:
+        found: what it returned.
+        where: names its file.
+
+    Raises:
+        UserError: it is no experiment.
+    """
+    if not isinstance(found, Experiment):
+        raise UserError(
+            f"get_config() of {where} returns a {type(found).__name__}: it must return a "
+            "tftpu.Experiment."
+        )
+    return keras_objects.described(found)
+
+
+def space(name: str) -> tuple[str, ...]:
+    """Returns the space of a config, as its `get_space` describes it; () without one.
+
+    Raises:
+        UserError: there is no such config, or the function returns something else.
+    """
+    code = own_code(name)
+    module = _imported(name, code)
+    if not hasattr(module, "get_space"):
+        return ()
+    with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
+        found = module.get_space()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(text, str) for text in found):
+        raise UserError(
+            f"get_space() of {name!r} returns {found!r}: it must return a list of texts, such as "
+            '["optimizer.learning_rate=log:1e-4..1e-1"].'
+        )
+    return tuple(found)
+
+
+def _imported(name: str, code: OwnCode | None) -> types.ModuleType:
+    quieten_tensorflow()  # which the file may import
+    with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
+        return import_config(code) if code else _come_with_tftpu(name)
+
+
+def _come_with_tftpu(name: str) -> types.ModuleType:
+    if name not in names():
+        if os.path.isfile(f"{name}.py"):
+            raise UserError(
+                f"There is no config {name!r}, but a file of that name: write {name}.py, as in "
+                f"--config={name}.py."
+            )
+        raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
+    return importlib.import_module(f"{configs.__name__}.{name}")
+
+
+def value_of(experiment: Experiment, change: str) -> Any:
+    """Returns the value that an override gives its field, which is left as it is.
+
+    Args:
+        experiment: whose field it is.
+        change: as "--config.train.steps=500".
+
+    Raises:
+        UserError: there is no such field, or the value is of the wrong type.
+    """
+    argument, _, value = change.lstrip("-").partition("=")
+    path = argument.split(".")[1:]
+    _check_field(experiment, path, argument)
+    if not value:
+        raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
+    parent: Any = functools.reduce(getattr, path[:-1], experiment)
+    return _parsed(parent, path[-1], argument, value)
+
+
+def override(experiment: Experiment, change: str) -> None:
+    """Sets one field of an experiment; arguments and errors are those of `value_of`."""
+    found = value_of(experiment, change)
+    argument, _, value = change.lstrip("-").partition("=")
+    path = argument.split(".")[1:]
+    parent: Any = functools.reduce(getattr, path[:-1], experiment)
+    setattr(parent, path[-1], found)
+    if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
+        # The last one named gives the length of the run: that of the config gives way.
+        setattr(parent, _LENGTHS[path[-1]], None)
+
+
+def _parsed(parent: Any, field: str, argument: str, value: str) -> Any:
+    """Returns the value of a field as its type.
+
+    Raises:
+        UserError: it has another type.
+    """
+    kind: Any = declared_types(type(parent))[field]
+    if field in _NAMED and isinstance(parent, Experiment):
+        kind = tuple[str, ...] if field.endswith("metrics") else str
+        if value.lower() == "none" and field != "optimizer":
+            return () if field.endswith("metrics") else None
+    try:
+        return config_values.parse(value, kind)
+    except ValueError as error:
+        expected = config_values.in_words(kind)
+        raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
+    except TypeError as error:
+        shown = kind.__name__ if isinstance(kind, type) else kind
+        raise UserError(
+            f"--{argument} cannot be set on the command line, because its type is {shown}: set it "
+            "in the config file."
+        ) from error
+
+
+def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
+    here: Any = experiment
+    for depth, field in enumerate(path):
+        if not dataclasses.is_dataclass(here) or isinstance(here, KerasObject | Function):
+            name = ".".join(["config", *path[:depth]])
+            shown = repr(here) if isinstance(here, str) else getattr(here, "name", here)
+            raise UserError(f"--{argument}: {name} is {shown}, which has no fields.")
+        known = [f.name for f in dataclasses.fields(here)]
+        if field not in known:
+            parent = ".".join(["config", *path[:depth]])
+            raise UserError(
+                f"--{argument}: {parent} has no field {field!r}.{did_you_mean(field, known)}"
+            )
+        here = getattr(here, field)
+    if len(path) == 1 and path[0] in _NAMED:
+        return
+    if path[-1] in ("callbacks", "config_file") and len(path) == 1:
+        raise UserError(f"--{argument} cannot be set on the command line.")
+    if dataclasses.is_dataclass(here):
+        fields = ", ".join(f.name for f in dataclasses.fields(here))
+        raise UserError(f"--{argument} names a group: set one of its fields ({fields}).")

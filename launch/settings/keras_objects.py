@@ -1,0 +1,250 @@
+"""Keras objects of a config: described as plain data when it is loaded, made when a model is built.
+
+A Keras optimizer or metric creates variables when it is made. Each model gets objects of its own,
+made in the scope of its devices, however many models are built from one config.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tftpu.config import Experiment, Function, KerasObject, Optimizer
+from tftpu.config.objects import names_in, own_name
+from tftpu.errors import UserError
+from tftpu.launch.settings import own_code
+
+
+def described(experiment: Experiment) -> Experiment:
+    """Returns the experiment with descriptions in place of Keras objects and functions.
+
+    Raises:
+        UserError: an object that cannot be described.
+    """
+    changed = {name: _described(getattr(experiment, name), name) for name in ("optimizer", "loss")}
+    for name in ("metrics", "weighted_metrics"):
+        changed[name] = _described(_several(getattr(experiment, name)), name)
+    callbacks = tuple(_several(experiment.callbacks))
+    for callback in callbacks:
+        if not hasattr(callback, "on_epoch_end"):
+            raise UserError(
+                f"callbacks holds a {type(callback).__name__}: give objects such as "
+                "keras.callbacks.EarlyStopping(patience=3)."
+            )
+    return dataclasses.replace(experiment, callbacks=callbacks, **changed)
+
+
+def _several(value: Any) -> Any:
+    """Returns a list or dict as it is, and a single thing as a tuple of one."""
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple | dict) else (value,)
+
+
+def recorded(experiment: Experiment) -> Experiment:
+    """Returns the experiment for `config.json`: of callbacks it holds the class and the settings.
+
+    A callback is not made from that again: a run that resumes has those of its config file.
+    """
+    return dataclasses.replace(experiment, callbacks=tuple(map(_recorded, experiment.callbacks)))
+
+
+def optimizer_of(experiment: Experiment, build: Callable[..., Any]) -> Any:
+    """Returns the Keras optimizer of an experiment.
+
+    Args:
+        experiment: with a length in steps.
+        build: as `tftpu.optim.optimizers.build`.
+    """
+    optimizer = experiment.optimizer
+    if isinstance(optimizer, Optimizer | str):
+        steps = experiment.train.length
+        return build(optimizer, experiment.data.global_batch_size, steps)
+    return made(optimizer, "optimizer")
+
+
+def made(value: Any, name: str) -> Any:
+    """Returns the Keras objects that a value of a config describes.
+
+    Args:
+        value: names, descriptions, functions, or lists and dicts of them.
+        name: of the field, for errors.
+
+    Raises:
+        UserError: a class or function is missing.
+    """
+    if isinstance(value, dict):
+        return {key: made(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [made(part, name) for part in value]
+    if isinstance(value, Function):
+        area, attribute = value.public or (None, "")
+        if area:
+            return _looked_up(f"keras.{area}.{attribute}", name)
+        return _looked_up(value.name, name)
+    if isinstance(value, KerasObject):
+        return _from_description(value, name)
+    return value if value is None or isinstance(value, str) else made(_described(value, name), name)
+
+
+def _described(value: Any, name: str) -> Any:
+    if value is None or isinstance(value, str | Optimizer | KerasObject | Function):
+        return value
+    if isinstance(value, dict):
+        if "class_name" in value:  # which nothing could tell from an object in config.json
+            raise UserError(
+                f"{name} is a description of {value['class_name']!s:.60}: give the object, such as "
+                "keras.losses.Huber(), or keras.saving.deserialize_keras_object of it."
+            )
+        return {key: _described(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_described(part, f"{name}[{index}]") for index, part in enumerate(value))
+    if isinstance(value, types.FunctionType):
+        function = Function(f"{value.__module__}.{value.__name__}")
+        held = getattr(sys.modules.get(value.__module__), value.__name__, None)
+        # `functools.wraps` names a function after the one that it wraps.
+        if not value.__qualname__.isidentifier() or not (function.public or held is value):
+            raise UserError(
+                f"{name} is the function {value.__qualname__!r}, which another process cannot "
+                "find: define it with `def` at the top of a file beside the config."
+            )
+        return function
+    if isinstance(value, type):
+        raise UserError(f"{name} is the class {value.__name__}: write {value.__name__}().")
+    if not hasattr(value, "get_config"):
+        raise UserError(
+            f"{name} is a {type(value).__name__}: give one of Keras's names, a Keras object, or a "
+            "function."
+        )
+    import keras
+
+    try:
+        description: Any = keras.saving.serialize_keras_object(value)
+    except Exception as error:
+        raise UserError(
+            f"{name}: get_config() of {type(value).__name__} fails with {_reason(error)}."
+        ) from error
+    described = KerasObject(description)
+    _check_settings(value, _from_description(described, name), name)
+    return described
+
+
+def _check_settings(value: Any, again: Any, name: str) -> None:
+    """Raises `UserError` if an own object that is made again has other settings than the first."""
+    if type(value).__module__.partition(".")[0] in ("keras", "tftpu"):
+        return
+    for setting, was in vars(value).items():
+        now = getattr(again, setting, None)
+        if isinstance(was, bool | int | float | str) and was != now:
+            raise UserError(
+                f"{name}: {setting} of {type(value).__name__} is {was!r}, and {now!r} in another "
+                "made from its get_config(), as each model gets one: add it there, as in "
+                "`return {**super().get_config(), 'scale': self.scale}`."
+            )
+
+
+def _recorded(callback: Any) -> Any:
+    if isinstance(callback, KerasObject):
+        return callback
+    cls = type(callback)
+    settings = {
+        key: getattr(callback, key)
+        for key in inspect.signature(cls).parameters
+        if isinstance(getattr(callback, key, None), bool | int | float | str)
+    }
+    return KerasObject({"module": cls.__module__, "class_name": cls.__name__, "config": settings})
+
+
+def _looked_up(path: str, name: str) -> Any:
+    module, _, attribute = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{name} needs {path}, which cannot be imported: {error}.") from error
+
+
+def _from_description(value: KerasObject, name: str) -> Any:
+    import keras
+
+    own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
+    for text in _texts_of(value.description):
+        _check_registered(text, name)
+    try:
+        return keras.saving.deserialize_keras_object(
+            _registered(value.description), custom_objects=own, safe_mode=True
+        )
+    except Exception as error:
+        raise UserError(
+            f"{name}: no {value.name} can be made from its get_config(), as each model gets one: "
+            f"{_reason(error)}. Its __init__ must take every key of get_config(), as with "
+            "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
+        ) from error
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """Yields the texts of a description that Keras may take for the name of something registered.
+
+    `own_name` checks a class with its module.
+    """
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts_of(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            is_checked = key == "class_name" and value.get("module") is not None
+            if not is_checked and key not in ("module", "name", "registered_name"):
+                yield from _texts_of(part)
+
+
+def _check_registered(text: str, name: str) -> None:
+    """Checks what Keras would find by a text, and call with arguments of the description.
+
+    Keras finds whatever a loaded package has registered. A layer of one may read files.
+
+    Raises:
+        UserError: it is neither of Keras and tftpu, nor a function of the user's own code.
+    """
+    import keras
+
+    found = keras.saving.get_registered_object(text)
+    if found is None or found.__module__.partition(".")[0] in ("keras", "tftpu"):
+        return
+    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    is_own = file is not None and not own_code.is_installed(Path(file))
+    if not (is_own and isinstance(found, types.FunctionType)):
+        raise UserError(
+            f"{name}: {text!r} is registered by {found.__module__}, and no description may name "
+            "it: within an object of Keras, give a function of Keras or tftpu, or one that a file "
+            "beside the config registers."
+        )
+
+
+def _registered(value: Any) -> Any:
+    """Returns a copy of a description whose classes are those that their modules say.
+
+    Keras takes a class by the name that it was registered with, before it looks at the module.
+    """
+    if isinstance(value, list | tuple):
+        return [_registered(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: _registered(part) for key, part in value.items()}
+    if "class_name" in value:
+        if own_name(value):
+            made["registered_name"] = value["class_name"]
+        else:
+            ours = str(value.get("module")).startswith("tftpu.")
+            made["registered_name"] = f"tftpu>{value['class_name']}" if ours else None
+    return made
+
+
+def _reason(error: Exception) -> str:
+    """Returns an exception on one line; that of the user's code, where Keras wraps it."""
+    first = error.__context__ or error
+    return f"{type(first).__name__}: {' '.join(str(first).split()).rstrip('.')}"

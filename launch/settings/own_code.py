@@ -1,0 +1,259 @@
+"""A user's own code: the folder of a config file, and the name that the file is imported under.
+
+The folder of `--config=path/to/flowers.py` is put first on `sys.path`, and the file is imported as
+`flowers`, so that it imports its neighbours as plain modules: `import model`. A machine that has
+the same folder, anywhere, imports it under the same names.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tftpu.config import Experiment
+from tftpu.errors import UserError
+from tftpu.launch.cloud.shipping import code_imports
+
+# Modules that everything here imports: a file of this name beside a config would replace them.
+# `tftpu` is loaded already, and stays what it is in a config that lies in a clone of tftpu.
+_TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow"}
+_brought = set[str]()  # modules that were loaded by the configs that were imported
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnCode:
+    """The code of a config file.
+
+    Attributes:
+        folder: of the config file, absolute: what another machine needs to import it.
+        module: name that the config file is imported under, its stem.
+    """
+
+    folder: Path
+    module: str
+
+    @property
+    def file(self) -> Path:
+        """The config file."""
+        return self.folder / f"{self.module}.py"
+
+
+def own_code(config: str) -> OwnCode | None:
+    """Returns the code of `--config=path/to/file.py`; None for the name of a config of tftpu.
+
+    Raises:
+        UserError: there is no such file, or its name is that of an installed module.
+    """
+    if not config.endswith(".py"):
+        return None
+    path = Path(os.path.abspath(config))
+    if not path.is_file():
+        raise UserError(f"There is no config file {config!r}.")
+    code = OwnCode(path.parent, path.stem)
+    if "." in code.module:
+        raise UserError(
+            f"The config file {path.name!r} cannot be imported, because of the dot in its name: "
+            f"rename it, for example to {path.stem.replace('.', '_')}.py."
+        )
+    refuse_name(code.module)
+    for other in sorted(_modules_in(code.folder) & _TAKEN):
+        raise UserError(
+            f"{code.folder} holds a module {other!r}, which would replace the installed {other!r} "
+            "for everything that the config imports: rename it."
+        )
+    return code
+
+
+def refuse_name(module: str) -> None:
+    """Raises `UserError` if an installed module has this name."""
+    found = _origin(module)
+    if module in {*_TAKEN, "tftpu"} or (found and is_installed(found)):
+        raise UserError(
+            f"{module}.py has the name of an installed module ({found or module}), which it would "
+            "replace: rename the file."
+        )
+
+
+def prepare(code: OwnCode) -> None:
+    """Puts the folder first on `sys.path`, and forgets modules of the same names from elsewhere."""
+    folder = str(code.folder)
+    sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
+    importlib.invalidate_caches()
+    own = _modules_in(code.folder) - {"tftpu"}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in own and file:
+            if is_installed(Path(file)):
+                raise UserError(
+                    f"{code.folder} holds a module {name!r}, and so do the installed packages "
+                    f"({file}), which loaded theirs already: rename yours."
+                )
+            if not Path(file).is_relative_to(code.folder):
+                del sys.modules[name]
+
+
+def import_config(code: OwnCode) -> types.ModuleType:
+    """Imports a config file that the user named, anew where it was imported before.
+
+    See `prepare`. Files of runs and of searches may name it from then on: see `was_named`.
+    """
+    note = _note_of(code.file)
+    with contextlib.suppress(OSError):  # without a home it has to be named each time
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.write_text(f"{code.file}\n")
+    prepare(code)
+    sys.modules.pop(code.module, None)
+    before = set(sys.modules)
+    config = importlib.import_module(code.module)
+    _brought.update(set(sys.modules) - before)
+    return config
+
+
+def was_named(config: str) -> bool:
+    """Returns whether this user gave a config file to a command before, on this machine.
+
+    A workdir from elsewhere names any file as its config, and importing one runs it.
+    """
+    return _note_of(Path(os.path.abspath(config))).is_file()
+
+
+def _note_of(file: Path) -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    name = hashlib.sha256(str(file).encode(errors="surrogatepass")).hexdigest()
+    return Path(home) / "tftpu" / "configs" / name
+
+
+def modules_of(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
+    """Returns the modules of a config's own code, the loaded ones of others, and names in the code.
+
+    Own ones are those that its code imports by a statement, perhaps in a function that was not
+    called yet, and those of its folder that are loaded. Others are those that a package brings
+    that its code names, and all that its import has loaded, but the standard library. The names are
+    identifiers, such as `half` in `losses.half`.
+    """
+    within, others, written = code_imports.reached(code.folder, code.module)
+    beside = _modules_in(code.folder)
+    own = within | {name for name in sys.modules if _package(name) in beside}
+    named = {_package(name) for name in others}
+    imported = {name for name in sys.modules if name in _brought or _package(name) in named}
+    return _foreign(own), _foreign(imported - own), written
+
+
+def _foreign(modules: set[str]) -> set[str]:
+    known = {*sys.stdlib_module_names, "tftpu"}
+    return {name for name in modules if _package(name) not in known}
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@contextlib.contextmanager
+def failures_of(what: str, *folders: Path) -> Iterator[None]:
+    """Turns exceptions of a user's code into `UserError`, with file and line.
+
+    Args:
+        what: names the code, such as "The config 'flowers.py'".
+        folders: of the code; an exception that never passed through one is not the user's.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).parent in folders]
+        if not own and not isinstance(error, SyntaxError | ImportError):
+            raise
+        where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
+        raise UserError(f"{what} fails{where} with {type(error).__name__}: {error}") from error
+
+
+def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
+    """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu.
+
+    The method may be that of a base class in another folder.
+    """
+    cls = type(value)
+    defining = next((kind for kind in cls.__mro__ if method in vars(kind)), cls)
+    folders = []
+    for kind in (cls, defining):
+        # A class of a notebook has no file.
+        with contextlib.suppress(TypeError, OSError):
+            if not is_of_tftpu(kind):
+                folders.append(Path(inspect.getfile(kind)).parent)
+    if not folders:
+        return contextlib.nullcontext()
+    return failures_of(f"{cls.__name__}.{method}()", *folders)
+
+
+def is_of_tftpu(cls: type) -> bool:
+    """Returns whether a class comes with tftpu."""
+    return _package(cls.__module__) == "tftpu"
+
+
+def validate(experiment: Experiment, data_shares: int | None = None) -> None:
+    """Validates an experiment, whose model and data may be classes of a user's own.
+
+    Args:
+        experiment: of a config.
+        data_shares: as for `Experiment.validate`.
+
+    Raises:
+        UserError: the first mistake found, or another exception of a user's `validate`.
+    """
+    experiment.validate_fields()
+    with failures_of_class(experiment.data, "validate"):
+        experiment.data.validate()
+    with failures_of_class(experiment.model, "validate"):
+        experiment.model.validate(experiment.share(data_shares))
+
+
+def validate_recorded(experiment: Experiment) -> None:
+    """Validates the experiment of a config.json, which anybody may have changed.
+
+    A user's `validate` of data may look for them, which an export does not need: of their classes
+    the first one of tftpu validates its fields.
+
+    Raises:
+        UserError: as `validate`.
+    """
+    experiment.validate_fields()
+    data = experiment.data
+    with failures_of_class(data, "validate"):
+        next(cls for cls in type(data).__mro__ if is_of_tftpu(cls)).validate(data)
+    with failures_of_class(experiment.model, "validate"):
+        experiment.model.validate(experiment.share())
+
+
+def _modules_in(folder: Path) -> set[str]:
+    """Returns the names of the modules and packages in a folder."""
+    files = {path.stem for path in folder.glob("*.py")}
+    return files | {path.parent.name for path in folder.glob("*/__init__.py")}
+
+
+def _origin(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
+
+
+def is_installed(path: Path) -> bool:
+    """Returns whether a file belongs to Python or to an installed package."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {
+        path for path in map(str, sys.path) if path.endswith(("site-packages", "dist-packages"))
+    }
+    return any(path.is_relative_to(folder) for folder in folders)

@@ -1,0 +1,1 @@
+"""How the families assemble their blocks: one by one, recomputed, or as one loop."""

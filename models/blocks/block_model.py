@@ -1,0 +1,201 @@
+"""Functional models made of blocks, which the backward pass may recompute instead of keeping."""
+
+import dataclasses
+import functools
+import importlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tftpu.config import Model
+from tftpu.errors import UserError
+from tftpu.inference.cache import opened
+from tftpu.models import checks
+from tftpu.models.blocks import scanned
+from tftpu.models.blocks.recompute import recomputed
+from tftpu.models.layers.tensor_parallel import Rule, rules_for
+from tftpu.tensors import Tensor
+
+SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class BlockModel(keras.Model):
+    """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
+
+    With `remat="block"` the backward pass recomputes each block from its input; with "products", on
+    the JAX engine, it also keeps the products with weights and what attention's kernels found.
+    Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
+    `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
+
+    Args:
+        inputs: the inputs of the model, as for `keras.Model`.
+        outputs: the outputs, as for `keras.Model`, computed by way of a `Structure` or of another
+            `BlockModel`.
+        name: of the model.
+    """
+
+    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
+        # Before the model itself, because it makes Keras number the nodes of the inputs anew.
+        blocks = Blocks.of(inputs, outputs)
+        super().__init__(inputs, outputs, name=name, **kwargs)
+        self._blocks = blocks
+
+    @property
+    def hyperparameters(self) -> Model | None:
+        """The config that the model, or the one inside it, was built from; None: neither was."""
+        kinds = Structure | BlockModel
+        found = (layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
+        return next(found, None)
+
+    @property
+    def sharding_rules(self) -> tuple[Rule, ...]:
+        """The dimensions that a mesh's `tensor` axis cuts; empty for models without attention."""
+        return rules_for({v.path: tuple(v.shape) for v in self.weights})
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
+        blocks = self._blocks
+        if blocks is None or not blocks.serve(training):
+            return super().call(inputs, training=training, mask=mask)
+        return blocks.end(blocks.run(inputs, bool(training)), training=training)
+
+
+@keras.saving.register_keras_serializable("tftpu")
+class Structure(keras.layers.Layer):
+    """Returns the last of its inputs, which are the borders of a model's blocks.
+
+    What a `BlockModel` is beyond its layers is kept here: Keras clones, saves and loads a
+    functional model as a graph of layers, and calls its constructor with nothing else.
+
+    It is called with a list of tensors: the one before the first block, and the output of each.
+
+    Args:
+        hyperparameters: the config that the model is built from. `tftpu.models.load_weights` finds
+            the layout of a weight file by it. Its `remat` is "none", which keeps all activations
+            for the backward pass, or "block", which keeps only the input of each block, for about
+            a third more arithmetic (Chen et al. 2016, https://arxiv.org/abs/1604.06174). Its
+            `scan`, where it has one, is "block" for one loop over the blocks, "none", or "auto".
+        shared: names of int32 inputs of the model that every block takes too.
+
+    Raises:
+        UserError: an unknown `remat` or `scan`, or a file with hyper-parameters that are not of
+            the zoo.
+    """
+
+    def __init__(
+        self, hyperparameters: Model | Mapping[str, Any], shared: Sequence[str] = (), **kwargs: Any
+    ):
+        super().__init__(**kwargs)
+        if isinstance(hyperparameters, Mapping):  # from a `.keras` file
+            hyperparameters = _decoded(hyperparameters)
+        self.hyperparameters = hyperparameters
+        self.remat: str = getattr(hyperparameters, "remat", "none")
+        checks.remat(self.remat)
+        self.scan: str = getattr(hyperparameters, "scan", "none")
+        checks.scan(self.scan)
+        self.shared = tuple(shared)
+
+    def call(self, borders: list[Tensor]) -> Tensor:
+        return borders[-1]
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"hyperparameters": _encoded(self.hyperparameters), "shared": list(self.shared)}
+        return {**super().get_config(), **own}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A model over some layers of another one.
+
+    Wrapped, because Keras would make a model that is an attribute a layer of the outer model.
+    """
+
+    model: keras.Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The parts of a model whose blocks are recomputed, or run as one loop."""
+
+    first: keras.Model  # everything before the first block
+    blocks: tuple[keras.Model, ...]
+    border: keras.KerasTensor  # between the last block and the end
+    end: keras.Model
+    shared: tuple[str, ...]  # names of the inputs that every block takes too
+    remat: str  # what the backward pass recomputes, as the model's hyper-parameter
+    loop: bool  # whether the blocks run as one loop
+
+    @classmethod
+    def of(cls, inputs: Any, outputs: Any) -> "Blocks | None":
+        """Cuts a model at the borders of its blocks; returns None if it is run as a whole."""
+        whole = keras.Model(inputs, outputs)
+        layer = next((layer for layer in whole.layers if isinstance(layer, Structure)), None)
+        if layer is None:
+            return None
+        loop = scanned.is_wanted(layer.scan, whole.count_params())
+        if layer.remat == "products" and keras.config.backend() != "jax":
+            raise UserError(
+                "model.remat='products' works on the JAX engine, and Keras runs on "
+                f"{keras.config.backend()}: use a mesh or engine=jax, or model.remat='block'."
+            )
+        if not loop and layer.remat == "none":
+            return None
+        borders: Any = layer.input
+        border: Any = layer.output
+        shared = [whole.get_layer(known).output for known in layer.shared]
+        blocks = tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders))
+        if loop and not scanned.are_alike(blocks):
+            if layer.scan == "block":
+                raise UserError(
+                    "model.scan='block' needs blocks that are alike, and these differ, such as by "
+                    "their rates of stochastic depth: use model.scan='none'."
+                )
+            loop = False
+        if not loop and layer.remat == "none":
+            return None
+        first, end = keras.Model(inputs, borders[0]), keras.Model(border, outputs)
+        return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
+
+    def serve(self, training: bool | None) -> bool:
+        """Returns whether the model runs by its parts; a cache needs the layers one by one."""
+        return bool(training) or (self.loop and opened() is None)
+
+    def run(self, inputs: Any, training: bool) -> Tensor:
+        """Returns the output of the last block."""
+        given = [inputs[name] for name in self.shared]
+        given = [None if x is None else keras.ops.convert_to_tensor(x, "int32") for x in given]
+        x = self.first(inputs, training=training)
+        if self.loop:
+            return scanned.run(self.blocks, x, given, training, self.remat if training else "none")
+        keep_products = self.remat == "products"
+        for block in self.blocks:
+            part = functools.partial(_run, block, given)
+            x = recomputed(part, block.variables, x, keep_products)
+        return x
+
+
+def _run(block: keras.Model, given: list[Tensor | None], x: Tensor) -> Tensor:
+    return block([x, *given], training=True)
+
+
+def _encoded(config: Model) -> dict[str, Any]:
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return {
+        "class": f"{type(config).__module__}.{type(config).__qualname__}",
+        "fields": {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()},
+    }
+
+
+def _decoded(encoded: Mapping[str, Any]) -> Model:
+    """Reads the output of `_encoded`."""
+    module, _, name = encoded["class"].rpartition(".")
+    # A file must not choose which modules are imported.
+    cls = getattr(importlib.import_module(SIZES), name, None) if module == SIZES else None
+    if cls is None:
+        raise UserError(
+            f"The file holds a model built from {encoded['class']}, which this version of tftpu "
+            "does not have: load it with the version that saved it."
+        )
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in encoded["fields"].items()})

@@ -1,0 +1,200 @@
+"""Cross-entropy in chunks of the vocabulary changes no value, gradient or step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.support.models.stepping import make_step, train
+from tftpu import models
+from tftpu.engines.tensorflow.lowering.lower import lower
+from tftpu.optim import losses
+from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
+from tftpu.tpu.slices import parse_slice
+
+WIDTH, VOCABULARY = 16, 1000
+
+
+def factors(dtype="float32"):
+    rng = np.random.default_rng(0)
+    hidden = tf.cast(rng.normal(size=(2, 5, WIDTH)), dtype)
+    matrix = tf.constant(rng.normal(size=(VOCABULARY, WIDTH)), "float32")
+    return hidden, matrix, tf.constant(rng.integers(0, VOCABULARY, (2, 5)), "int32")
+
+
+def value_and_gradients(loss, hidden, matrix):
+    weight = tf.reshape(tf.range(1.0, 11.0), (2, 5))
+    with tf.GradientTape() as tape:
+        tape.watch([hidden, matrix])
+        value = loss(hidden, matrix)
+        total = tf.reduce_sum(value * weight)
+    return [value, *tape.gradient(total, [hidden, matrix])]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("jit", [False, True])
+def test_chunks_give_the_value_and_the_gradients_of_keras_cross_entropy(
+    monkeypatch, smoothing, jit
+):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    smoothed = keras.losses.CategoricalCrossentropy(True, smoothing, reduction=None)
+
+    def whole(hidden, matrix):
+        return smoothed(tf.one_hot(labels, VOCABULARY), hidden @ tf.transpose(matrix))
+
+    def chunked(hidden, matrix):
+        return losses.chunked_crossentropy(hidden, matrix, labels, smoothing)
+
+    chunked = tf.function(chunked, jit_compile=True) if jit else chunked
+    expected = value_and_gradients(whole, hidden, matrix)
+    for a, b in zip(value_and_gradients(chunked, hidden, matrix), expected):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5)
+
+
+def test_in_bfloat16_the_loss_is_summed_in_float32(monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors("bfloat16")
+    found = losses.chunked_crossentropy(hidden, matrix, labels)
+    rounded = tf.cast(tf.cast(matrix, "bfloat16"), "float32")
+    logits = tf.cast(hidden, "float32") @ tf.transpose(rounded)
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1.0, 300.0, -300.0])
+@pytest.mark.parametrize("jit", [False, True])
+def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    hidden *= factor
+    chunked = tf.function(losses.chunked_crossentropy, jit_compile=jit)
+    logits = hidden @ tf.transpose(matrix)
+    assert abs(factor) == 1 or tf.reduce_max(logits) - tf.reduce_min(logits) > 1000
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    np.testing.assert_allclose(chunked(hidden, matrix, labels), expected, rtol=1e-5)
+
+
+def test_a_label_that_is_not_a_class_subtracts_no_logit(monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    found = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
+    expected = tf.reduce_logsumexp(hidden @ tf.transpose(matrix), -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_the_loop_ends_for_a_loss_that_is_not_finite(monkeypatch, wrong):
+    monkeypatch.setattr(losses, "CHUNK", 300)
+    hidden, matrix, labels = factors()
+    broken = tf.tensor_scatter_nd_update(hidden, [[0, 0, 0]], [wrong])
+    found = losses.chunked_crossentropy(broken, matrix, labels).numpy()
+    assert not np.isfinite(found[0, 0])
+    assert np.isfinite(found[1]).all()
+
+
+def tiny_gpt(metrics=(), loss=None, **fields):
+    sizes = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 50, "context": 8, **fields}
+    model = models.build("gpt2_small", **sizes)
+    rng = np.random.default_rng(0)
+    model.set_weights([0.1 * rng.normal(size=w.shape) for w in model.get_weights()])
+    model.compile(keras.optimizers.SGD(0.5), loss or SmoothedCrossentropy(), metrics=metrics)
+    return model
+
+
+def text(steps=2, weighted=True):
+    rng = np.random.default_rng(1)
+    draw = [rng.integers(0, 50, (8, 9)) for _ in range(steps)]
+    return [
+        (
+            d[:, :-1].astype("int32"),
+            d[:, 1:].astype("int32"),
+            rng.uniform(size=(8, 8)).astype("float32") if weighted else None,
+        )
+        for d in draw
+    ]
+
+
+def run(replicas, gradient_accumulation_steps=1, **options):
+    engine = tftpu.connect(virtual_devices=replicas)
+    with engine.scope():
+        model = tiny_gpt(**options)
+    results = train(
+        engine,
+        make_step(engine, model, text(), gradient_accumulation_steps=gradient_accumulation_steps),
+        text(),
+    )
+    return results, model.get_weights()
+
+
+@pytest.mark.slow
+def test_a_step_in_chunks_is_the_step_without_chunks_on_any_number_of_replicas(monkeypatch):
+    whole, expected = run(1)
+    monkeypatch.setattr(losses, "CHUNK", 20)
+    seen = []
+    real = losses.chunked_crossentropy
+    monkeypatch.setattr(losses, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
+    for replicas, gradient_accumulation_steps in ((1, 1), (1, 4), (8, 1), (2, 2)):
+        seen.clear()
+        metrics = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
+        results, weights = run(replicas, gradient_accumulation_steps, metrics=metrics)
+        assert seen  # chunks were used, and a metric read the logits too
+        for a, b in zip(results, whole):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+            assert 0 <= a["accuracy"] <= 1
+        for a, b in zip(weights, expected):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("training", [False, True])
+def test_factored_logits_are_the_models_and_the_product_of_their_factors(remat, training):
+    model = tiny_gpt(remat=remat)
+    x = text()[0][0]
+    logits, hidden, matrix = model.factored_logits(x, training)
+    np.testing.assert_allclose(logits, model(x, training=training), atol=1e-6)
+    np.testing.assert_allclose(hidden @ tf.transpose(matrix), logits, atol=1e-5)
+
+
+def test_soft_labels_and_small_vocabularies_use_the_logits():
+    hidden, matrix, labels = factors()
+    logits = hidden @ tf.transpose(matrix)
+    loss = SmoothedCrossentropy(0.1)
+    soft = tf.one_hot(labels, VOCABULARY)
+    for y in (labels, soft):
+        given = loss.call_factored(y, logits, hidden, matrix)
+        np.testing.assert_array_equal(given, loss.call(y, logits))
+
+
+def test_a_model_still_returns_plain_logits():
+    model = tiny_gpt()
+    x = text()[0][0]
+    np.testing.assert_allclose(model.predict(x, verbose=0), model(x), atol=1e-6)
+    assert model(x).shape == (8, 8, 50)
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
+    vocabulary, time, batch = 32_768, 512, 8
+
+    def model():
+        sizes = {"layers": 1, "width": 128, "heads": 2, "vocabulary": vocabulary}
+        built = models.build("gpt2_small", context=time, **sizes)
+        built.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())
+        return built
+
+    target, tokens = parse_slice("v5e-8"), tf.TensorSpec((batch, time), tf.int32)
+    program = lower(model, (tokens, tokens), target.replicas, "mixed_bfloat16")
+    compiled = compiler.compile_program(program, target)
+    logits = 4 * batch * time * vocabulary
+    priced = cost.price(program, compiled, target)
+    assert compiled.memory["temp_size_in_bytes"] < logits / 2
+    assert max(t.bytes for t in priced.large) < logits / 4
+    # Each chunk is counted, although the number of iterations depends on the logits: the logits
+    # twice, and two gradients. The rest of this model is small.
+    assert 1 < priced.flops / (4 * 2 * batch * time * vocabulary * 128) < 1.1

@@ -1,0 +1,228 @@
+"""The step traced through the real TPUStrategy class, on a simulated slice.
+
+This runs all Python code of a TPU run, but no TPU hardware. Forbidden assignments in a replica,
+dynamic shapes and ops that only the host can run fail here.
+"""
+
+import collections
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tftpu
+from tests.engines.test_step_equality import covering_set, optimizer_named
+from tests.support.models import reference
+from tests.support.models.stepping import train_step
+from tests.support.models.strategies import mlp
+from tftpu import input_pipelines
+from tftpu.config import TrainOptions
+from tftpu.engines.tensorflow import feed, internals, xla_ops
+from tftpu.engines.tensorflow.engine import TensorFlowEngine
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.step.eval_step import EvalStep
+from tftpu.engines.tensorflow.step.loops import device_loop
+from tftpu.engines.tensorflow.step.train_step import TrainStep
+from tftpu.launch.run import experiment
+from tftpu.launch.settings import config_flags
+from tftpu.models.layers.normalization import GhostBatchNormalization
+
+REPLICAS = 8
+
+
+def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns the ops of the program that runs on the TPU, without those of its host."""
+    marked = [op for op in xla_ops.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
+    bodies = [
+        b for op in marked for b in internals.called_functions(internals.functions_of(op.graph), op)
+    ]
+    # The bodies of loops and branches within the program are not marked.
+    inner = [op for body in bodies for op in xla_ops.graph_ops(body)]
+    return list({id(op): op for op in [*marked, *inner]}.values())
+
+
+def traced(model: keras.Model, batch: tuple, **options) -> tuple[TrainStep, list[tf.Operation]]:
+    """Returns the ops of a device loop of the model, on a simulated v3-8.
+
+    Args:
+        model: compiled, built in the scope of a simulated slice.
+        batch: `tf.TensorSpec`s of one replica's share.
+    """
+    strategy = model.distribute_strategy
+    engine = TensorFlowEngine(strategy)
+    with engine.scope():
+        step = train_step(model, batch, **options)
+    whole = keras.tree.map_structure(
+        lambda s: tf.zeros((2, REPLICAS * s.shape[0], *s.shape[1:]), s.dtype), batch
+    )
+    data = tf.data.Dataset.from_tensor_slices(whole)
+
+    loop = device_loop(strategy, step.train, step.synchronise)
+    iterator = iter(feed.distribute(data, strategy))
+    with engine.scope():
+        graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
+    return step, replica_ops(graph)
+
+
+def assert_one_reduction_and_no_host_op(step: TrainStep, ops: list[tf.Operation]) -> None:
+    sums = [op for op in ops if op.type == "CrossReplicaSum"]
+    gradients = [v.shape for v in step.state.model.trainable_variables]
+    others = [v.shape for v in step.statistics]  # once a loop, for their mean
+    if None in step.divisors:
+        others.append((len(step.divisors),))
+    found = collections.Counter(tuple(op.inputs[0].shape) for op in sums)
+    assert found == collections.Counter(tuple(shape) for shape in [*gradients, *others])
+    # Only the loss scale's skipped steps need a broadcast, of their count.
+    broadcasts = sum(op.type == "AllToAll" for op in ops)
+    assert broadcasts == isinstance(step.state.model.optimizer, keras.optimizers.LossScaleOptimizer)
+    host = {op.type for op in ops if not internals.xla_kernel(op.type)}
+    assert host <= TPU_ONLY, f"no TPU kernel: {host - TPU_ONLY}"
+
+
+# Ops that only a TPU has, or that only mark where a program begins.
+TPU_ONLY = {
+    "TPUReplicateMetadata",
+    "TPUReplicatedInput",
+    "TPUReplicatedOutput",
+    "TPUCompilationResult",
+    "CrossReplicaSum",
+    "AllToAll",
+}
+
+
+@pytest.fixture(scope="module")
+def slice_of_eight():
+    return tftpu.simulated_slice("v3-8")
+
+
+@pytest.mark.parametrize("case", sorted({case[1:] for case in covering_set()}, key=str), ids=str)
+def test_every_option_of_the_step_traces(case, slice_of_eight):
+    gradient_accumulation_steps, optimizer, global_clipnorm, weighted, ema_momentum = case
+    with slice_of_eight.scope():
+        model = mlp()
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        )
+        model.compile(optimizer_named(optimizer), loss, weighted_metrics=["accuracy"])
+    batch = [tf.TensorSpec((8, 6)), tf.TensorSpec((8,), tf.int64)]
+    if weighted:
+        batch.append(tf.TensorSpec((8,)))
+    step, ops = traced(
+        model,
+        tuple(batch),
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        global_clipnorm=global_clipnorm,
+        ema_momentum=ema_momentum,
+    )
+    assert_one_reduction_and_no_host_op(step, ops)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
+def test_dropout_and_norms_trace_in_every_precision(
+    policy, gradient_accumulation_steps, slice_of_eight
+):
+    keras.config.set_dtype_policy(policy)
+    with slice_of_eight.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 2)),
+                GhostBatchNormalization(2),
+                keras.layers.Conv2D(4, 3),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3, dtype="float32"),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer_named("sgd"), loss, metrics=["accuracy"])
+    batch = (tf.TensorSpec((8, 6, 6, 2)), tf.TensorSpec((8,), tf.int64))
+    step, ops = traced(
+        model,
+        batch,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        ema_momentum=reference.EMA,
+    )
+    assert_one_reduction_and_no_host_op(step, ops)
+    # Counted while it trains: 4 x 4 places of 3 x 3 x 2 by 4, and 64 by 3, of 64 examples.
+    assert step.model_flops == 3 * 2 * 64 * (16 * 18 * 4 + 64 * 3)
+
+
+def test_global_statistics_trace_and_communicate(slice_of_eight):
+    with slice_of_eight.scope():
+        norm = GhostBatchNormalization("global")
+        layers = [keras.Input((6, 6, 2)), norm, keras.layers.Flatten(), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer_named("sgd"), loss)
+    batch = (tf.TensorSpec((8, 6, 6, 2)), tf.TensorSpec((8,), tf.int64))
+    _, ops = traced(model, batch)
+    assert sum(op.type == "CrossReplicaSum" for op in ops) > len(model.trainable_variables) + 2
+
+
+@pytest.mark.parametrize(
+    "config", ["digits_resnet", pytest.param("python_gpt", marks=pytest.mark.slow)]
+)
+def test_the_configs_trace(config, slice_of_eight):
+    settings = config_flags.load(config, [])
+    settings.validate(REPLICAS)
+    with slice_of_eight.scope():
+        model = experiment.build_model(settings)
+    share = settings.data.global_batch_size // REPLICAS
+    batch = input_pipelines.batch_spec(settings.data, share)
+    step, ops = traced(model, batch, global_clipnorm=settings.train.global_clipnorm)
+    assert_one_reduction_and_no_host_op(step, ops)
+
+
+def test_the_trainers_loop_measures_time_only_on_the_host(slice_of_eight):
+    """The clock for the input wait is read around the iterator, not in the TPU's program."""
+    with slice_of_eight.scope():
+        model = mlp()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer_named("sgd"), loss)
+    data = tf.data.Dataset.from_tensor_slices((tf.zeros((128, 6)), tf.zeros(128, tf.int64)))
+    data = data.batch(64, drop_remainder=True)
+    engine = slice_of_eight
+    executor = engine.prepare(model, TrainOptions(), engine.training_spec(data))
+    train = executor.training(engine.training_spec(data))
+    loop = device_loop(slice_of_eight.strategy, train.step.train, train.step.synchronise)
+    iterator = iter(feed.distribute(data, slice_of_eight.strategy))
+    graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
+    clocks = [op for op in xla_ops.graph_ops(graph) if op.type == "Timestamp"]
+    assert len(clocks) == 2
+    on_tpu = replica_ops(graph)
+    assert not {id(op) for op in clocks} & {id(op) for op in on_tpu}
+    assert_one_reduction_and_no_host_op(train.step, on_tpu)
+
+
+def test_the_weight_norm_traces(slice_of_eight):
+    with slice_of_eight.scope():
+        model = mlp()
+        model.compile(optimizer_named("sgd"), "mse")
+        spec = tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))
+        step = EvalStep(ModelState(model, spec, TrainOptions()))
+
+    @tf.function(autograph=False)
+    def norm():
+        return slice_of_eight.strategy.run(step.weight_norm)
+
+    ops = replica_ops(norm.get_concrete_function().graph)
+    assert not any(op.type in ("CrossReplicaSum", "AllToAll") for op in ops)
+    assert {op.type for op in ops if not internals.xla_kernel(op.type)} <= TPU_ONLY
+
+
+def test_the_check_finds_a_host_op(slice_of_eight):
+    """The check can fail: a print formats a string."""
+
+    class Printing(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            tf.print("here")
+            return y_pred[:, 0]
+
+    with slice_of_eight.scope():
+        model = mlp()
+        model.compile("sgd", Printing())
+    batch = (tf.TensorSpec((8, 6)), tf.TensorSpec((8,), tf.int64))
+    with pytest.raises(tftpu.UserError, match="StringFormat"):
+        traced(model, batch)

@@ -1,0 +1,170 @@
+"""`tftpu data check`: its findings for suitable and for unsuitable data."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.data import data_sets
+from tftpu import input_pipelines
+from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.sources import Records
+from tftpu.launch import main
+from tftpu.launch.commands.data import check as data_check
+from tftpu.models.sizes import GPT, ResNet
+from tftpu.storage import buckets
+
+IMAGE = np.zeros((2, 3), np.float32)  # of two examples
+CONFIG = """
+from tftpu.config import Experiment
+from tftpu.input_pipelines.sources import Records
+from tftpu.models.sizes import ResNet
+
+def get_config():
+    data = Records(data_dir={folder!r}, global_batch_size=8)
+    return Experiment(model=ResNet(norm_batch=8), data=data)
+"""
+
+
+def data(folder, shards=4, compression="") -> Records:
+    features = {"x": Feature("float32", (3,)), "y": Feature("int32", num_classes=2)}
+    examples = [{"x": np.ones(3), "y": i % 2} for i in range(40)]
+    parts = data_sets.split(examples, *[40 // shards] * shards)
+    data_sets.shards(folder, features, {"train": parts, "test": parts[:1]}, compression)
+    return Records(data_dir=str(folder), global_batch_size=8)
+
+
+def levels(findings) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+@pytest.mark.slow
+def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data_check, "SECONDS", 0.1)
+    data(tmp_path)
+    config = tmp_path / "own.py"
+    config.write_text(CONFIG.format(folder=str(tmp_path)))
+    report = {"slices": [{"slice": "v5e-8", "examples_per_second": 1e9}, {"slice": "v2-8"}]}
+    (tmp_path / "preflight.json").write_text(json.dumps(report))
+    command = ["data", "check", f"--config={config}", f"--workdir={tmp_path}"]
+    assert main.main([*command, "--hosts=2"]) == 0
+    out = capsys.readouterr().out
+    assert "ok       a host's batch is float32[4, 3], int32[4]" in out
+    assert "40 examples in 4 shards" in out and "in 4 streams" in out
+    assert "warning  this host gives" in out and "v5e-8 needs 1,000,000,000" in out
+    assert main.main([*command, "--need=1"]) == 0
+    assert "the TPU needs 1: 1 host is enough" in capsys.readouterr().out
+    assert "ok       the evaluation split can be read" in out
+    without = "--config.data.eval_split=val"
+    assert main.main([*command, without]) == 2
+    assert "error    evaluation: The data set in" in capsys.readouterr().out
+    assert main.main([*command, "--gate=acuracy>=0.9"]) == 2
+    assert "Did you mean 'accuracy'?" in capsys.readouterr().err
+    assert main.main([*command, "--hosts=3"]) == 2
+    assert "cannot be shared by 3 hosts" in capsys.readouterr().err
+
+
+def test_shapes_and_dtypes_that_no_tpu_supports_are_errors():
+    fine = tf.TensorSpec((8, 3), tf.float32)
+    assert levels(data_check.shapes((fine, fine), (fine, fine))) == ["ok"]
+    assert levels(data_check.shapes((fine, fine, fine), (fine, fine))) == ["ok"]  # weights
+    for part in (
+        tf.TensorSpec((None, 3), tf.float32),
+        tf.TensorSpec((8,), tf.string),
+        tf.TensorSpec((8,), tf.int64),
+    ):
+        assert levels(data_check.shapes((part, fine), (part, fine))) == ["error"]
+    assert levels(data_check.shapes((fine, fine), (fine,) * 3)) == ["error"]
+
+
+def test_shards_that_hosts_cannot_share_evenly_are_a_warning(tmp_path):
+    pipeline = input_pipelines.training(data(tmp_path, shards=2))
+    assert levels(data_check.shards(pipeline, 2)) == ["ok"]
+    (_, warning) = data_check.shards(pipeline, 4)
+    assert "2 shards make 2 streams, which 4 hosts cannot share evenly" in warning.text
+
+
+def test_compressed_shards_are_a_warning(tmp_path):
+    pipeline = input_pipelines.training(data(tmp_path, compression="GZIP"))
+    (_, warning) = data_check.shards(pipeline, 1)
+    assert warning.level == "warning" and "reads all of it" in warning.text
+
+
+def test_memory_is_compared_with_the_hosts(tmp_path):
+    pipeline = input_pipelines.training(data(tmp_path))
+    # 4 streams read ahead 1 MiB each.
+    for limit, level in ((1 << 30, "ok"), (6 << 20, "warning"), (1 << 20, "error")):
+        (finding,) = data_check.memory(pipeline, 1, limit)
+        assert finding.level == level
+    arrays = input_pipelines.from_arrays(np.zeros((1 << 20, 1)), global_batch_size=8)
+    (finding,) = data_check.memory(arrays, 1, 3 << 20)
+    assert finding.level == "error" and "the whole data set" in finding.text
+
+
+@pytest.mark.parametrize(
+    "where, zone, level",
+    [
+        ("US-WEST4", "us-west4-a", "ok"),
+        ("US", "us-west4-a", "ok"),
+        ("EU", "europe-west4-a", "ok"),
+        ("US", "europe-west4-a", "warning"),
+        ("EUROPE-WEST4", "us-west4-a", "warning"),
+        ("US-EAST1", "us-west4-a", "warning"),
+    ],
+)
+def test_the_buckets_region_is_compared_with_the_tpus(monkeypatch, where, zone, level):
+    monkeypatch.setattr(buckets, "location", {"mine": where}.__getitem__)
+    assert levels(data_check.region("gs://mine/data", zone)) == [level]
+
+
+def test_a_slow_host_gives_the_number_of_hosts_needed():
+    (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=1)
+    assert finding.text == (
+        "this host gives 1,900 examples/s, a v5e-8 needs 7,400: 4 hosts like this one, or "
+        "other machines that prepare the data (data.service)"
+    )
+    (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=4)
+    assert finding.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "level", "text"),
+    [
+        (
+            ResNet(num_classes=4),
+            (IMAGE, [0, 3]),
+            "ok",
+            "labels of the first batches go from 0 to 3",
+        ),
+        (ResNet(num_classes=4), (IMAGE, [1, 4]), "error", "from 1 to 4, and model.num_classes=4"),
+        (ResNet(num_classes=4), (IMAGE, [-1, 9]), "error", "4 takes 0 to 3: change the data.$"),
+        (GPT(vocabulary=9), ([1, 9], [2, 3]), "error", "tokens .* 9, and model.vocabulary=9 takes"),
+        (GPT(vocabulary=9), ({"tokens": [1, 2]}, [2, 9]), "error", "labels .* set it to 10"),
+    ],
+)
+def test_ids_are_compared_with_the_classes_and_the_vocabulary_of_the_model(
+    model, batch, level, text
+):
+    x, y = batch
+    x = {name: np.array(ids) for name, ids in x.items()} if isinstance(x, dict) else np.array(x)
+    findings = data_check.values(model, [(x, np.array(y))])
+    (found,) = (finding for finding in findings if re.search(text, finding.text))
+    assert found.level == level
+
+
+@pytest.mark.parametrize("ignored", [-1, 255])
+def test_labels_of_the_class_that_the_loss_ignores_are_not_compared(ignored):
+    batches = [(np.zeros((2, 3)), np.array([1, ignored]))]
+    (finding,) = data_check.values(ResNet(num_classes=4), batches, ignored)
+    assert finding.level == "ok"
+    (finding,) = data_check.values(ResNet(num_classes=4), batches, 7)
+    assert finding.level == "error"
+
+
+def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():
+    x, y, weights = np.zeros((2, 3)), np.array([1, -100]), np.array([1.0, 0.0])
+    (finding,) = data_check.values(ResNet(num_classes=4), [(x, y, weights)])
+    assert finding.level == "ok"
+    assert data_check.values(ResNet(num_classes=4), [(x, np.ones((2, 4), np.float32))]) == []

@@ -1,0 +1,130 @@
+"""`tftpu predict` on a small run of images."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tftpu.input_pipelines.datasets import small
+from tftpu.launch.commands.finished import predict
+from tftpu.launch.main import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    workdir = str(tmp_path_factory.mktemp("run"))
+    steps = ("epochs=None", "steps=12", "steps_per_loop=6", "eval_every=12", "log_every=12")
+    options = [f"--config.train.{option}" for option in steps]
+    sizes = ["--config.optimizer.warmup_steps=1"]
+    assert main(["train", "--config=digits_resnet", f"--workdir={workdir}", *sizes, *options]) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The evaluation images as files, in the order of the split."""
+    pictures = tmp_path_factory.mktemp("scans")
+    for number, image in enumerate(small.in_memory("digits", None, "test")["image"][:50]):
+        (pictures / f"{number:03d}.png").write_bytes(tf.io.encode_png(image).numpy())
+    return pictures
+
+
+def predicted(run: str, output: Path, *words: str) -> list[dict]:
+    outputs = [f"--output={output}", "--outputs=classes,logits"]
+    assert main(["predict", f"--workdir={run}", *outputs, *words]) == 0
+    found = sorted(output.glob("predictions-*"))
+    return [json.loads(line) for path in found for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_files_are_predicted_as_the_split_that_they_come_from(run, folder, tmp_path, capsys):
+    split = predicted(run, tmp_path / "split", "--input=evaluation", "--keep=label")
+    assert main(["evaluate", f"--workdir={run}"]) == 0
+    accuracy = float(capsys.readouterr().out.split()[-1])
+    right = np.mean([row["class"] == row["label"] for row in split])
+    assert right == pytest.approx(accuracy, abs=1e-4)
+    files = predicted(run, tmp_path / "files", f"--input=images:{folder}", "--batch_size=16")
+    assert [row["file"] for row in files] == [f"{folder}/{n:03d}.png" for n in range(50)]
+    assert [row["class_name"] for row in files] == [str(row["class"]) for row in split[:50]]
+    for size in (1, 7, 100):  # which 16, the images that are prepared at a time, does not divide
+        words = [f"--input=images:{folder}", f"--batch_size={size}", "--records_per_shard=20"]
+        again = predicted(run, tmp_path / str(size), *words)
+        assert [row["file"] for row in again] == [row["file"] for row in files]
+    logits = [row["logits"] for row in split[:50]]
+    np.testing.assert_allclose([row["logits"] for row in files], logits, atol=1e-5)
+
+
+def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for path in list(folder.iterdir())[:3]:
+        (tmp_path / "in" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "in" / "zz.png").write_text("no image")
+    given = [f"--workdir={run}", f"--input=images:{tmp_path}/in", f"--output={tmp_path}/out"]
+    assert main(["predict", *given]) == 2
+    said = capsys.readouterr().err
+    assert "zz.png is no image that can be read" in said and "--skip_bad" in said
+    assert "Traceback" not in said
+    assert main(["predict", *given, "--skip_bad"]) == 0
+    *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()
+    assert len(good) == 3 and all("logits" in line for line in good)
+    assert set(json.loads(bad)) == {"file", "record", "error"}
+
+
+def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, capsys):
+    given = ["predict", f"--workdir={run}", f"--input=images:{folder}", f"--output={tmp_path}/out"]
+    given += ["--records_per_shard=20"]
+    assert main([*given, "--verify"]) == 2
+    assert "no manifest.json" in capsys.readouterr().err
+    assert main(given) == 0
+    assert main([*given, "--verify"]) == 0
+    assert "are as they were written" in capsys.readouterr().out
+    shard = tmp_path / "out" / "predictions-00001-of-00003.jsonl"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:100])
+    assert main([*given, "--verify"]) == 2
+    assert f"{shard.name} has 100 bytes, and {len(whole):,} were written" in capsys.readouterr().err
+    assert shard.read_bytes() == whole[:100]
+    assert main(given) == 0
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/out has damaged files, which are written again: {shard.name}." in said
+    assert shard.read_bytes() == whole
+    assert main([*given, "--verify"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--input=picture:x"], "it takes images:..., evaluation, training"),
+        (["--input=evalution"], "Did you mean 'evaluation'?"),
+        (["--input=images:nowhere"], "There is no folder nowhere: name a folder of images"),
+        ([f"--input=images:{Path(__file__).parent}"], "There are no images (.jpg, "),
+        (["--input=evaluation", "--keep=lable"], "The input has no field 'lable'"),
+        (["--input=evaluation", "--outputs=class"], "Did you mean 'classes'?"),
+        (["--input=evaluation", "--format=csv"], "--format has no 'csv'"),
+        (["--input=evaluation", "--format=jsonl,parquet"], "--format has no 'jsonl,parquet'"),
+        (["--input=evaluation", "--share=3/2"], "should be K/N"),
+        (["--input=evaluation", "--format=bigquery"], "belong together"),
+        (["--input=evaluation", "--format=bigquery", "--table=a"], "PROJECT.DATASET.TABLE"),
+        (["--input=evaluation", "--format=bigquery", "--table=a.b.c"], "gs://BUCKET/FOLDER"),
+        (["--input=evaluation", "--output=s3://x/y"], "--output=s3://x/y is not a folder"),
+    ],
+)
+def test_a_mistake_is_explained(run, tmp_path, capsys, words, message):
+    given = [f"--workdir={run}", f"--output={tmp_path}/out", *words]
+    assert main(["predict", *given]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_says_what_is_there_and_what_is_left(capsys, monkeypatch):
+    times = iter([0.0, 4.0, 11.0, 12.0])
+    monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
+    progress = predict.Progress()
+    for done in (100, 200, 650, 1000):
+        progress(done, 1000)
+    assert capsys.readouterr().out.splitlines() == [
+        "100 of 1,000 records are there already",
+        "650 of 1,000 records  50/s  7 s left",
+    ]

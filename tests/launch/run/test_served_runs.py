@@ -1,0 +1,139 @@
+"""Which runs are served with arrays, and which with text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tftpu.errors import UserError
+from tftpu.inference.server.served import Refused, Served
+from tftpu.inference.server.text import Language
+from tftpu.launch.main import main
+from tftpu.launch.run import finished, serving
+
+CONFIG = '''
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+import tftpu
+
+
+@dataclasses.dataclass
+class Rows(tftpu.Data):
+    """Eight numbers or tokens, and a label for each row or token."""
+
+    vocabulary: int = 0
+    per_row: bool = False
+    per_token: ClassVar[bool] = True
+
+    def training(self, context):
+        import tensorflow as tf
+
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(32, 8)).astype("float32")
+        if self.vocabulary:
+            x = rng.integers(1, self.vocabulary, (32, 8), np.int32)
+        y = (x[:, 0] > 0).astype("int32") if self.per_row else x.astype("int32")
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(context.global_batch_size)
+
+
+@dataclasses.dataclass
+class Kind(tftpu.Model):
+    kind: str = "subclass"
+
+    def build(self):
+        import keras
+
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(2)
+
+            def call(self, x):
+                return self.dense(x)
+
+        if self.kind == "subclass":
+            return Own()
+        writes = keras.layers.GRU(8, return_sequences=True)
+        if self.kind == "both_ways":
+            writes = keras.layers.Bidirectional(writes)
+        given = keras.Input((8,))
+        embedded = keras.layers.Embedding(256, 8)(given)
+        return keras.Model(given, keras.layers.Dense(256)(writes(embedded)))
+
+
+def get_config():
+    kind = "KIND"
+    tokens = kind != "subclass"
+    data = Rows("rows", 8, vocabulary=256 if tokens else 0, per_row=not tokens)
+    return tftpu.Experiment(Kind(kind=kind), data, optimizer="sgd", train=tftpu.Train(steps=4))
+'''
+
+
+@pytest.fixture
+def workdir(request, tmp_path) -> str:
+    config = tmp_path / f"{request.param}_rows.py"  # a module of its own
+    config.write_text(CONFIG.replace("KIND", request.param))
+    assert main(["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]) == 0
+    return str(tmp_path / "run")
+
+
+def answering(workdir: str, tokenizer: str | None = None) -> Served | Language:
+    for_texts = serving.ForTexts(tokenizer, None, None)
+    return serving.answering(workdir, finished.RunOf(), for_texts).model
+
+
+def tokenizer_of_words(folder: Path) -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize("workdir", ["subclass"], indirect=True)
+def test_a_subclass_of_keras_model_answers_with_arrays(workdir):
+    model = answering(workdir)
+    assert isinstance(model, Served)
+    [given] = model.inputs
+    assert (given.shape, given.dtype) == ((8,), "float32")
+    found = model.call({given.name: np.zeros((3, 8), np.float32)})
+    assert found["logits"].shape == (3, 2)
+    with pytest.raises(UserError, match=r"--tokenizer is for language models.*not tokens"):
+        answering(workdir, "t.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workdir", ["both_ways"], indirect=True)
+def test_a_model_that_reads_later_tokens_answers_with_arrays(workdir):
+    model = answering(workdir)
+    assert isinstance(model, Served)
+    assert model.call({model.inputs[0].name: np.ones((2, 8), model.inputs[0].dtype)})
+    with pytest.raises(UserError, match=r"--tokenizer .* depends on the tokens that come later"):
+        answering(workdir, "t.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workdir", ["causal"], indirect=True)
+def test_a_causal_model_of_plain_tokens_answers_with_text(workdir, tmp_path):
+    with pytest.raises(UserError, match=r"give the tokenizer"):
+        answering(workdir)
+    assert isinstance(answering(workdir, tokenizer_of_words(tmp_path)), Language)
+
+
+def test_values_that_tensorflow_refuses_are_the_requests_mistake():
+    import tensorflow as tf
+
+    from tftpu.inference.exporting.inputs import Input
+    from tftpu.inference.server import served
+
+    def call(given):
+        with tf.device("CPU:0"):
+            return {"y": tf.gather(tf.zeros(3), given["x"]).numpy()}
+
+    model = served.of_tensorflow((Input("x", (), "int32"),), ("y",), call)
+    with pytest.raises(Refused, match=r"is not in \[0, 3\)"):
+        model.call({"x": np.array([7], np.int32)})

@@ -1,0 +1,189 @@
+"""The plan of a search, and a config that changed since: it is not mixed with the earlier one."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from tftpu.errors import UserError
+from tftpu.launch import main
+from tftpu.launch.search import plan as plans
+from tftpu.launch.search.trials import Trials
+from tftpu.launch.settings import config_flags
+
+OWN = """
+from tftpu.launch.configs.digits_resnet import get_config as digits
+
+
+def get_config():
+    experiment = digits()
+    experiment.model.width = {}
+    return experiment
+"""
+
+
+def complete(plan, workdir):
+    """Records a plan, and a trial that is complete."""
+    plans.record(plan, workdir)
+    study = plan.study(workdir)
+    trial = study.ask()
+    trial.set_user_attr("overrides", ["--config.optimizer.momentum=0.5"])
+    study.tell(trial, 0.5)
+
+
+def planned(config, **fields):
+    known = {"overrides": (), "space": ("optimizer.momentum=uniform:0..1",), "metric": "accuracy"}
+    config = str(config)
+    found = plans.fields_of(config_flags.load(config, list(fields.get("overrides", ()))))
+    return plans.Plan(**{**known, "config": config, "fields": found, **fields})
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Returns a config file and the workdir of its search, in which a trial is complete."""
+    config, workdir = tmp_path / "own.py", str(tmp_path / "search")
+    config.write_text(OWN.format(32))
+    complete(planned(config), workdir)
+    return config, workdir
+
+
+def rewrite(config: Path, text: str) -> None:
+    """Changes a file as people do: later than in the second in which Python compiled it."""
+    config.write_text(text)
+    later = config.stat().st_mtime + 2
+    os.utime(config, (later, later))
+
+
+def test_a_plan_is_read_as_it_was_written(own):
+    config, workdir = own
+    assert plans.recorded(workdir) == planned(config)
+
+
+def test_a_search_whose_config_changed_is_not_continued(own, capsys):
+    config, workdir = own
+    rewrite(config, OWN.format(16))
+    words = ("search", f"--config={config}", f"--workdir={workdir}")
+    assert main.main([*words, "--space=optimizer.momentum=uniform:0..1"]) == 2
+    assert "differs in config: model.width was 32 and is 16" in capsys.readouterr().err
+    assert main.main(["search", "--join", f"--workdir={workdir}"]) == 2
+    said = capsys.readouterr().err
+    assert "is not the config of the search" in said and "model.width was 32 and is 16" in said
+    assert main.main(["search", "--report", f"--workdir={workdir}"]) == 0
+    assert "not that of the search any more: model.width was 32" in capsys.readouterr().err
+
+
+def test_a_search_is_joined_with_its_own_config_only_wherever_that_is(own, tmp_path, capsys):
+    _, workdir = own
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "own.py"
+    other.write_text(OWN.format(8))
+    assert main.main(["search", "--join", f"--config={other}", f"--workdir={workdir}"]) == 2
+    assert "model.width was 32 and is 8" in capsys.readouterr().err
+    other.write_text(OWN.format(32))
+    plan, before = planned(other), plans.recorded(workdir)
+    assert plan.config != before.config and not plans.differences(before.fields, plan.fields)
+    assert plans.record(plan, workdir) == ""
+
+
+def test_what_a_machine_has_of_its_own_is_no_difference():
+    kinds = ("--config.data.cache_dir=/x", "--config.data.global_batch_size=512")
+    one, *others = (
+        plans.fields_of(config_flags.load("resnet50_imagenet", list(changes)))
+        for changes in ((), kinds[:1], kinds)
+    )
+    assert plans.differences(one, others[0]) == ""
+    assert "data.global_batch_size" in plans.differences(one, others[1])
+
+
+def test_a_search_continues_with_overrides_that_change_no_number(tmp_path):
+    config, workdir = "resnet50_imagenet", str(tmp_path)
+    complete(planned(config), workdir)
+    later = planned(config, overrides=("--config.data.max_bad_records=7",))
+    assert plans.record(later, workdir) == ""
+    assert "--config.data.max_bad_records=7" in plans.recorded(workdir).words([], "run")
+    other = planned(config, overrides=("--config.data.shuffle=7",))
+    with pytest.raises(plans.UserError, match=r"differs in config: data\.shuffle was 16384"):
+        plans.record(other, workdir)
+
+
+def test_the_metric_is_compared_before_what_follows_from_it(tmp_path):
+    complete(planned("digits_resnet"), str(tmp_path))
+    other = planned("digits_resnet", metric="loss", overrides=("--config.train.seed=3",))
+    with pytest.raises(plans.UserError, match="differs in metric: 'accuracy', not 'loss'"):
+        plans.record(other, str(tmp_path))
+    assert "--config.train.best_metric=loss" in other.words([], "run")
+
+
+@pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.PRUNED, None])
+def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, state):
+    workdir, plan, other = (
+        str(tmp_path),
+        planned("digits_resnet"),
+        planned("digits_resnet", metric="loss"),
+    )
+    plans.record(plan, workdir)
+    study = plan.study(workdir)
+    for end in (TrialState.FAIL, state):
+        trial = study.ask()
+        if end is not None:
+            study.tell(trial, state=end)
+    (tmp_path / "trials" / "0000" / "run").mkdir(parents=True)
+    if state == TrialState.FAIL:
+        assert plans.record(other, workdir).startswith("2 trials of an earlier search")
+        assert other.study(workdir).get_trials() == [] and not (tmp_path / "trials").exists()
+        assert plans.recorded(workdir) == other
+    else:
+        with pytest.raises(plans.UserError, match="differs in metric"):
+            plans.record(other, workdir)
+        assert len(plan.study(workdir).get_trials()) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trials": "five"}, "trials is 'five'"),
+        ({"trials": 0}, "trials is 0"),
+        ({"overrides": "none"}, "overrides is 'none', no list"),
+        ({"space": [1]}, "space is (1,)"),
+        ({"fields": []}, "fields is []"),
+        ({"sampler": "tp"}, "choose tpe"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_damaged_plan_is_named(tmp_path, capsys, change, said):
+    plans.record(planned("digits_resnet"), str(tmp_path))
+    file = tmp_path / plans.FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert main.main(["search", "--report", f"--workdir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert "search.json is not a search's plan" in error and said in error
+
+
+@pytest.mark.parametrize("flag", ["--trials=20", "--sampler=tpe", "--seed=0", "--pruner=median"])
+def test_a_flag_that_repeats_a_default_is_refused_like_any_other(own, capsys, flag):
+    _, workdir = own
+    for what in ("--report", "--join"):
+        assert main.main(["search", what, flag, f"--workdir={workdir}"]) == 2
+        assert f"{flag.split('=')[0]} cannot change it" in capsys.readouterr().err
+
+
+def test_the_record_of_a_search_gives_its_trials_no_other_flags(own, tmp_path, capsys, monkeypatch):
+    config, workdir = own
+    program = tmp_path / "program.py"
+    program.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    study = planned(config).study(workdir)
+    study.ask().set_user_attr("overrides", [f"--config={program}"])
+    trials = Trials(planned(config), workdir, study, ())
+    with pytest.raises(UserError, match=f"record has '--config={program}'"):
+        trials.take(set())
+    path = Path(workdir, plans.FILE)
+    text = path.read_text()
+    path.write_text(json.dumps(json.loads(text) | {"overrides": [f"--config={program}"]}))
+    assert main.main(["search", "--report", f"--workdir={workdir}"]) == 2
+    path.write_text(text)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    assert main.main(["search", "--report", f"--workdir={workdir}"]) == 2
+    assert f"the config {config}, which is code: if you trust it" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

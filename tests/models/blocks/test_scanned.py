@@ -1,0 +1,38 @@
+"""Blocks that run as one loop over their stacked weights."""
+
+import json
+
+import pytest
+
+from tests.support.programs import jax_process
+from tftpu import models
+from tftpu.errors import UserError
+
+
+@pytest.mark.slow
+def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
+    printed = jax_process.output("jax_scan")
+    *found, kept, whole = [json.loads(line) for line in printed.splitlines()]
+    assert len(found) == 7
+    for case in found:
+        assert case["difference"] < 2e-6, case
+        assert case["length"] < 0.6, case  # of eight blocks, with their stacking
+    for scan in ("none", "block"):
+        most, some, least = (kept[f"{scan} {remat}"] for remat in ("none", "products", "block"))
+        assert least < 0.5 * some and some < 0.8 * most, kept
+    assert whole == {"none": 0, "block": 0}  # they are gathered again
+
+
+def test_keeping_products_needs_jax():
+    with pytest.raises(UserError, match=r"model\.remat='products' works on the JAX engine"):
+        models.build("gpt2_small", remat="products", layers=2, width=32, heads=2, vocabulary=8)
+
+
+def test_a_loop_that_is_asked_for_needs_jax():
+    with pytest.raises(UserError, match=r"model\.scan='block' works on the JAX engine"):
+        models.build("gpt2_small", scan="block", layers=2, width=32, heads=2, vocabulary=8)
+
+
+def test_a_misspelled_mode_is_refused():
+    with pytest.raises(UserError, match=r"There is no model\.scan 'blocks'"):
+        models.build("gpt2_small", scan="blocks", layers=2, width=32, heads=2, vocabulary=8)

@@ -1,0 +1,103 @@
+"""Checks a model on the JAX engine for slices, for `tests/preflight/compiling/test_jax_steps.py`.
+
+KERAS_BACKEND=jax python -m tests.support.programs.jax_preflight MESH SLICE,... [OPTIONS] > REPORT.json
+"""
+
+import json
+import re
+import sys
+
+import keras
+import tensorflow as tf
+
+from tests.support.sums_over_devices import sums
+from tftpu import models, preflight
+from tftpu.config import TrainOptions
+from tftpu.engines.jax.lower import JaxLowering
+from tftpu.preflight.compiling import compiler
+from tftpu.preflight.pricing import cost
+from tftpu.tpu.compiler_options import AUTO
+from tftpu.tpu.slices import parse_slice
+
+INPUTS, HIDDEN, CLASSES, BATCH = 1024, 4096, 16, 4096
+WIDTH = 40960
+
+
+def model() -> keras.Model:
+    """Returns a compiled model of two layers."""
+    built = keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Dense(HIDDEN, "relu", name="hidden"),
+            keras.layers.Dense(CLASSES, dtype="float32", name="head"),
+        ],
+        name="mlp",
+    )
+    built.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return built
+
+
+def wide() -> keras.Model:
+    """Returns a model whose state is larger than a chip of v5e: 20 GB."""
+    built = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
+    built.compile("adam", "mse")
+    return built
+
+
+def gpt(width: int = 256) -> keras.Model:
+    """Returns a compiled model of one block with the flash kernel, and heads of 64."""
+    sizes = {"layers": 1, "vocabulary": 512, "width": width, "heads": width // 64}
+    built = models.build("gpt2_small", attention="flash", **sizes)
+    built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return built
+
+
+def constraints() -> list[str]:
+    """Returns the shapes that a program for two devices along `tensor` cuts in the middle."""
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    step = JaxLowering("tensor:2").lower(gpt, share, 2, "mixed_bfloat16", TrainOptions())
+    cut = r'sharding_constraint .*\[\{\?\}, \{"tensor"\}, \{\?\}\]> : tensor<([\dx]+)x'
+    return re.findall(cut, step.program.decode())
+
+
+def kernels() -> list[int]:
+    """Returns the FLOPs of the kernels of a device of a mesh."""
+    slice_ = parse_slice("v5e-8")
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    lowering = JaxLowering("fsdp:4,tensor:2")
+    step = lowering.lower(gpt, share, 8, "mixed_bfloat16", TrainOptions())
+    compiled = compiler.compile_program(step, slice_)
+    found = cost.price(step, compiled, slice_).instructions
+    return sorted(p.flops for p in found if p.kind == "kernel" and p.flops)
+
+
+def scattered() -> list[tuple[str, str]]:
+    """Returns how the gradients of a model that is cut over a v6e-8 are added up."""
+    slice_ = parse_slice("v6e-8")
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    lowering = JaxLowering("fsdp:8")
+    step = lowering.lower(lambda: gpt(2048), share, 8, "mixed_bfloat16", TrainOptions())
+    return sums(compiler.compile_program(step, slice_).text)
+
+
+def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
+    """Prints the report, or the FLOPs, as JSON."""
+    for part in (kernels, constraints, scattered):
+        if mesh == part.__name__:
+            print(json.dumps(part()))
+            return
+    if slices == "wide":
+        images = tf.TensorSpec((64, WIDTH))
+        options = preflight.PreflightOptions(engine="jax", mesh=mesh)
+        print(preflight.check(wide, (images, images), ["v5e-8"], options).to_json())
+        return
+    batch = tf.TensorSpec((BATCH, INPUTS)), tf.TensorSpec((BATCH,), tf.int32)
+    train = TrainOptions(gradient_accumulation_steps=2, global_clipnorm=1.0)
+    options = preflight.PreflightOptions(
+        train=train, engine="jax", mesh=mesh, compiler_options=compiler_options
+    )
+    print(preflight.check(model, batch, slices.split(","), options).to_json())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""Models whose blocks run as a loop, for `tests/models/blocks/test_scanned.py`.
+
+    KERAS_BACKEND=jax python -m tests.support.programs.jax_scan
+
+For each model a line of JSON: how far outputs and gradients are from those of the same model
+without a loop, relative to the largest number, and the length of its program relative to the other.
+Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
+one with the whole weights among them, of a model that is cut over four devices.
+"""
+
+import json
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tftpu
+from tftpu import models
+from tftpu.engines.jax.tracing import tracing_for
+
+BATCH, TIME = 4, 16
+TOKENS = {"vocabulary": 64, "context": TIME, "width": 32, "heads": 2, "layers": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt2_small", {**TOKENS, "dropout": 0.2}),
+    "gpt recomputed": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "block"}),
+    "llama": ("llama_8b", {**TOKENS, "kv_heads": 1, "hidden": 48, "remat": "block"}),
+    "gpt with its products": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "products"}),
+    "bert": ("bert_base", {**TOKENS, "dropout": 0.1}),
+    "vit": ("vit_b16", {"width": 32, "heads": 2, "layers": 8, "image_size": 32, "num_classes": 5}),
+}
+
+
+def features(name: str) -> Any:
+    """Returns a batch: rows that are packed with two documents, or images."""
+    rng = np.random.default_rng(0)
+    if name == "vit":
+        return rng.normal(size=(BATCH, 32, 32, 3)).astype("float32")
+    tokens = rng.integers(0, 64, (BATCH, TIME)).astype("int32")
+    segments = np.repeat([[0] * 6 + [1] * (TIME - 6)], BATCH, axis=0).astype("int32")
+    return {"tokens": tokens, "segments": segments}
+
+
+def results(name: str, scan: str, training: bool) -> tuple[list[np.ndarray], int]:
+    """Returns output and gradients of a model, and the number of lines of their program."""
+    size, fields = MODELS[name]
+    keras.utils.set_random_seed(1)
+    model = models.build(size, scan=scan, **fields)
+    x, variables = features(name), model.trainable_variables
+
+    def loss(values: list[Any]) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            found = model(x, training=training)
+        rng = np.random.default_rng(2)
+        return (found * rng.normal(size=found.shape)).sum(), found
+
+    values = [v.value for v in variables]
+    lowered = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(values)
+    length = lowered.as_text().count("\n")
+    (_, found), grads = lowered.compile()(values)
+    return [np.asarray(one) for one in (found, *grads)], length
+
+
+def kept(scan: str, remat: str) -> int:
+    """Returns the number of values that a model keeps for its backward pass, besides weights."""
+    keras.utils.set_random_seed(1)
+    model = models.build("gpt2_small", scan=scan, remat=remat, **TOKENS)
+    x, variables = features("gpt"), model.trainable_variables
+
+    def outputs(values: list[Any]) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            return model(x, training=True)
+
+    _, backward = jax.vjp(outputs, [v.value for v in variables])
+    found = [leaf for leaf in jax.tree.leaves(backward) if BATCH in leaf.shape[:2]]
+    return sum(leaf.size for leaf in found)
+
+
+def whole_weights_kept(remat: str) -> int:
+    """Returns how many weights a block of a loop gathers and keeps for the backward pass."""
+    engine: Any = tftpu.connect("none", 4, mesh="fsdp:4")
+    fields = {**TOKENS, "width": 128}
+    with engine.scope():
+        model = models.build("gpt2_small", scan="block", remat=remat, **fields)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    tokens = tf.TensorSpec((BATCH, TIME), "int32")
+    state = engine.prepare(model, tftpu.TrainOptions(), (tokens, tokens)).variables
+    variables, x = model.trainable_variables, features("gpt")
+
+    def outputs(values: list[Any]) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            return model(x, training=True)
+
+    with tracing_for("cpu", engine.mesh), state.gathering.reading():
+        traced = jax.make_jaxpr(lambda values: jax.vjp(outputs, values)[1])(
+            [v.value for v in variables]
+        )
+    [loop] = [eqn for eqn in traced.jaxpr.eqns if eqn.primitive.name == "scan"]
+    body = loop.params["jaxpr"].jaxpr
+    makers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    kept = [_maker(var, makers) for var in body.outvars[loop.params["num_carry"] :]]
+    assert any(eqn is None for eqn in kept)  # the parts, from which they are gathered again
+    return sum(
+        eqn is not None and eqn.primitive.name in ("name", "sharding_constraint") for eqn in kept
+    )
+
+
+def _maker(var: Any, makers: dict[Any, Any]) -> Any:
+    """Returns the operation whose result is kept, in whatever form; None: it was given."""
+    forms = ("reduce_precision", "reshape", "squeeze", "slice", "transpose", "convert_element_type")
+    found = makers.get(var)
+    while found is not None and found.primitive.name in forms:
+        found = makers.get(found.invars[0])
+    return found
+
+
+def main() -> None:
+    """Prints the comparisons."""
+    # Before anything else uses JAX: it splits the CPU.
+    whole = {remat: whole_weights_kept(remat) for remat in ("none", "block")}
+    for name in MODELS:
+        # Only dropout differs without training.
+        for training in (True, False) if name == "gpt" else (True,):
+            plain, length = results(name, "none", training)
+            looped, shorter = results(name, "block", training)
+            differences = [
+                np.abs(a - b).max() / max(np.abs(b).max(), 1e-3) for a, b in zip(looped, plain)
+            ]
+            line = {"difference": float(max(differences)), "length": shorter / length}
+            print(json.dumps({"model": name, "training": training, **line}))
+    modes = [(scan, remat) for scan in ("none", "block") for remat in ("none", "products", "block")]
+    print(json.dumps({" ".join(mode): kept(*mode) for mode in modes}))
+    print(json.dumps(whole))
+
+
+if __name__ == "__main__":
+    main()

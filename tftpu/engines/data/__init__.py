@@ -1,0 +1,1 @@
+"""Users' data as batches of static shape, for any engine."""

@@ -1,0 +1,385 @@
+"""Batches of a user's `tf.data.Dataset`: checked, of static shape, padded and weighted."""
+
+import contextlib
+import logging
+import re
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines.data.arrays import Arrays, alone
+from tftpu.engines.data.py_dataset import PyBatches
+from tftpu.engines.engine import Epoch
+from tftpu.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_LONG = 10.0  # seconds of reading that deserve an explanation
+_LONGEST = 3600.0  # seconds of counting the batches of a data set that may never end
+
+_CUT = "pass steps= (validation_steps= to fit), or cut it with .take(batches)"
+_UNEQUAL = (
+    "A batch holds parts of {} examples: they must hold the same number. Is the dataset batched? "
+    "If a part has several examples for each one of another, give it one more axis, such as "
+    "(64, 3, …) for 192 examples beside 64."
+)
+
+# What ops of a CPU say of numbers that are too large for a model, and what that means.
+_OUTSIDE = {
+    r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)": (
+        "A label is {0}, and the model's output has {1} classes, which are numbered from 0 (NaN "
+        "becomes the least number that there is)."
+    ),
+    r"indices\S* = (-?\d+) is not in \[0, (\d+)\)": (
+        "The data have the id {0}, and an embedding of the model has {1}, which are numbered from "
+        "0: is the tokenizer's vocabulary larger than the model's?"
+    ),
+}
+
+_T = TypeVar("_T")
+
+# Identities of data sets of unknown length that ended once, as validation data do in every epoch.
+_ended: set[int] = set()
+
+
+def complete_batches(dataset: Any) -> tf.data.Dataset:
+    """Returns an endless data set in batches of one static size: a ragged one would not compile.
+
+    A ragged last batch is filled up from the next epoch, so no example is left out.
+
+    Raises:
+        UserError: not a data set, or one that is empty or not batched.
+    """
+    dataset = checked(dataset)
+    if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+        dataset = dataset.repeat()
+    size = static_batch_size(dataset)
+    if all(spec.shape[0] == size for spec in keras.tree.flatten(dataset.element_spec)):
+        return dataset
+    return dataset.rebatch(size, drop_remainder=True)
+
+
+def finite_dataset(dataset: Any) -> tf.data.Dataset:
+    """Returns the data set, or arrays as one, if evaluation can run over it.
+
+    Raises:
+        UserError: not a data set, or one that never ends.
+    """
+    dataset = checked(dataset.once() if isinstance(dataset, Arrays | PyBatches) else dataset)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UserError(
+            "The evaluation data never end: pass their number of batches (steps=, or "
+            "validation_steps= to fit), or cut them with .take(batches)."
+        )
+    return dataset
+
+
+def epoch_of(dataset: Any) -> Epoch:
+    """Returns the length of one pass over a data set; reads all of it where tf.data has to.
+
+    Raises:
+        UserError: not a data set, or one that never ends, or not for an hour.
+    """
+    dataset = checked(dataset)
+    known = int(dataset.cardinality())
+    if known == tf.data.INFINITE_CARDINALITY:
+        raise UserError(
+            "The dataset never ends, so it has no epochs: pass steps_per_epoch= with epochs=, or "
+            "steps=, or remove .repeat()."
+        )
+    specs = keras.tree.flatten(dataset.element_spec)
+    if known > 0 and specs[0].shape[0] is not None:
+        return Epoch(known, specs[0].shape[0])
+    started = time.monotonic()
+    sizes = dataset.map(lambda *batch: tf.shape(keras.tree.flatten(batch)[0])[0])
+    steps = first = last = 0
+    instead = "pass steps_per_epoch= with epochs=, or steps="
+    with data_errors():
+        for last in map(int, count_batches(sizes.as_numpy_iterator(), known, instead)):
+            steps, first = steps + 1, first or last
+    if steps == 0:
+        raise UserError("The dataset is empty.")
+    if time.monotonic() - started > _LONG:
+        logger.warning(
+            "The dataset was read once, in %.0f s, to learn how its epochs end: "
+            ".batch(size, drop_remainder=True) and a known cardinality, or steps_per_epoch=, make "
+            "that unnecessary.",
+            time.monotonic() - started,
+        )
+    return Epoch(steps, first, last if last != first else None)
+
+
+def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Iterator[_T]:
+    """Yields items, one for each batch of a data set that is read to learn their number.
+
+    Args:
+        items, batches, instead: as for `warn_if_endless`.
+
+    Raises:
+        UserError: the data set does not end for an hour.
+    """
+    started, limit = time.monotonic(), f"{_LONGEST / 60:.0f} minutes"
+    say = f"Counting its batches is given up after {limit}"
+    for number, item in enumerate(warn_if_endless(items, batches, f"{instead}. {say}"), 1):
+        yield item
+        if batches < 0 and time.monotonic() - started > _LONGEST:
+            raise UserError(
+                f"The dataset had {number:,} batches in {limit} and did not end, so nothing tells "
+                f"how many it has: {instead}."
+            )
+
+
+def warn_if_endless(
+    items: Iterable[_T], batches: int | None, instead: str = _CUT, dataset: Any = None
+) -> Iterator[_T]:
+    """Yields items, one for each batch of a data set, and warns if it may never end.
+
+    It may if their number is not known: the warnings come while it is read.
+
+    Args:
+        items: to yield.
+        batches: their number; None or tf.data's own for a number that is not known.
+        instead: what the user can do.
+        dataset: that is read; once it ended, nothing is said again. None: it is read once.
+    """
+    unknown = (batches is None or batches < 0) and id(dataset) not in _ended
+    started, due = time.monotonic(), _LONG
+    for number, item in enumerate(items, 1):
+        yield item
+        seconds = time.monotonic() - started
+        if unknown and seconds >= due:
+            logger.warning(
+                "The dataset does not say how many batches it has: %s were read in %.0f s, and it "
+                "did not end yet. If it never ends, %s.",
+                f"{number:,}",
+                seconds,
+                instead,
+            )
+            due *= 2
+    if unknown and dataset is not None:
+        _ended.add(id(dataset))
+        weakref.finalize(dataset, _ended.discard, id(dataset))
+
+
+def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the data set with every axis but the first known, as in its first batch.
+
+    Raises:
+        UserError: the data set is empty.
+    """
+    specs = [spec.shape for spec in keras.tree.flatten(dataset.element_spec)]
+    if all(shape.rank is not None and shape[1:].is_fully_defined() for shape in specs):
+        return dataset
+    shapes = [t.shape for batch in dataset.take(1) for t in keras.tree.flatten(batch)]
+    if not shapes:
+        raise UserError("The dataset is empty.")
+
+    def ensure(tensor, given, shape):
+        if shape.rank == 0:
+            return tf.ensure_shape(tensor, shape)
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor)[1:],
+            tf.constant(list(shape[1:]), tf.int32, (shape.rank - 1,)),
+            f"A batch has another shape than the first one, {tuple(shape)}: XLA compiles static "
+            "shapes only. Pad or crop to one size in the input pipeline.",
+        )
+        with tf.control_dependencies([same]):
+            tensor = tf.identity(tensor)
+        return tf.ensure_shape(tensor, (given[0] if given.rank else None, *shape[1:]))
+
+    def ensure_all(*batch):
+        flat = keras.tree.flatten(batch)
+        parts: Any = keras.tree.pack_sequence_as(batch, list(map(ensure, flat, specs, shapes)))
+        return alone(parts)
+
+    return dataset.map(ensure_all)
+
+
+def epoch_batches(
+    dataset: tf.data.Dataset, epoch: Epoch, start: int, shares: int
+) -> tf.data.Dataset:
+    """Returns batches of one static size, with the smaller last batch of an epoch padded.
+
+    The examples of the smaller one are divided like those of the others: the first of each share
+    are the data, and the rest is padding, which the step of that spec leaves out.
+
+    Args:
+        dataset: endless, from batch `start` on; only the last batch of an epoch may be smaller.
+        epoch: of the data set.
+        start: number of batches before.
+        shares: number of shares that a batch is cut into.
+
+    Raises:
+        UserError: the batches are not batched tensors.
+    """
+    specs = keras.tree.flatten(dataset.element_spec)
+    if epoch.last is None and all(spec.shape[0] == epoch.examples for spec in specs):
+        return dataset
+    padded_share = epoch.examples // shares
+
+    def pad_shares(index, batch):
+        last = epoch.last if epoch.last is not None else epoch.examples
+        expected = tf.where(index % epoch.steps == epoch.steps - 1, last, epoch.examples)
+        found = tf.shape(keras.tree.flatten(batch)[0])[0]
+        same = tf.debugging.assert_equal(
+            found,
+            expected,
+            f"An epoch has other batches than the first pass over the data, {epoch.steps} of which "
+            f"the last holds {last} examples and each other one {epoch.examples}. Use steps= or "
+            "steps_per_epoch=, which need no epochs of one size.",
+        )
+        with tf.control_dependencies([same]):
+            share = tf.identity(found) // shares
+
+        def pad_one(tensor):
+            cut = tf.reshape(tensor, (shares, share, *tensor.shape[1:]))
+            fill = [[0, 0], [0, padded_share - share], *[[0, 0]] * len(tensor.shape[1:])]
+            return tf.reshape(tf.pad(cut, fill), (epoch.examples, *tensor.shape[1:]))
+
+        return keras.tree.map_structure(pad_one, batch)
+
+    return dataset.enumerate(start).map(pad_shares)
+
+
+def static_batch_size(dataset: tf.data.Dataset) -> int:
+    """Returns the number of examples in a batch; reads the first batch if the spec lacks it.
+
+    Raises:
+        UserError: the data set is empty, or its parts hold different numbers of examples.
+    """
+    sizes = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
+    if None not in sizes:
+        return sizes.pop()
+    for batch in dataset.take(1):
+        found = {int(tf.shape(part)[0]) for part in keras.tree.flatten(batch)}
+        _refuse_unequal(found)
+        return found.pop()
+    raise UserError("The dataset is empty.")
+
+
+def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Casts float64 to Keras's float: TPUs have none, and Keras's `fit` does the same."""
+    specs = keras.tree.flatten(dataset.element_spec)
+    if not any(isinstance(s, tf.TensorSpec) and s.dtype == tf.float64 for s in specs):
+        return dataset
+
+    def cast(tensor):
+        return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
+
+    def cast_all(*batch):
+        parts: Any = keras.tree.map_structure(cast, alone(batch))
+        return parts
+
+    return dataset.map(cast_all)
+
+
+def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
+    """Pads a batch; returns it with a mask of its examples, (size,) float32.
+
+    Args:
+        batch: a tuple, the parts of an element of a data set.
+        size: number of examples after padding.
+    """
+    given: Any = alone(batch)
+    count = tf.shape(keras.tree.flatten(given)[0])[0]
+    fits = tf.debugging.assert_less_equal(
+        count,
+        size,
+        f"A batch is larger than the first one, of at most {size} examples: batch the evaluation "
+        "data again, for example by .rebatch(size).",
+    )
+    with tf.control_dependencies([fits]):
+        count = tf.identity(count)
+
+    def fill(tensor):
+        # The first example again: zeros could be a class or a token that does not exist.
+        filled = tf.concat([tensor, tf.repeat(tensor[:1], size - count, axis=0)], 0)
+        return tf.ensure_shape(filled, (size, *tensor.shape[1:]))
+
+    valid = tf.cast(tf.range(size) < count, tf.float32)
+    return keras.tree.map_structure(fill, given), valid
+
+
+def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, Any, tf.Tensor]:
+    """Returns a batch of features and labels with the sample weights that `class_weight` implies.
+
+    Raises:
+        UserError: the batch does not hold one label per example.
+    """
+    if len(batch) != 2 or keras.tree.is_nested(batch[1]):
+        raise UserError(
+            "class_weight needs batches of (features, labels) with one array of labels: put the "
+            "weights into the dataset as (features, labels, sample_weight) instead."
+        )
+    x, y, *_ = batch
+    if y.shape.rank is not None and y.shape.rank > 2:
+        raise UserError(
+            f"class_weight needs one label per example, and the labels have the shape {y.shape}: "
+            "put the weights into the dataset as (features, labels, sample_weight) instead."
+        )
+    table = np.ones(int(max(class_weight)) + 1, np.float32)
+    for label, weight in class_weight.items():
+        table[int(label)] = weight  # labels of a CSV are often floats
+    one_hot = y.shape.rank == 2 and y.shape[1] != 1
+    labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
+    known = (labels >= 0) & (labels < len(table))  # others weigh 1, as in Keras
+    found = tf.gather(tf.constant(table), tf.where(known, labels, tf.zeros_like(labels)))
+    return x, y, tf.where(known, found, tf.ones_like(found))
+
+
+@contextlib.contextmanager
+def data_errors() -> Iterator[None]:
+    """Turns a failed check of this module, which tf.data raises in a device loop, into an error.
+
+    Raises:
+        UserError: the data did not keep to the shape of their first batch.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"assertion failed: \[(An? (?:batch|epoch) .*?)\]", str(error), re.DOTALL)
+        if found is not None:
+            raise UserError(found[1]) from error
+        for pattern, sentence in _OUTSIDE.items():
+            if found := re.search(pattern, str(error)):
+                raise UserError(sentence.format(*found.groups())) from error
+        raise
+
+
+def checked(dataset: Any) -> tf.data.Dataset:
+    """Returns a data set of batches of tensors, with every axis but the first known.
+
+    Raises:
+        UserError: not a data set, or one that is empty or not batched.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise UserError(
+            f"The data is a {type(dataset).__name__}: pass a tf.data.Dataset, such as "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(global_batch_size)."
+        )
+    if dataset.cardinality() == 0:
+        raise UserError("The dataset is empty.")
+    for spec in keras.tree.flatten(dataset.element_spec):
+        if not isinstance(spec, tf.TensorSpec):
+            raise UserError(
+                f"The data has a {type(spec).__name__}, which cannot go to a device: make it dense "
+                "numbers in the input pipeline."
+            )
+    dataset = with_static_shapes(dataset)
+    specs = keras.tree.flatten(dataset.element_spec)
+    if any(spec.shape.rank == 0 for spec in specs):
+        raise UserError("The dataset is not batched: add .batch(global_batch_size).")
+    sizes = {spec.shape[0] for spec in specs}
+    _refuse_unequal(sizes - {None})
+    return dataset
+
+
+def _refuse_unequal(sizes: set[int]) -> None:
+    """Raises `UserError` if the parts of a batch hold different numbers of examples."""
+    if len(sizes) > 1:
+        raise UserError(_UNEQUAL.format(", ".join(map(str, sorted(sizes)))))

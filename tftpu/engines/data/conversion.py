@@ -1,0 +1,238 @@
+"""Converts a user's data set to batches of static shape, for any engine."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+import tensorflow as tf
+
+from tftpu.config import Share
+from tftpu.engines import checks
+from tftpu.engines.data.arrays import alone
+from tftpu.engines.data.batches import (
+    checked,
+    complete_batches,
+    epoch_batches,
+    epoch_of,
+    finite_dataset,
+    narrow,
+    pad,
+    static_batch_size,
+    weigh,
+)
+from tftpu.engines.data.gate import Gate
+from tftpu.engines.engine import Epoch
+from tftpu.engines.objectives.losses import examples_of
+from tftpu.errors import UserError
+from tftpu.tensors import Nest
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """A data set that can start at any step, such as a pipeline of `tftpu.input_pipelines`."""
+
+    global_batch_size: int
+
+    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+        """Returns an endless data set of global batches, or of one host's part of each."""
+        ...
+
+
+@runtime_checkable
+class Epochs(Protocol):
+    """Data that pass by in epochs and can start at any step, such as arrays in memory."""
+
+    def epoch(self) -> Epoch:
+        """Returns the length of an epoch."""
+        ...
+
+    def from_step(self, step: int) -> tf.data.Dataset:
+        """Returns an endless data set, in which the last batch of an epoch may be smaller."""
+        ...
+
+
+def gate_of(dataset: Any) -> Gate | None:
+    """Returns a gate for a data set that a callback may change; None for one that none can.
+
+    Arrays were copied, and a pipeline draws records of files that do not change during a run. What
+    is behind a `tf.data.Dataset` (a generator, a variable, a file) it does not tell.
+    """
+    return None if isinstance(dataset, Pipeline) else Gate()
+
+
+def length_of(dataset: Any) -> Epoch:
+    """Returns the length of one pass over a data set.
+
+    Raises:
+        UserError: not a data set, or one whose length nothing tells.
+    """
+    if isinstance(dataset, Epochs):
+        return dataset.epoch()
+    if isinstance(dataset, Pipeline):
+        count, size = getattr(dataset, "count", None), dataset.global_batch_size
+        if count is None:
+            raise UserError(
+                f"{type(dataset).__name__} does not say how many examples an epoch has: pass "
+                "steps_per_epoch= with epochs=, or steps=."
+            )
+        return Epoch(-(-count // size), size)  # the last batch is filled up from the next epoch
+    return epoch_of(dataset)
+
+
+def for_training(
+    dataset: Any,
+    start: int,
+    class_weight: dict[int, float] | None = None,
+    host: int = 0,
+    hosts: int = 1,
+    gate: Gate | None = None,
+) -> tf.data.Dataset:
+    """Returns an endless data set of complete global batches, from step `start`.
+
+    Args:
+        dataset: batched by the global batch. A `tf.data.Dataset` is repeated if it is finite; its
+            position at `start` is reached by skipping, so its order has to be deterministic for a
+            resumed run to see the same batches. A `Pipeline` starts there without decoding what
+            comes before.
+        start: number of batches to skip.
+        class_weight: weight of each label, which becomes the sample weight.
+        host, hosts: for a pipeline, the part of each batch that one of several hosts reads.
+        gate: that holds the data set back; None: it is read ahead.
+
+    Raises:
+        UserError: not a data set, or one that is empty or not batched.
+    """
+    if isinstance(dataset, Pipeline):
+        batches = dataset.starting_at(start, host, hosts)
+    elif isinstance(dataset, Epochs):
+        batches = complete_batches(dataset.from_step(0)).skip(start)
+    else:
+        batches = complete_batches(dataset).skip(start)
+    batches = gate.guard(batches) if gate is not None else batches
+    return narrow(_weighed(batches, class_weight))
+
+
+def for_epochs(
+    dataset: Any,
+    start: int,
+    epoch: Epoch,
+    shares: int,
+    class_weight: dict[int, float] | None = None,
+    gate: Gate | None = None,
+) -> tf.data.Dataset:
+    """Returns an endless data set from step `start`, in which each epoch has its own last batch.
+
+    Args:
+        dataset, start, class_weight, gate: as for `for_training`.
+        epoch: of the data set; its smaller last batch is padded as `epoch_batches` does.
+        shares: number of shares that a batch is cut into.
+    """
+    if isinstance(dataset, Epochs):
+        batches = dataset.from_step(start)
+    else:
+        batches = checked(dataset).repeat().skip(start)
+    batches = gate.guard(batches) if gate is not None else batches
+    batches = _weighed(batches, class_weight)
+    return narrow(epoch_batches(batches, epoch, start, shares))
+
+
+def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
+    """Returns a data set of `(batch, valid)`: every example once, the last batch padded.
+
+    Args:
+        dataset: finite. The batch is rounded up to a multiple of `replicas`.
+        replicas: number of shares that a batch is cut into.
+
+    Raises:
+        UserError: not a data set, or one that never ends.
+    """
+    dataset = finite_dataset(dataset)
+    size = -(-static_batch_size(dataset) // replicas) * replicas
+    known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
+
+    @tf.autograph.experimental.do_not_convert  # there is nothing to translate: starts sooner
+    def padded(*batch):
+        # Batches of a size that is known beforehand are all complete.
+        return (alone(batch), tf.ones(size)) if known == {size} else pad(batch, size)
+
+    return narrow(dataset).map(padded)
+
+
+def share_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -> Nest:
+    """Returns the spec of one replica's share of a batch, as `tf.TensorSpec`s.
+
+    Args:
+        batches: global batches of static shape.
+        replicas: number of replicas that share a batch.
+        microbatches: number of microbatches that each share is cut into.
+
+    Raises:
+        UserError: the replicas and microbatches do not divide the global batch.
+    """
+    spec = batches.element_spec
+    size = examples_of(spec)
+    share = Share(size, replicas, microbatches).examples * microbatches
+    keras.tree.map_structure(checks.refuse_spec, spec)
+    return with_examples(spec, share)
+
+
+def cut_spec(spec: Nest, replicas: int) -> Nest:
+    """Returns the spec of one replica's share of a padded batch.
+
+    Args:
+        spec: of a batch whose size `replicas` divides.
+        replicas: number of shares.
+    """
+    return with_examples(spec, examples_of(spec) // replicas)
+
+
+def with_examples(spec: Nest, examples: int) -> Nest:
+    """Returns a batch spec with another number of examples, the first dimension of each tensor."""
+    return keras.tree.map_structure(
+        lambda s: tf.TensorSpec((examples, *s.shape[1:]), s.dtype), spec
+    )
+
+
+def last_share_spec(spec: Nest, examples: int, replicas: int, microbatches: int = 1) -> Nest:
+    """Returns the spec of one replica's share of the smaller batch that an epoch ends with.
+
+    Args:
+        spec: of one share of a complete batch.
+        examples: number of examples of the smaller batch.
+        replicas: number of replicas that share a batch.
+        microbatches: number of microbatches that each share is cut into.
+
+    Raises:
+        UserError: the replicas and microbatches do not divide it.
+    """
+    parts = replicas * microbatches
+    if examples % parts:
+        size = examples_of(spec) * replicas
+        raise UserError(
+            f"Each epoch ends with a batch of {examples} examples, which {parts} equal parts "
+            f"({replicas} replicas x {microbatches} microbatches) cannot share. Pass "
+            "steps_per_epoch=, which fills every batch up from the next epoch; or another batch "
+            f"size than {size}; or leave {examples % parts} examples out."
+        )
+    share = examples // replicas
+    return keras.tree.map_structure(lambda s: tf.TensorSpec((share, *s.shape[1:]), s.dtype), spec)
+
+
+def features_of(batch: Nest) -> Nest:
+    """Returns the features of a batch.
+
+    Raises:
+        UserError: it has other parts than Keras's three, which only a loss function knows.
+    """
+    if isinstance(batch, tuple) and len(batch) > 3:
+        raise UserError(
+            f"A batch has {len(batch)} parts, and predict takes (x, y, sample_weight) or the "
+            "first of them: give it the features alone, as in data.map(lambda x, *rest: x)."
+        )
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return x
+
+
+def _weighed(batches: tf.data.Dataset, class_weight: dict[int, float] | None) -> tf.data.Dataset:
+    if not class_weight:
+        return batches
+    return batches.map(lambda *batch: weigh(batch, class_weight))

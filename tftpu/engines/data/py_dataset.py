@@ -1,0 +1,188 @@
+"""A `keras.utils.PyDataset` as batches."""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines.data.arrays import alone
+from tftpu.engines.engine import Epoch
+from tftpu.errors import UserError
+from tftpu.tensors import Nest
+
+
+@dataclasses.dataclass(frozen=True)
+class PyBatches:
+    """Batches of a `keras.utils.PyDataset`, read by index, so that they start at any step.
+
+    The trainer calls its `on_epoch_begin` and `on_epoch_end`; what they change is not replayed by
+    a resumed run.
+
+    Attributes:
+        dataset: of the user.
+        shuffle: whether each epoch has its batches in another order.
+        seed: of the order.
+        limit: number of batches that `once` returns; None: all.
+
+    Raises:
+        UserError: no batches, or processes instead of threads.
+    """
+
+    dataset: Any
+    shuffle: bool = False
+    seed: int = 0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dataset.use_multiprocessing:
+            raise UserError(
+                f"{type(self.dataset).__name__} has use_multiprocessing=True, and processes cannot "
+                "be forked from one that trains: leave it out. workers=N are threads."
+            )
+        if self.dataset.num_batches == 0:
+            raise UserError(f"{type(self.dataset).__name__} has no batches.")
+
+    def epoch(self) -> Epoch:
+        """Returns the length of an epoch.
+
+        Raises:
+            UserError: the data set never ends.
+        """
+        steps = self.dataset.num_batches
+        if steps is None:
+            raise UserError(
+                f"{type(self.dataset).__name__} never ends (num_batches is None): pass "
+                "steps_per_epoch= with epochs=, or steps=."
+            )
+        first, last = self._ends
+        return Epoch(steps, first, last if last != first else None)
+
+    @property
+    def ragged(self) -> bool:
+        """True if the last batch of an epoch is smaller."""
+        return self.dataset.num_batches is not None and self.epoch().last is not None
+
+    @functools.cached_property
+    def _ends(self) -> tuple[int, int]:
+        """The sizes of the first batch and of the last, which are read."""
+        return _examples(self._batch(0)), _examples(self._batch(self.dataset.num_batches - 1))
+
+    def from_step(self, step: int) -> tf.data.Dataset:
+        """Returns an endless data set from a step on; the last batch of an epoch may be smaller."""
+        steps = self.dataset.num_batches
+        return self._dataset_of(lambda: self._from(step, steps))
+
+    def once(self) -> tf.data.Dataset:
+        """Returns every batch once, in order; or the first ones, up to the limit.
+
+        Raises:
+            UserError: the data set never ends, and there is no limit.
+        """
+        counts = [n for n in (self.dataset.num_batches, self.limit) if n is not None]
+        count = min(counts) if counts else self.epoch().steps
+        batches = self._dataset_of(lambda: self._read(range(count)))
+        return batches.apply(tf.data.experimental.assert_cardinality(count))
+
+    def take(self, batches: int) -> "PyBatches":
+        """Returns the data set of which `once` returns the first batches."""
+        return dataclasses.replace(self, limit=batches)
+
+    def begin_epoch(self) -> None:
+        """Tells the data set that it will be read."""
+        self.dataset.on_epoch_begin()
+
+    def end_epoch(self) -> None:
+        """Tells the data set that it was read."""
+        self.dataset.on_epoch_end()
+
+    @functools.cached_property
+    def _signature(self) -> Nest:
+        """The specs of a batch; the first is read."""
+
+        def spec(array):
+            size = None if self.ragged else array.shape[0]
+            return tf.TensorSpec((size, *array.shape[1:]), array.dtype)
+
+        return keras.tree.map_structure(spec, self._batch(0))
+
+    def _dataset_of(self, generator: Callable[[], Iterator[Nest]]) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(generator, output_signature=self._signature)
+
+    def _from(self, step: int, steps: int | None) -> Iterator[Nest]:
+        """Yields the batches from a step on, without end."""
+        if steps is None:
+            yield from self._read(itertools.count(step))
+            return
+        epoch, done = divmod(step, steps)
+        while True:
+            order = np.arange(steps)
+            if self.shuffle:  # a smaller batch stays the last one
+                full = steps - self.ragged
+                order[:full] = np.random.default_rng([self.seed, epoch]).permutation(full)
+            yield from self._read(order[done:].tolist())
+            epoch, done = epoch + 1, 0
+
+    def _read(self, indices: Iterable[int]) -> Iterator[Nest]:
+        """Yields batches in the order of their indices, read by the data set's `workers`."""
+        if self.dataset.workers <= 1:
+            yield from map(self._batch, indices)
+            return
+        with concurrent.futures.ThreadPoolExecutor(self.dataset.workers) as pool:
+            waiting: collections.deque = collections.deque()
+            for index in indices:
+                waiting.append(pool.submit(self._batch, index))
+                if len(waiting) > self.dataset.max_queue_size:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _batch(self, index: int) -> Nest:
+        """Returns a batch as `x`, `(x, y)` or `(x, y, sample_weight)` of arrays."""
+        batch = self.dataset[index]
+        batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        batch = tuple(part for part in batch if part is not None)
+        if len(batch) > 3:
+            raise UserError(
+                f"{type(self.dataset).__name__} returns {len(batch)} parts a batch: return "
+                "(x, y) or (x, y, sample_weight)."
+            )
+        return alone(_as_arrays(batch))
+
+
+@contextlib.contextmanager
+def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
+    """Tells a `PyDataset` that it is read once inside; others are not told.
+
+    Args:
+        dataset: that is read.
+        evaluates: whether it is evaluated, before which Keras ends an epoch, too.
+    """
+    told = isinstance(dataset, PyBatches)
+    if told and evaluates:
+        dataset.end_epoch()
+    if told:
+        dataset.begin_epoch()
+    yield
+    if told:
+        dataset.end_epoch()
+
+
+def _as_arrays(part: Nest) -> Nest:
+    """Returns nested arrays; lists become tuples, as tf.data wants them."""
+    if isinstance(part, list | tuple):
+        return tuple(map(_as_arrays, part))
+    if isinstance(part, dict):
+        return {key: _as_arrays(value) for key, value in part.items()}
+    return np.asarray(part)
+
+
+def _examples(batch: Nest) -> int:
+    return len(keras.tree.flatten(batch)[0])

@@ -1,0 +1,72 @@
+"""Weights that are cut along `fsdp` or `sequence` are whole on each device while a layer uses them.
+
+A device gathers a weight where a layer reads it, in the dtype of the computation, and keeps its
+part of the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks
+that are recomputed, or run as a loop, gather again in the backward pass; other layers keep what
+they have gathered. Left to itself, XLA's partitioner multiplies with parts of the weights instead,
+and adds up activations over the devices, which are larger.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tftpu.config.mesh import TENSOR
+from tftpu.engines import keras_internals
+from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.tensors import Tensor
+from tftpu.tpu.target import GATHERED
+
+
+class Gathering:
+    """Gathers the weights that a forward pass reads.
+
+    Args:
+        layout: the shardings of the variables.
+        variables: of a model, trained or not.
+    """
+
+    def __init__(self, layout: Layout, variables: Sequence[keras.Variable]):
+        places = {id(v): (layout.of_weight(v), _gathered(layout.of_weight(v))) for v in variables}
+        self._places = {key: pair for key, pair in places.items() if pair[0] != pair[1]}
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Gathers every weight that is read while the block traces a forward pass."""
+        if not self._places:
+            yield
+            return
+        with keras_internals.reading_variables(self._read):
+            yield
+
+    def _read(self, variable: keras.Variable, value: Tensor) -> Tensor:
+        place = self._places.get(id(variable))
+        return value if place is None else _gather(value, *place)
+
+
+def _gathered(sharding: NamedSharding) -> NamedSharding:
+    """Returns a sharding along `tensor` alone."""
+    axes = [axis if axis == TENSOR else None for axis in sharding.spec]
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes))
+
+
+def _gather(value: Tensor, cut: NamedSharding, whole: NamedSharding) -> Tensor:
+    """Returns a whole weight, whose gradient is cut as the weight is."""
+
+    def gather(value: Any) -> Any:
+        return checkpoint_name(jax.lax.with_sharding_constraint(value, whole), GATHERED)
+
+    def forward(value: Any) -> tuple[Any, None]:
+        return gather(value), None  # its name in plain sight: a policy sees into no custom_vjp
+
+    def backward(_: None, grad: Any) -> tuple[Any]:
+        return (jax.lax.with_sharding_constraint(grad, cut),)
+
+    gathered = jax.custom_vjp(gather)
+    gathered.defvjp(forward, backward)
+    return gathered(value)

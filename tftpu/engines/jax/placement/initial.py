@@ -1,0 +1,58 @@
+"""Initial values: the numbers that TensorFlow draws for the same seed.
+
+A model begins with the same weights on both engines. The numbers come from the host, one variable
+at a time, and each device receives its part.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.engines.jax.placement import placing
+
+# Keras brings its seeds into TensorFlow's range in this way.
+_SEEDS = tf.int32.max - 1
+
+
+@contextlib.contextmanager
+def as_tensorflow() -> Iterator[None]:
+    """Draws the random initial values of variables as TensorFlow does, while the block runs."""
+    with keras_internals.random_initial_values(_value):
+        yield
+
+
+def _value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> Any:
+    """Returns the value that an initializer has under TensorFlow, on its devices."""
+
+    def placed(drawn: tf.Tensor) -> jax.Array:
+        # What an initializer computes from numbers of another shape, such as an orthogonal matrix,
+        # is computed whole.
+        place = layout if tuple(drawn.shape) == tuple(shape) else None
+        return placing.put(drawn.numpy(), place)
+
+    def drawing(function: Callable[..., tf.Tensor]) -> Callable[..., jax.Array]:
+        def draw(
+            shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
+        ) -> jax.Array:
+            wanted = keras.backend.standardize_dtype(dtype)
+            return placed(function(shape, _seed(seed), *args, dtype=wanted, **options))
+
+        return draw
+
+    with keras_internals.random_functions(
+        normal=drawing(tf.random.stateless_normal),
+        truncated_normal=drawing(tf.random.stateless_truncated_normal),
+        uniform=drawing(tf.random.stateless_uniform),
+    ):
+        return initializer(shape, dtype=dtype)
+
+
+def _seed(seed: Any) -> tf.Tensor:
+    drawn = np.asarray(keras_internals.drawn_seed(seed)).astype(np.int64)
+    return tf.constant(drawn % _SEEDS, tf.int32)

@@ -1,0 +1,136 @@
+"""Shardings of variables: the axes of the mesh that their dimensions are cut along.
+
+`tensor` follows the rules of the model, which know what its layers multiply. `fsdp` needs no rules:
+it cuts the largest dimension that it divides (ZeRO-3; Rajbhandari et al. 2020,
+https://arxiv.org/abs/1910.02054). So does `sequence`, whose devices share the tokens of an example
+and hence its weights: the two cut a dimension together.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.errors import UserError
+
+SMALLEST = 4096  # elements: cutting less costs more traffic than it saves memory
+
+# A pattern that is searched in the path of a variable, and an axis or None for each dimension. An
+# axis must divide the size; one with a question mark leaves a size whole that it does not divide.
+Rule = tuple[str, tuple[str | None, ...]]
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A model with rules for the `tensor` axis."""
+
+    @property
+    def sharding_rules(self) -> Sequence[Rule]:
+        """The rules, of which the first that matches a variable counts."""
+        ...
+
+
+class Layout:
+    """The shardings of a model's variables on a mesh.
+
+    Args:
+        mesh: the devices; abstract ones tell shardings, and hold nothing.
+        model: built; its `sharding_rules`, if it has any, are for the `tensor` axis.
+
+    Attributes:
+        mesh: the devices.
+        whole: the sharding of what every device holds in full.
+
+    Raises:
+        UserError: `tensor` or `sequence` is used and the model has no rules, or a rule matches no
+            variable or names a dimension that the axis does not divide.
+    """
+
+    def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
+        self.mesh = mesh
+        self.whole = NamedSharding(mesh, PartitionSpec())
+        self._rules: Sequence[Rule] = ()
+        rules = model.sharding_rules if isinstance(model, Sharded) else ()
+        for axis in (SEQUENCE, TENSOR):
+            if mesh.shape[axis] > 1 and not rules:
+                raise UserError(
+                    f"The mesh has a {axis!r} axis, which is for transformers, and the "
+                    f"{type(model).__name__} {model.name!r} has no sharding_rules, which say how "
+                    f"its weights are cut: use {DATA!r} and {FSDP!r}, which any model can."
+                )
+        if mesh.shape[TENSOR] > 1:
+            self._rules = rules
+            self._refuse_idle_rules([v.path for v in model.variables])
+        self._specs = {v.path: self._spec_of(v.path, tuple(v.shape)) for v in model.variables}
+        # Optimizers name the slots of a variable after it.
+        self._slots = {
+            path.replace("/", "_"): (tuple(v.shape), self._specs[path])
+            for path, v in ((v.path, v) for v in model.trainable_variables)
+        }
+
+    def of_weight(self, variable: keras.Variable) -> NamedSharding:
+        """Returns the sharding of a variable of the model."""
+        return NamedSharding(self.mesh, self._specs[variable.path])
+
+    def of_slot(self, variable: keras.Variable) -> NamedSharding:
+        """Returns the sharding of a variable of an optimizer: that of the weight it belongs to."""
+        shape = tuple(variable.shape)
+        name = variable.name
+        for weight, (of_weight, spec) in self._slots.items():
+            if name.startswith(f"{weight}_") and shape == of_weight:
+                return NamedSharding(self.mesh, spec)
+        return NamedSharding(self.mesh, self._cut_further(shape, [None] * len(shape)))
+
+    def of_batch(self, dimensions: int, before: int = 0) -> NamedSharding:
+        """Returns the sharding of a tensor whose examples are shared by the devices.
+
+        Args:
+            dimensions: number of its dimensions.
+            before: number of dimensions before that of the examples.
+        """
+        axes = meshes.batch_axes(self.mesh) or None
+        rest = [None] * (dimensions - before - 1)
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * before, axes, *rest))
+
+    def _spec_of(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        axes: list[Any] = [None] * len(shape)
+        rule = next((rule for rule in self._rules if re.search(rule[0], path)), None)
+        for place, axis in enumerate(rule[1] if rule else ()):
+            if axis is None:
+                continue
+            optional, axis = axis.endswith("?"), axis.removesuffix("?")
+            if optional and shape[place] % self.mesh.shape[axis]:
+                continue
+            if place >= len(shape) or shape[place] % self.mesh.shape[axis]:
+                raise UserError(
+                    f"The sharding rule {rule} cuts {path!r}, of shape {shape}, into "
+                    f"{self.mesh.shape[axis]} parts along {axis!r}, which does not divide it: use "
+                    "another size of that axis."
+                )
+            axes[place] = axis
+        return self._cut_further(shape, axes)
+
+    def _cut_further(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
+        """Returns the axes of a variable, with `fsdp` and `sequence` at the largest dimension."""
+        names = meshes.weight_axes(self.mesh)
+        parts = math.prod(self.mesh.shape[name] for name in names)
+        if parts > 1 and np.prod(shape) >= SMALLEST:
+            free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % parts == 0]
+            if free:
+                largest = max(free, key=lambda i: shape[i])
+                axes[largest] = names if len(names) > 1 else "".join(names)
+        return PartitionSpec(*axes)
+
+    def _refuse_idle_rules(self, paths: Sequence[str]) -> None:
+        for pattern, _ in self._rules:
+            if not any(re.search(pattern, path) for path in paths):
+                raise UserError(
+                    f"The sharding rule {pattern!r} matches no variable of the model, such as "
+                    f"{paths[0]!r}: what it was meant for would stay whole on every device."
+                )

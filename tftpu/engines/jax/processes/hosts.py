@@ -1,0 +1,96 @@
+"""The processes of the JAX engine, one on each host."""
+
+import collections
+import contextlib
+from typing import Any
+
+import numpy as np
+from jax.experimental import multihost_utils
+
+from tftpu.engines.jax.processes.watch import Watch
+
+
+class OneHost:
+    """The only process of a run; see `tftpu.engines.engine.Hosts`."""
+
+    index = 0
+    count = 1
+    chief = True
+    exchange = None
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns the flags."""
+        return list(flags)
+
+    def from_chief(self, step: int | None) -> int | None:
+        """Returns the value."""
+        return step
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context without effect."""
+        return contextlib.nullcontext()
+
+
+class JaxHosts:
+    """The processes of a run on several hosts; see `tftpu.engines.engine.Hosts`.
+
+    Args:
+        watch: of the other hosts.
+    """
+
+    def __init__(self, watch: Watch):
+        self._watch = watch
+        self.index, self.count = watch.index, watch.count
+        self.chief = self.index == 0
+        self.exchange = StoreExchange(watch)
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Returns, for each flag, whether it is set on any host."""
+        found: Any = multihost_utils.process_allgather(np.array(flags, np.int32))
+        return [bool(flag) for flag in found.reshape(self.count, -1).any(axis=0)]
+
+    def from_chief(self, step: int | None) -> int | None:
+        """Broadcasts the chief's value to all hosts (a barrier)."""
+        mine = np.array(-1 if step is None else step, np.int32)
+        found = int(multihost_utils.broadcast_one_to_all(mine))
+        return found if found >= 0 else None
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which a host that ends is a lost one."""
+        return self._watch.together()
+
+
+class StoreExchange:
+    """See `tftpu.engines.engine.Exchange`; the texts are in the store of the first host.
+
+    Args:
+        watch: of the other hosts, and their store.
+    """
+
+    def __init__(self, watch: Watch):
+        self.index, self._count = watch.index, watch.count
+        self._store = watch.store
+        self._uses: collections.Counter[str] = collections.Counter()
+
+    def collect(self, name: str, text: str) -> list[str]:
+        """Returns on the chief what all hosts gave under a name, by host; [] on the others."""
+        key = self._key(f"{name}/collected")
+        if self.index:
+            self._store.put(f"{key}/{self.index}", text)
+            return []
+        others = [self._store.wait_for(f"{key}/{index}") for index in range(1, self._count)]
+        self._store.remove(f"{key}/")
+        return [text, *others]
+
+    def announce(self, name: str, text: str) -> str:
+        """Returns the chief's text on all hosts."""
+        key = self._key(f"{name}/announced")
+        if self.index:
+            return self._store.wait_for(key)
+        self._store.put(key, text)
+        return text
+
+    def _key(self, name: str) -> str:
+        """Returns a name of its own for each use of a name, the same on all hosts."""
+        self._uses[name] += 1
+        return f"{name}/{self._uses[name]}"

@@ -1,0 +1,1 @@
+"""The train step and the evaluation step of the JAX engine."""

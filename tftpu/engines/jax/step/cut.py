@@ -1,0 +1,79 @@
+"""The division of a global batch into microbatches, in which each example stays on its device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.engines.objectives.losses import examples_of
+from tftpu.tensors import Nest
+
+
+class Cut:
+    """The microbatches of a global batch.
+
+    Each device holds consecutive examples, of which a microbatch takes consecutive ones from each
+    device.
+
+    Args:
+        layout: where batches lie.
+        share_spec: spec of one device's share, nested `tf.TensorSpec`s.
+        microbatches: number of microbatches.
+
+    Attributes:
+        microbatches: their number.
+        share: number of examples of a device's share.
+        batch: the shapes of a global batch, `jax.ShapeDtypeStruct`s.
+        microbatch: those of a microbatch.
+    """
+
+    def __init__(self, layout: Layout, share_spec: Nest, microbatches: int):
+        self._layout = layout
+        self._shares = meshes.batch_shares(layout.mesh)
+        self.share = examples_of(share_spec)
+        self.microbatches = microbatches
+        self.batch = self._shapes(share_spec, self._shares * self.share)
+        self.microbatch = self._shapes(share_spec, self._shares * self.share // microbatches)
+
+    def microbatches_of(self, batch: Nest) -> Nest:
+        """Returns a global batch as (microbatches, examples, ...)."""
+        return jax.tree.map(self._apart, batch)
+
+    def without_padding(self, batch: Nest) -> Nest:
+        """Returns a batch without what its shares hold beyond their examples."""
+        padded = examples_of(batch) // self._shares
+        if padded == self.share:
+            return batch
+
+        def cut(tensor):
+            apart = tensor.reshape(self._shares, padded, *tensor.shape[1:])[:, : self.share]
+            return apart.reshape(-1, *tensor.shape[1:])
+
+        return jax.tree.map(cut, batch)
+
+    def positions(self, number: Any) -> tuple[Any, int, int]:
+        """Returns where the examples of a microbatch are in the global batch.
+
+        Args:
+            number: of the microbatch.
+
+        Returns:
+            The position of the first, the number of consecutive examples, and the distance from
+            the first of these to the first of the next.
+        """
+        run = self.share // self.microbatches
+        return number * run, run, self.share
+
+    def _apart(self, tensor: Any) -> Any:
+        count, rest = self.microbatches, tensor.shape[1:]
+        cut = tensor.reshape(self._shares, count, self.share // count, *rest)
+        cut = jnp.swapaxes(cut, 0, 1).reshape(count, -1, *rest)
+        return jax.lax.with_sharding_constraint(cut, self._layout.of_batch(cut.ndim, before=1))
+
+    def _shapes(self, spec: Nest, examples: int) -> Nest:
+        return keras.tree.map_structure(
+            lambda s: jax.ShapeDtypeStruct((examples, *s.shape[1:]), s.dtype.as_numpy_dtype), spec
+        )

@@ -1,0 +1,120 @@
+"""The evaluation step: losses and metrics of a whole batch, and predictions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tftpu.engines import checks
+from tftpu.engines.data.division import Division
+from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.objectives import forward
+from tftpu.engines.objectives.forward import ForwardPass, RecordingScope
+from tftpu.engines.objectives.losses import examples_of, sum_and_count
+from tftpu.engines.objectives.sums import EvalSums
+from tftpu.tensors import Nest, Tensor
+
+
+class EvalStep:
+    """The evaluation step of a model on a mesh.
+
+    Args:
+        state: the variables.
+
+    Attributes:
+        sums: the layout of what is added up over batches.
+    """
+
+    def __init__(self, state: JaxState):
+        self._state = state
+        optimizers = [v for part in state.parts for v in part.optimizer.variables]
+        # Which own losses and layers may read: a program would hold the values of its first run.
+        self._untrained = [*state.untrained, *optimizers]
+        self._passes = [ForwardPass(state, losses, self._untrained) for losses in state.losses]
+        self.sums = EvalSums(state.losses)
+
+    def separable(self, batch: Nest) -> bool:
+        """Returns whether padding can be left out of the losses and metrics of a batch.
+
+        Args:
+            batch: the shapes of a batch, `jax.ShapeDtypeStruct`s.
+        """
+        found: list[bool] = []
+
+        def trace(values, batch):
+            runs = self._run(values, batch, None)
+            found.extend(run.computed.separable for run in runs)
+
+        jax.eval_shape(trace, self.values(), batch)
+        return all(found)
+
+    def values(self) -> Values:
+        """Returns the values that evaluation uses: the averages where they are kept."""
+        state = self._state
+        untrained = [v.value for v in self._untrained]
+        return Values(state.evaluated_weights(), untrained, [], [], [])
+
+    def evaluate(self, values: Values, sums: Tensor, batch: Nest, valid: Tensor | None) -> Tensor:
+        """Returns the sums with those of a batch added.
+
+        Args:
+            values: those that evaluation uses.
+            sums: over the batches before, (size,) float32.
+            batch: `(x, y)` or `(x, y, sample_weight)`.
+            valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
+        """
+        runs = self._run(values, batch, valid)
+        examples = jnp.asarray(float(examples_of(batch))) if valid is None else jnp.sum(valid)
+        totals, counts = [], []
+        for losses, run in zip(self._state.losses, runs):
+            for term, elements in zip(losses.terms, run.computed.elements):
+                total, count = sum_and_count(term, elements, examples, examples)
+                totals.append(total)
+                counts.append(count)
+        added = sum(run.computed.added for run in runs)
+        metrics = [value for run in runs for value in run.metrics]
+        return sums + self.sums.vector(examples, added, totals, counts, metrics)
+
+    def refuse_metrics(self, first: Callable[[], Nest]) -> None:
+        """Raises `UserError` for a metric whose states cannot be added up over batches.
+
+        Keras's own metrics are made of sums and counts. Others are tried.
+
+        Args:
+            first: returns the first batch of the data; called only for a trial.
+        """
+        for one in self._passes:
+            if not one.losses.unknown_metrics:
+                continue
+
+            def twice(values, batch, one=one):
+                given = forward.Values(values.trainable, values.untrained)
+                before = one.run(batch, given, training=False, division=Division()).metrics
+                given = given._replace(metrics=before)
+                return before, one.run(batch, given, training=False, division=Division()).metrics
+
+            names = [v.path for v in one.losses.metric_variables]
+            checks.refuse_states(names, *jax.jit(twice)(self.values(), first()))
+
+    def predict(self, values: Values, x: Nest) -> Nest:
+        """Returns the model's output for a batch of features."""
+        model = self._state.model
+        pairs = [
+            *zip(model.trainable_variables, values.trainable),
+            *zip(self._untrained, values.untrained),
+        ]
+        with self._state.gathering.reading(), RecordingScope(pairs):
+            return model(x, training=False)
+
+    def weight_norm(self, weights: list[Any]) -> Tensor:
+        """Returns the global norm of the trainable weights, ()."""
+        return jnp.sqrt(sum(jnp.sum(jnp.square(w.astype("float32"))) for w in weights))
+
+    def _run(self, values: Values, batch: Nest, valid: Tensor | None) -> list[forward.Forward]:
+        given = forward.Values(values.trainable, values.untrained)
+        with self._state.gathering.reading():
+            return [
+                one.run(batch, given, training=False, division=Division(), valid=valid)
+                for one in self._passes
+            ]

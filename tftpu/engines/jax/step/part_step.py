@@ -1,0 +1,326 @@
+"""The step of one objective over the whole global batch: gradients, clipping, update."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from tftpu.engines import checks, keras_internals
+from tftpu.engines.data.division import Division
+from tftpu.engines.jax import jaxprs
+from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.step import update
+from tftpu.engines.jax.step.cut import Cut
+from tftpu.engines.objectives import forward
+from tftpu.engines.objectives.compiled import CompiledLosses
+from tftpu.engines.objectives.forward import Forward, ForwardPass
+from tftpu.engines.objectives.losses import divisor, summed_loss
+from tftpu.engines.objectives.sums import PartSums
+from tftpu.engines.origins import Origin
+from tftpu.tensors import Nest, Tensor
+
+Arrays = list[Any]  # a list of jax.Array
+
+
+class PartResult(NamedTuple):
+    """The results of one objective in one step.
+
+    Attributes:
+        values: of all variables after it.
+        sums: what is added up over steps.
+        norm: the global norm of the gradient, 0 if it overflowed.
+        finite: whether the gradient was finite, and the update was made.
+        metrics: states of the metrics.
+    """
+
+    values: Values
+    sums: PartSums
+    norm: Tensor
+    finite: Tensor
+    metrics: Arrays
+
+
+class PartStep:
+    """The step of one objective.
+
+    Making one traces its forward pass, to learn what it updates, masks and depends on.
+
+    Args:
+        state: the variables.
+        index: number of the objective.
+        cut: the division of a global batch into microbatches.
+
+    Attributes:
+        changed: places, among the variables that are not trained, of those that it changes.
+        constants: the variables outside of the model that it reads, each with its value, which
+            its program holds.
+
+    Raises:
+        UserError: the objective cannot be trained.
+    """
+
+    def __init__(self, state: JaxState, index: int, cut: Cut):
+        self._state, self._index, self._cut = state, index, cut
+        self._part = state.parts[index]
+        self._losses = self._part.losses
+        weights = state.model.trainable_variables
+        optimizers = [v for part in state.parts for v in part.optimizer.variables]
+        self._first = len(state.untrained) + len(optimizers)  # of the weights among these:
+        self._forward = ForwardPass(state, self._losses, [*state.untrained, *optimizers, *weights])
+        self._division = Division(1, cut.microbatches)
+        places = {id(v): place for place, v in enumerate(weights)}
+        self._own = [places[id(v)] for v in self._part.variables]
+        traced, reached = self._traced()
+        checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
+        self.constants = _constants(state, traced.read)
+        checks.refuse_unreached(self._losses.terms, reached)
+        if cut.microbatches > 1:  # else the one number is of the whole batch
+            checks.warn_of_means(self._part, traced.computed)
+        self._reached = reached
+        updated = {id(v) for v in traced.updated}
+        self.changed = [i for i, v in enumerate(state.untrained) if id(v) in updated]
+        # The weights that layers assign themselves, before the update.
+        self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
+        self._described = _describe(traced, self._losses, cut)
+
+    def train(self, values: Values, step: Any, batch: Nest) -> PartResult:
+        """Returns the values after an update from a global batch.
+
+        Args:
+            values: of all variables.
+            step: number of steps done, () int32.
+            batch: the global batch.
+        """
+        state, part, index = self._state, self._part, self._index
+        scale = values.scales[index][0] if part.scaler else part.optimizer.loss_scale_factor
+        grads, changed, metrics, losses = self._gradients(values, step, batch, scale)
+        grads = [grad / scale for grad in grads] if scale is not None else grads
+        norm = _global_norm(grads)
+        finite = jnp.isfinite(norm)
+        limit = state.options.global_clipnorm
+        if limit:
+            grads = [grad * (limit / jnp.maximum(norm, limit)) for grad in grads]
+        if part.scaler is not None:
+            # A skipped step must change neither variables nor what is logged.
+            changed = _where(finite, changed, self._changed_of(values))
+        statistics, assigned = changed[: len(self.changed)], changed[len(self.changed) :]
+        values = values._replace(trainable=_replaced(values.trainable, self._assigned, assigned))
+        with jax.named_scope("optimizer"):
+            own = [values.trainable[i] for i in self._own]
+            updated = update.apply_gradients(
+                part, grads, self._reached, own, values.optimizers[index]
+            )
+        taken = jnp.ones(())
+        scales = values.scales[index]
+        if part.scaler is not None:
+            updated = _where(finite, updated, update.Updated(own, values.optimizers[index]))
+            scales = update.adjusted_scale(part, scales, finite)
+            norm, losses, metrics = (
+                jax.tree.map(lambda value: jnp.where(finite, value, 0).astype(value.dtype), given)
+                for given in (norm, losses, metrics)
+            )
+            taken = jnp.where(finite, 1.0, 0.0)
+        values = Values(
+            _replaced(values.trainable, self._own, updated.variables),
+            _replaced(values.untrained, self.changed, statistics),
+            _replaced(values.optimizers, [index], [updated.optimizer]),
+            _replaced(values.scales, [index], [scales]),
+            values.averages,
+        )
+        return PartResult(values, PartSums(taken, losses), norm, finite, metrics)
+
+    def outputs(self, values: Values, batch: Nest) -> Nest:
+        """Returns what the forward pass computes, as in evaluation."""
+        with self._state.gathering.reading():
+            return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
+
+    def flops(self) -> int:
+        """Returns the model FLOPs of a microbatch, forward and backward.
+
+        Traces the model as in evaluation: batch statistics do not count as model FLOPs.
+        """
+        state = self._state
+
+        def trace(batch: Nest, trainable: Arrays, untrained: Arrays) -> Nest:
+            return self.outputs(Values(trainable, untrained, [], [], []), batch)
+
+        trainable, untrained = (
+            [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+            for variables in (state.model.trainable_variables, state.untrained)
+        )
+        jaxpr = jax.make_jaxpr(trace)(self._cut.microbatch, trainable, untrained).jaxpr
+        origins = [Origin.FIXED] * len(trainable)
+        for place in self._own:
+            origins[place] = Origin.TRAINED
+        data = [Origin.DATA] * len(jax.tree.leaves(self._cut.microbatch))
+        return jaxprs.flops(jaxpr, [*data, *origins, *[Origin.FIXED] * len(untrained)])
+
+    def idle(self) -> PartSums:
+        """Returns the sums of a step in which the objective is not due."""
+        zero = jnp.zeros(())
+        return PartSums(zero, [zero] * (1 + len(self._losses.terms)))
+
+    def _changed_of(self, values: Values) -> Arrays:
+        """Returns the values of the variables that the forward pass changes."""
+        untrained = [values.untrained[i] for i in self.changed]
+        return [*untrained, *(values.trainable[i] for i in self._assigned)]
+
+    def _gradients(
+        self, values: Values, step: Any, batch: Nest, scale: Any
+    ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+        """Returns gradients, changed variables, metric states and losses of a global batch."""
+        divisors = self._divisors(values, step, batch)
+        own = [values.trainable[i] for i in self._own]
+        changed = [*self.changed, *(self._first + i for i in self._assigned)]
+
+        def microbatch(number, metrics, batch):
+            def loss_of(own):
+                result = self._run(values, own, step, number, batch, metrics)
+                loss, terms = summed_loss(self._losses.terms, result.computed, divisors,
+                                          self._division.parts)  # fmt: skip
+                statistics = [result.statistics[i] for i in changed]
+                scaled = loss if scale is None else loss * scale
+                return scaled, (statistics, result.metrics, [loss, *terms])
+
+            (_, others), grads = jax.value_and_grad(loss_of, has_aux=True)(own)
+            return self._constrained(grads), *others
+
+        zeros = self._forward.zero_metrics()
+        if self._cut.microbatches == 1:
+            return microbatch(0, zeros, batch)
+
+        def body(carry, given):
+            grads, statistics, metrics, losses = carry
+            new_grads, new_statistics, metrics, new_losses = microbatch(given[0], metrics, given[1])
+            add = functools.partial(jax.tree.map, jnp.add)
+            return (
+                self._constrained(add(grads, new_grads)),
+                add(statistics, new_statistics),
+                metrics,
+                add(losses, new_losses),
+            ), None
+
+        count = self._cut.microbatches
+        start = (
+            self._constrained([jnp.zeros_like(value) for value in own]),
+            [jnp.zeros_like(value) for value in self._changed_of(values)],
+            zeros,
+            [jnp.zeros(())] * (1 + len(self._losses.terms)),
+        )
+        numbered = (jnp.arange(count), self._cut.microbatches_of(batch))
+        (grads, statistics, metrics, losses), _ = jax.lax.scan(body, start, numbered)
+        return grads, [value / count for value in statistics], metrics, losses
+
+    def _run(
+        self, values: Values, own: Arrays, step: Any, number: Any, batch: Nest, metrics: Any = None
+    ) -> Forward:
+        given = forward.Values(
+            _replaced(values.trainable, self._own, own),
+            [*values.untrained, *(v for group in values.optimizers for v in group)],
+            self._state.seeds(step, number, self._cut.positions(number), self._index),
+            metrics,
+        )
+        with self._state.gathering.reading():
+            return self._forward.run(batch, given, training=True, division=self._division)
+
+    def _divisors(self, values: Values, step: Any, batch: Nest) -> Arrays:
+        """Returns the global divisor of each loss."""
+        known, losses = self._described.divisors, self._losses
+        if all(value is not None for value in known):
+            return known
+        if self._described.masked or not isinstance(losses, CompiledLosses):
+            # Only the masks are used: the compiler removes the rest of this forward pass.
+            own = [values.trainable[i] for i in self._own]
+            elements = self._run(values, own, step, 0, batch).computed.elements
+        else:
+            elements = losses.elements_of_zeros(batch, self._described.output)
+        microbatches = self._cut.microbatches
+        return [
+            jnp.asarray(divisor(term, found, 1, microbatches), "float32")
+            for term, found in zip(losses.terms, elements)
+        ]
+
+    def _constrained(self, grads: Arrays) -> Arrays:
+        """Returns gradients that lie where their variables do: summed and cut in one exchange."""
+        layout = self._state.layout
+        return [
+            jax.lax.with_sharding_constraint(grad, layout.of_weight(variable))
+            for grad, variable in zip(grads, self._part.variables)
+        ]
+
+    def _traced(self) -> tuple[Forward, list[bool]]:
+        """Traces the forward pass; returns it, and the variables it depends on."""
+        state, results = self._state, []
+
+        def trace(own, batch):
+            trainable = _replaced(state.trained_values(), self._own, own)
+            read = [v.value for v in self._forward.statistics[: self._first]]
+            given = forward.Values(trainable, read, state.seeds(0, 0, self._cut.positions(0)))
+            result = self._forward.run(batch, given, training=True, division=self._division)
+            results.append(result)
+            computed = result.computed
+            weighed = [
+                (element.values, element.weight)
+                for term, element in zip(self._losses.terms, computed.elements)
+                if term.counts
+            ]
+            return jax.tree.leaves((weighed, computed.added))
+
+        own = [state.trained_values()[i] for i in self._own]
+        jaxpr = jax.make_jaxpr(trace)(own, self._cut.microbatch).jaxpr
+        return results[-1], jaxprs.reached(jaxpr, jaxpr.invars[: len(own)])
+
+
+def _constants(state: JaxState, read: list[keras.Variable]) -> list[tuple[keras.Variable, Any]]:
+    """Returns the variables outside of the model among those that were read, with their values."""
+    model = state.model
+    states = [*state.seed_states, *keras_internals.compiled_states(model)]
+    known = {id(v) for v in [*model.variables, *states]}
+    return [(v, v.value) for v in read if id(v) not in known]
+
+
+class _Description(NamedTuple):
+    """Properties of a traced forward pass, as in `tftpu.engines.tensorflow.step.gradients`."""
+
+    output: Nest
+    masked: bool
+    divisors: list[Any]
+
+
+def _describe(traced: Forward, losses: Any, cut: Cut) -> _Description:
+    outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
+
+    def of_batch(term, elements):
+        if elements.count is not None:
+            return None
+        summed = term.reduction == "sum" and not elements.is_scalar
+        count = cut.microbatches
+        return divisor(term, elements, count) * count if not summed else 1.0
+
+    return _Description(
+        keras.tree.map_structure(
+            lambda t: keras.KerasTensor(t.shape[1:], np.dtype(t.dtype).name), outputs
+        ),
+        any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
+        [of_batch(*pair) for pair in zip(losses.terms, traced.computed.elements)],
+    )
+
+
+def _replaced(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:
+    """Returns a copy of a list with other entries at some places."""
+    copy = [*whole]
+    for place, value in zip(places, new):
+        copy[place] = value
+    return copy
+
+
+def _where(condition: Any, new: Any, old: Any) -> Any:
+    """Returns the new arrays of a nest if a condition holds, and the old ones otherwise."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def _global_norm(tensors: Arrays) -> Tensor:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(t.astype("float32"))) for t in tensors))

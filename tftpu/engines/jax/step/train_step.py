@@ -1,0 +1,132 @@
+"""The train step: its only definition on this engine, one program over the whole mesh.
+
+It means what the step of `tftpu.engines.tensorflow.step.train_step` means, in the same order. There is
+one share: XLA divides the program, and puts the exchange between devices where the shardings of
+batch and weights ask for it.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from tftpu.engines import checks
+from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.step.cut import Cut
+from tftpu.engines.jax.step.part_step import PartStep
+from tftpu.engines.objectives.sums import TrainSums
+from tftpu.errors import UserError
+from tftpu.tensors import Nest, Tensor
+
+
+class TrainStep:
+    """The train step of a model on a mesh.
+
+    Args:
+        state: the variables.
+        share_spec: spec of one share of a batch, `(x, y)` or `(x, y, sample_weight)` of
+            `tf.TensorSpec`s of static shape.
+
+    Attributes:
+        cut: the division of a batch into microbatches.
+        sums: the layout of what is added up over steps.
+
+    Raises:
+        UserError: the shape or a layer cannot be trained on.
+    """
+
+    def __init__(self, state: JaxState, share_spec: Nest):
+        keras.tree.map_structure(checks.refuse_spec, share_spec)
+        checks.refuse_frozen(state.model, state.parts)
+        self._state = state
+        self.cut = Cut(state.layout, share_spec, state.options.gradient_accumulation_steps)
+        self._parts = [PartStep(state, i, self.cut) for i in range(len(state.parts))]
+        _refuse_counters([state.untrained[i] for part in self._parts for i in part.changed])
+        self.sums = TrainSums(state.parts)
+        self._every = [part.every for part in state.parts]
+
+    @functools.cached_property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward."""
+        return self.cut.microbatches * sum(part.flops() for part in self._parts)
+
+    def forward(self, values: Values, microbatch: Nest) -> Nest:
+        """Returns what the forward passes of all objectives compute, as in evaluation."""
+        return [part.outputs(values, microbatch) for part in self._parts]
+
+    def due(self, step: int) -> tuple[int, ...]:
+        """Returns the objectives that are due after this many steps."""
+        return tuple(i for i, every in enumerate(self._every) if step % every == 0)
+
+    def train(
+        self, values: Values, sums: Tensor, step: Tensor, batch: Nest, due: tuple[int, ...]
+    ) -> tuple[Values, Tensor]:
+        """Returns the values after a step, and the sums with those of the step added.
+
+        Args:
+            values: of all variables.
+            sums: over the steps before, (size,) float32.
+            step: number of steps done, () int32.
+            batch: the global batch.
+            due: the objectives that are due.
+        """
+        results, sums_of_parts = [], []
+        before = values
+        for index, part in enumerate(self._parts):
+            if index in due:
+                results.append(part.train(values, step, batch))
+                values = results[-1].values
+                sums_of_parts.append(results[-1].sums)
+            else:
+                sums_of_parts.append(part.idle())
+        finite = functools.reduce(jnp.logical_and, [result.finite for result in results])
+        values = values._replace(averages=self._averages(before, values, finite))
+        norm = jnp.sqrt(sum(result.norm**2 for result in results))
+        skipped = 1.0 - finite.astype("float32")
+        metrics = [value for result in results for value in result.metrics]
+        return values, sums + self.sums.vector(1, norm, skipped, sums_of_parts, metrics)
+
+    def refuse_changed_constants(self) -> None:
+        """Raises `UserError` if a variable outside of the model changed that the program holds."""
+        for variable, value in (pair for part in self._parts for pair in part.constants):
+            if variable.value is not value:
+                raise UserError(
+                    f"The variable {variable.path!r}, which the loss reads, has changed, and it is "
+                    "not part of the model: on JAX a compiled step holds the value that it had at "
+                    "the beginning. Make it an attribute of the model, with trainable=False."
+                )
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a device loop show a loss that is no longer finite.
+
+        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
+        """
+        scaled = [part.scaler for part in self._state.parts if part.scaler is not None]
+        if not scaled:
+            return not self.sums.finite(sums)
+        least = min(float(scaler.dynamic_scale.value) for scaler in scaled)
+        return self.sums.all_skipped(sums) and least <= 1.0
+
+    def _averages(self, before: Values, values: Values, finite: Tensor) -> list[Any]:
+        momentum = self._state.options.ema_momentum
+        if momentum is None:
+            return []
+        new = [
+            average - (average - value) * (1.0 - momentum)
+            for average, value in zip(before.averages, values.trainable)
+        ]
+        if all(part.scaler is None for part in self._state.parts):
+            return new
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, before.averages)
+
+
+def _refuse_counters(changed: list[keras.Variable]) -> None:
+    for variable in changed:
+        if not jnp.issubdtype(variable.dtype, jnp.floating):
+            raise UserError(
+                f"The layer variable {variable.path!r} is a {variable.dtype} that changes in "
+                "training: microbatches would disagree about it. Keep such counts in a metric."
+            )

@@ -1,0 +1,72 @@
+"""The update of the variables of an objective, as a function of their values."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.engines.objectives.parts import Part
+
+Arrays = list[Any]  # a list of jax.Array
+
+
+class Updated(NamedTuple):
+    """The values after an update.
+
+    Attributes:
+        variables: of the objective's variables.
+        optimizer: of its optimizer's.
+    """
+
+    variables: Arrays
+    optimizer: Arrays
+
+
+def apply_gradients(
+    part: Part, grads: Arrays, reached: list[bool], variables: Arrays, optimizer: Arrays
+) -> Updated:
+    """Returns the values of an objective's variables after a step of its optimizer.
+
+    Args:
+        part: the objective.
+        grads: gradients of its variables.
+        reached: for each, whether the loss depends on the variable; the others do not change.
+        variables: values of its variables.
+        optimizer: values of its optimizer's variables.
+    """
+    own: Any = part.optimizer
+    mapping = [*zip(part.variables, variables), *zip(own.variables, optimizer)]
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        used = [(grad, v) for grad, v, reaches in zip(grads, part.variables, reached) if reaches]
+        clipped = keras_internals.clip(own, [grad for grad, _ in used])
+        rate = own.learning_rate
+        keras_internals.apply_weight_decay(own, [variable for _, variable in used])
+        for grad, (_, variable) in zip(clipped, used):
+            own.update_step(grad, variable, rate)
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable.value))
+        own.iterations.assign_add(1)
+        return Updated(
+            [scope.get_current_value(v) for v in part.variables],
+            [scope.get_current_value(v) for v in own.variables],
+        )
+
+
+def adjusted_scale(part: Part, scale: Arrays, finite: Any) -> Arrays:
+    """Returns a dynamic loss scale after a step: halved by an overflow, doubled after enough
+    steps without one.
+
+    Args:
+        part: the objective.
+        scale: the factor, and the steps since it changed.
+        finite: whether the gradients of this step were finite, () bool.
+    """
+    factor, count = scale
+    good = jnp.where(finite, count + 1, 0)
+    grow = good >= part.scaler.dynamic_growth_steps
+    grown = jnp.where(grow, factor * 2.0, factor)
+    return [
+        jnp.where(finite, grown, jnp.maximum(factor / 2.0, 1.0)),
+        jnp.where(grow, 0, good).astype(count.dtype),
+    ]

@@ -1,0 +1,1 @@
+"""The objectives of a step: losses, metrics, and the sums that they are computed from."""

@@ -1,0 +1,313 @@
+"""The losses and metrics that a Keras model was compiled with."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.engines.objectives.losses import (
+    Computed,
+    Elements,
+    Term,
+    examples_of,
+    product,
+    sum_of_own,
+)
+from tftpu.errors import UserError
+from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.tensors import Nest, Tensor, ops
+
+_BY_CLASS_IDS = (keras.losses.SparseCategoricalCrossentropy.call, SmoothedCrossentropy.call)
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+@runtime_checkable
+class FactoredModel(Protocol):
+    """A model whose logits are a matrix product, which a loss can compute in chunks."""
+
+    def factored_logits(self, x: Nest, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the logits, and the factors `hidden` and `matrix` that they are a product of.
+
+        Args:
+            x: features of a batch.
+            training: as for the model itself.
+
+        Returns:
+            logits: (batch, time, vocabulary), float32.
+            hidden: (batch, time, width), in the compute dtype.
+            matrix: (vocabulary, width).
+        """
+        ...
+
+
+class Outputs(NamedTuple):
+    """Outputs of a model for one microbatch.
+
+    Attributes:
+        y_pred: the predictions.
+        factors: the factors of the logits; None if the model has none.
+    """
+
+    y_pred: Nest
+    factors: tuple[Tensor, Tensor] | None
+
+
+class CompiledLosses:
+    """See `tftpu.engines.objectives.losses.Losses`.
+
+    The divisor of a loss is what its `reduction` says, over the global batch: the number of
+    unmasked elements for "sum_over_batch_size" and "mean", the sum of their weights for
+    "mean_with_sample_weight", and 1 for "sum".
+
+    Args:
+        model: compiled and built.
+
+    Attributes:
+        terms: of each loss.
+        metric_variables: the states of the metrics.
+
+    Raises:
+        UserError: a loss without a reduction, or a metric that cannot be added up over replicas.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._losses = keras_internals.loss_terms(model)
+        self._metrics = keras_internals.bound_metrics(model)
+        # Another's may leave the weights of examples out of account, and so count padding.
+        self._weighable = all(
+            (type(bound.metric).update_state.__module__ or "").startswith("keras.")
+            for bound in self._metrics
+        )
+        self.metric_variables = [v for m in self._metrics for v in m.metric.variables]
+        # Keras logs single losses of a model that has several.
+        logged = {t.name: f"{t.name}_loss" for t in self._losses if len(self._losses) > 1}
+        self.terms = [
+            Term(found.name, found.loss.reduction, found.weight, logged.get(found.name))
+            for found in self._losses
+        ]
+        for term in self.terms:
+            if term.reduction not in (*MEANS, "sum"):
+                raise UserError(
+                    f"The loss {term.name!r} has reduction={term.reduction!r}: use one of "
+                    f"{', '.join(MEANS)} or sum, so that it is one number per step."
+                )
+        for bound in self._metrics:
+            # Replicas add up their states, which is correct only for sums and counts.
+            bound.metric.reset_state()  # Keras may have used it before
+            if any(v.numpy().any() for v in bound.metric.variables):
+                raise UserError(
+                    f"The metric {bound.metric.name!r} has a state that does not start at zero, so "
+                    "it cannot be added up over replicas: use a metric made of sums and counts."
+                )
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """True if a metric is not Keras's own, so that its states may be no sums."""
+        return not self._weighable
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions or classes that compute the losses and the metrics."""
+        losses = [keras_internals.function_of(term.loss) for term in self._losses]
+        return [*losses, *(keras_internals.function_of(m.metric) for m in self._metrics)]
+
+    def compute(
+        self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
+    ) -> Computed:
+        """Calls the model and computes its losses; updates its metrics."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        outputs = call(self._model, x, training)
+        added = own()
+        # Preflight knows the purpose of an instruction by these scopes.
+        with keras.name_scope("loss"):
+            elements = self._elements(outputs, y, weight, valid)
+        with keras.name_scope("metrics"):
+            self.update_metrics(y, outputs.y_pred, weight, valid)
+        separable = self._weighable and not added and not any(e.is_scalar for e in elements)
+        return Computed(outputs.y_pred, elements, sum_of_own(self._model, added), separable)
+
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns the model's outputs, as in evaluation."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        return self._model(x, training=False)
+
+    def metric_results(self) -> dict[str, Tensor]:
+        """Returns the results of the metrics, inside a scope that holds their states."""
+        return keras_internals.metric_results(self._model)
+
+    def elements_of_zeros(self, batch: Nest, output: Nest) -> list[Elements]:
+        """Returns the losses for outputs of zeros, which have the divisors of the real ones.
+
+        Args:
+            batch: `(x, y)` or `(x, y, sample_weight)`.
+            output: `keras.KerasTensor`s of the shapes and dtypes of one example's outputs.
+        """
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        size = examples_of(x)
+        y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
+        with keras.StatelessScope():  # Keras counts the losses of several outputs on the way
+            return self._elements(Outputs(y_pred, None), y, weight, None)
+
+    def _elements(
+        self, outputs: Outputs, y: Nest, sample_weight: Nest, valid: Tensor | None
+    ) -> list[Elements]:
+        if not self._losses:
+            return []
+        matched = keras_internals.match_losses(self._model, y, outputs.y_pred, sample_weight)
+        return [
+            _elements(term, *parts, valid, outputs.factors)
+            for term, parts in zip(self._losses, matched)
+        ]
+
+    def update_metrics(
+        self, y: Nest, y_pred: Nest, sample_weight: Nest, valid: Tensor | None
+    ) -> None:
+        """Updates every metric; inside a `keras.StatelessScope` the scope keeps the new states.
+
+        Args:
+            y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
+            valid: as for `compute`.
+        """
+        if not self._metrics:
+            return
+        y = keras_internals.flatten_outputs(self._model, y)
+        y_pred = keras_internals.flatten_outputs(self._model, y_pred)
+        weights: list[Tensor | None] = [None] * len(y)
+        if sample_weight is not None:
+            given = keras_internals.flatten_outputs(self._model, sample_weight)
+            weights = [*given] if len(given) == len(y) else given[:1] * len(y)
+        for metric, output, weighted in self._metrics:
+            _refuse_scalar(metric, y[output], y_pred[output])
+            factors = [weights[output] if weighted else None]
+            factors.append(valid if self._weighable else None)
+            given = [factor for factor in factors if factor is not None]
+            if not given:
+                metric.update_state(y[output], y_pred[output])
+                continue
+            mask = keras_internals.keras_mask(y_pred[output])
+            # Keras multiplies a mask of the outputs with weights of as many axes only.
+            shape = max(
+                [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
+            )
+            metric.update_state(y[output], y_pred[output], sample_weight=product(shape, *given))
+
+
+def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
+    """Calls a model, with the factors of its logits where it has them."""
+    if isinstance(model, FactoredModel):
+        logits, hidden, matrix = model.factored_logits(x, training)
+        return Outputs(logits, (hidden, matrix))
+    return Outputs(model(x, training=training), None)
+
+
+def _elements(
+    term: keras_internals.CompiledTerm,
+    y: Tensor,
+    y_pred: Tensor,
+    sample_weight: Tensor | None,
+    valid: Tensor | None,
+    factors: tuple[Tensor, Tensor] | None,
+) -> Elements:
+    if type(term.loss).__call__ is not keras.losses.Loss.__call__:
+        return _elements_of_call(term, y, y_pred, sample_weight)
+    mask = keras_internals.keras_mask(y_pred)
+    labels = y
+    y, y_pred = (
+        keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
+        for part in (y, y_pred)
+    )
+    if factors is not None and isinstance(term.loss, SmoothedCrossentropy):
+        values = term.loss.call_factored(y, y_pred, *factors)
+    else:
+        values = term.loss.call(y, y_pred)
+    out_mask = keras_internals.keras_mask(values)
+    values = ops.cast(values, "float32")
+    known = _known_classes(term.loss, labels, y_pred, ops.shape(values))
+    if len(values.shape) == 0:
+        if sample_weight is not None or mask is not None:
+            raise UserError(
+                f"The loss {term.name!r} returns one number for the whole batch, so weights and "
+                "masks of examples cannot be applied to it: let it return one value for each "
+                "example, of shape (batch,), or leave the weights out."
+            )
+        return Elements(values, factor=_factor(term))
+    count = product(values.shape, mask, out_mask, valid)
+    weight = product(values.shape, mask, out_mask, valid, sample_weight)
+    if term.loss.reduction == "mean_with_sample_weight":
+        count = weight
+    if known is not None:
+        if weight is not None:
+            known = ops.logical_or(known, weight == 0)
+        # A factor, so that the gradient is NaN, too, and a loss scale skips the step.
+        values = values * ops.where(known, 1.0, float("nan"))
+    return Elements(values, weight, count, _factor(term))
+
+
+def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
+    """Returns whether the labels of a loss are the numbers of classes, and nothing else.
+
+    Args:
+        loss: of a model. One with a `call` of its own may read any labels.
+        label_rank, output_rank: numbers of axes of labels and outputs.
+    """
+    own_call = type(loss).__call__ is not keras.losses.Loss.__call__
+    if own_call or type(loss).call not in _BY_CLASS_IDS:
+        return False
+    if isinstance(loss, SmoothedCrossentropy):
+        return label_rank < output_rank
+    sparse = keras.losses.sparse_categorical_crossentropy
+    return keras_internals.function_of(loss) is sparse
+
+
+def ignored_class(loss: keras.losses.Loss) -> int | None:
+    """Returns the label that a loss leaves out, or None."""
+    return getattr(loss, "ignore_class", None)
+
+
+def _known_classes(
+    loss: keras.losses.Loss, y: Tensor, y_pred: Tensor, shape: tuple[Any, ...]
+) -> Tensor | None:
+    """Returns for each element whether its label is a class of the output; None: no labels are.
+
+    On an accelerator, and in `SmoothedCrossentropy`, other labels would give a finite loss.
+    """
+    if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
+        return None
+    labels = ops.reshape(ops.cast(y, "float32"), shape)  # exact, whatever the loss computes in
+    known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is no class
+    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
+        known = ops.logical_and(known, labels == ops.floor(labels))
+    ignored = ignored_class(loss)
+    return known if ignored is None else ops.logical_or(known, labels == ignored)
+
+
+def _elements_of_call(
+    term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
+) -> Elements:
+    """Returns the elements of a loss with a `__call__` of its own, which is one number."""
+    values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")
+    if len(values.shape):
+        raise UserError(
+            f"The loss {term.name!r} has a __call__ of its own that returns the shape "
+            f"{tuple(values.shape)}, and it must return one number. To return one value for each "
+            "example, override call(y_true, y_pred) instead, which Keras weighs and reduces."
+        )
+    return Elements(values, factor=_factor(term))
+
+
+def _factor(term: keras_internals.CompiledTerm) -> Tensor | None:
+    """Returns the weight of a loss if it is a variable, whose value belongs to this step."""
+    if not isinstance(term.weight, keras.Variable):
+        return None
+    return ops.cast(term.weight.value, "float32")
+
+
+def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
+    values = keras_internals.metric_values(metric, y, y_pred)
+    if values is not None and len(values.shape) == 0:
+        raise UserError(
+            f"The metric {metric.name!r} returns one number for the whole batch. Return one "
+            "value per example, of shape (batch,): padding could not be left out otherwise."
+        )

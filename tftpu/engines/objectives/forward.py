@@ -1,0 +1,185 @@
+"""The pure forward pass of one microbatch: outputs, losses, statistics and metrics.
+
+It runs in a `keras.StatelessScope`, where every variable is a tensor passed in and every update a
+tensor returned. That lets microbatches start from the same batch statistics, and lets random
+layers draw different numbers on every replica.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.engines.data.division import Division, divided
+from tftpu.engines.objectives.losses import Computed, Losses
+from tftpu.tensors import Nest, Tensor, ops
+
+
+class Values(NamedTuple):
+    """Values for the variables of a forward pass; None leaves a group as it is.
+
+    Attributes:
+        trainable: of the trainable weights of the model.
+        statistics: of the moving statistics.
+        seeds: of the seed generators.
+        metrics: of the metrics' states; None starts them at zero.
+    """
+
+    trainable: list[Tensor] | None = None
+    statistics: list[Tensor] | None = None
+    seeds: list[Tensor] | None = None
+    metrics: list[Tensor] | None = None
+
+
+class Forward(NamedTuple):
+    """The results of one microbatch.
+
+    Attributes:
+        computed: outputs and losses.
+        statistics: new moving statistics; None where the pass did not change them.
+        metrics: new states of the metrics.
+        updated: the variables that the pass changed.
+        read: the variables that it read, and for which no value was given.
+    """
+
+    computed: Computed
+    statistics: list[Tensor | None]
+    metrics: list[Tensor]
+    updated: list[keras.Variable]
+    read: list[keras.Variable]
+
+
+class Variables(Protocol):
+    """The variables of a model, which an engine holds."""
+
+    model: keras.Model
+
+    @property
+    def seed_states(self) -> list[keras.Variable]:
+        """The states of all seed generators."""
+        ...
+
+    def trained_values(self) -> list[Tensor]:
+        """Returns the values of the trainable weights."""
+        ...
+
+    def evaluated_weights(self) -> list[Tensor]:
+        """Returns the weights that evaluation uses: the averages where they are kept."""
+        ...
+
+
+class ForwardPass:
+    """The forward pass of a model with one kind of losses.
+
+    Args:
+        state: the variables.
+        losses: the losses.
+        statistics: the variables that training may change: moving statistics, and weights that a
+            layer assigns itself.
+
+    Attributes:
+        losses, statistics: the arguments.
+    """
+
+    def __init__(self, state: Variables, losses: Losses, statistics: list[keras.Variable]):
+        self._state = state
+        self.losses = losses
+        self._model = state.model
+        self.statistics = statistics
+
+    def run(
+        self,
+        batch: Nest,
+        values: Values,
+        *,
+        training: bool,
+        division: Division,
+        valid: Tensor | None = None,
+    ) -> Forward:
+        """Computes model, losses and metrics for one microbatch.
+
+        Args:
+            batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
+            values: of the variables.
+            training: as for the model.
+            division: how the global batch is divided.
+            valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
+        """
+        if values.metrics is None:
+            values = values._replace(metrics=self.zero_metrics())
+        means = keras_internals.unscaled_losses()
+        with self._scope(values) as scope, divided(division), means:
+            computed = self.losses.compute(batch, training, valid, lambda: scope.losses)
+            new = [scope.get_current_value(v) for v in self.statistics]
+            states = [scope.get_current_value(v) for v in self.losses.metric_variables]
+        return Forward(computed, new, states, scope.updated, scope.read)
+
+    def outputs(self, batch: Nest, values: Values | None = None) -> Nest:
+        """Returns what the forward pass alone computes, as in evaluation.
+
+        Args:
+            batch: as for `run`.
+            values: of the variables; None: those that they have.
+        """
+        with self._scope(values or Values(self._state.trained_values())):
+            return self.losses.outputs(batch)
+
+    def zero_metrics(self) -> list[Tensor]:
+        """Returns states of the metrics that hold nothing yet."""
+        return [ops.zeros(v.shape, v.dtype) for v in self.losses.metric_variables]
+
+    def _scope(self, values: Values) -> "RecordingScope":
+        """Returns a scope in which the variables have the given values."""
+        groups = (
+            (self.statistics, values.statistics),
+            (self._model.trainable_variables, values.trainable),  # which a gradient may watch
+            (self._state.seed_states, values.seeds),
+            (self.losses.metric_variables, values.metrics),
+        )
+        mapping = [pair for group, given in groups if given for pair in zip(group, given)]
+        return RecordingScope(mapping)
+
+
+class RecordingScope(keras.StatelessScope):
+    """A `keras.StatelessScope` that collects losses, and records which variables change.
+
+    Args:
+        mapping: values of variables, as for `keras.StatelessScope`.
+
+    Attributes:
+        updated: the variables that changed, in the order of their first change.
+        read: the variables without a given value that were read.
+    """
+
+    def __init__(self, mapping: list[tuple[keras.Variable, Tensor]]):
+        super().__init__(state_mapping=mapping, collect_losses=True)
+        self.updated: list[Any] = []
+        self.read: list[Any] = []
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns the value that a variable has in the scope, or None."""
+        value = super().get_current_value(variable)
+        if value is None and not any(variable is known for known in self.read):
+            self.read.append(variable)
+        return value
+
+    def add_update(self, update: tuple[Any, Tensor]) -> None:
+        """Keeps the new value of a variable.
+
+        The gradient of a weight that a layer assigns is that with respect to its new value, as in
+        Keras's step on TensorFlow.
+        """
+        variable, value = update
+        before = self.get_current_value(variable) if variable.trainable else None
+        if before is not None:
+            value = ops.stop_gradient(value) + (before - ops.stop_gradient(before))
+        super().add_update((variable, value))
+        if not any(variable is known for known in self.updated):
+            self.updated.append(variable)
+
+
+def predict(state: Variables, x: Nest) -> Nest:
+    """Returns the model's output with the weights that evaluation uses."""
+    pairs = list(zip(state.model.trainable_variables, state.evaluated_weights()))
+    with RecordingScope(pairs):
+        return state.model(x, training=False)

@@ -1,0 +1,169 @@
+"""Losses that users write: `loss_fn`, and a model's own `compute_loss`."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.engines.objectives.compiled import CompiledLosses
+from tftpu.engines.objectives.losses import MEAN, RESERVED, Computed, Elements, Term, sum_of_own
+from tftpu.engines.objectives.objective import LossFunction
+from tftpu.errors import UserError
+from tftpu.tensors import Nest, Tensor, ops
+
+
+class FunctionLosses:
+    """The losses of a `loss_fn`: see `tftpu.engines.objectives.losses.Losses`.
+
+    Args:
+        model: passed to the function; what is not built yet is built here.
+        loss_fn: see `tftpu.Objective`.
+        name: of the objective.
+        logged: whether its loss is logged apart from the total.
+        batch: `keras.KerasTensor`s of static shape, nested as the function takes them.
+
+    Raises:
+        UserError: the function does not return a loss.
+    """
+
+    def __init__(
+        self, model: keras.Model, loss_fn: LossFunction, name: str, logged: bool, batch: Nest
+    ):
+        self.metric_variables: list[keras.Variable] = []  # it measures by its terms
+        self._model = model
+        self._loss_fn = loss_fn
+        self._name = name
+        _, values = keras_internals.build_by(self._build, batch)
+        for key in {*RESERVED, f"{name}_loss"} & {*values}:
+            raise UserError(
+                f"The loss function {name!r} returns a value named {key!r}, as tftpu names what it "
+                "logs itself: give it another name."
+            )
+        self._keys = [*values]  # JAX sorts them, and the function does not
+        named = [Term(key, MEAN, 0.0, key) for key in values]
+        self.terms = [Term(name, MEAN, 1.0, f"{name}_loss" if logged else None), *named]
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """False: it has no metrics."""
+        return False
+
+    def compute(
+        self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
+    ) -> Computed:
+        """Calls the function; the model's own losses are added to what it returns."""
+        loss, values = self._call(batch, training)
+        if {*values} != {*self._keys}:
+            raise UserError(
+                f"The loss function {self._name!r} returns values named {sorted(values)} when "
+                f"training={training}, and {sorted(self._keys)} otherwise: return the same ones."
+            )
+        ordered = (loss, *(values[key] for key in self._keys))
+        elements = [Elements(ops.cast(value, "float32")) for value in ordered]
+        # Only its author knows what else in the batch a function looks at.
+        return Computed(None, elements, sum_of_own(self._model, own()), separable=False)
+
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns what the function computes, as in evaluation."""
+        return self._call(batch, False)
+
+    def metric_results(self) -> dict[str, Tensor]:
+        """Returns nothing: what a function measures is among its terms."""
+        return {}
+
+    def _build(self, batch: Nest) -> tuple[Tensor, dict[str, Tensor]]:
+        # As in a step, variables have tensors for their values.
+        known = [(v, ops.convert_to_tensor(v)) for v in self._model.variables]
+        with keras.StatelessScope(known):
+            return self._call(batch, False)
+
+    def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        if isinstance(batch, tuple) and len(batch) == 1:  # [a, b] came as the only array argument
+            (batch,) = batch
+        with _explained(self._name):
+            result: Any = self._loss_fn(self._model, batch, training)
+        loss, values = result if isinstance(result, tuple) else (result, {})
+        if not hasattr(loss, "shape") or not isinstance(values, dict):
+            raise UserError(
+                f"The loss function {self._name!r} returns {_kind(result)}: it must return the "
+                "loss of each example, of shape (batch,), or that and a dictionary of further "
+                "values for each example."
+            )
+        return loss, values
+
+
+class ComputedLoss:
+    """The loss of a model that overrides `compute_loss`: see `tftpu.engines.objectives.losses.Losses`.
+
+    As in Keras, the method returns the total: regularizers and losses of layers are its own task.
+
+    Args:
+        model: compiled and built.
+        compiled: its metrics, which are updated as for any other model.
+    """
+
+    def __init__(self, model: keras.Model, compiled: CompiledLosses):
+        self._model = model
+        self._compiled = compiled
+        self.metric_variables = compiled.metric_variables
+        self.terms = [Term("loss", MEAN, 1.0, None)]
+
+    @property
+    def unknown_metrics(self) -> bool:
+        """True if a metric is not Keras's own, so that its states may be no sums."""
+        return self._compiled.unknown_metrics
+
+    def compute(
+        self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
+    ) -> Computed:
+        """Calls the model and its `compute_loss`; updates its metrics."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        y_pred = self._model(x, training=training)
+        with keras.name_scope("loss"):
+            loss = keras_internals.compute_loss(self._model, x, y, y_pred, weight, training)
+        if loss is None:
+            raise UserError(
+                f"{type(self._model).__name__}.compute_loss returns None: it must return the loss "
+                "of each example, of shape (batch,)."
+            )
+        with keras.name_scope("metrics"):
+            self._compiled.update_metrics(y, y_pred, weight, None)
+        elements = [Elements(ops.cast(loss, "float32"))]
+        return Computed(y_pred, elements, ops.zeros(()), separable=False)
+
+    def outputs(self, batch: Nest) -> Nest:
+        """Returns the model's outputs, as in evaluation."""
+        return self._compiled.outputs(batch)
+
+    def metric_results(self) -> dict[str, Tensor]:
+        """Returns the results of the metrics, inside a scope that holds their states."""
+        return self._compiled.metric_results()
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Explains the errors of a tape that is asked for gradients by variables of the model."""
+    try:
+        yield
+    except (AttributeError, ValueError) as error:
+        if not re.search(r"attribute '?(handle|_id)'?$|\.handle is not available", str(error)):
+            raise
+        raise UserError(
+            f"The loss function {name!r} computes gradients by variables of the model, whose "
+            "values in a step are tensors that tftpu passes in. On TensorFlow take "
+            "values = [v.value for v in model.trainable_variables], tape.watch(values) before the "
+            "model is called, and tape.gradient(loss, values); on JAX there is no GradientTape: "
+            "use jax.grad of a function that calls the model."
+        ) from error
+
+
+def overrides_compute_loss(model: keras.Model) -> bool:
+    """Returns whether a model has its own `compute_loss`."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def _kind(result: Any) -> str:
+    return "None" if result is None else f"a {type(result).__name__}"

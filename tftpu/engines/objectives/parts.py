@@ -1,0 +1,79 @@
+"""The objectives of a step, each with its losses, variables and optimizer."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tftpu.engines.objectives.compiled import CompiledLosses
+from tftpu.engines.objectives.losses import Losses
+from tftpu.engines.objectives.objective import Objective
+from tftpu.engines.objectives.own import ComputedLoss, FunctionLosses, overrides_compute_loss
+from tftpu.errors import UserError
+from tftpu.tensors import Nest
+
+
+class Part(NamedTuple):
+    """One objective of a step, with what follows it.
+
+    Attributes:
+        name: of the objective; "" if it is the only one.
+        losses: its losses.
+        variables: the variables that follow it.
+        optimizer: their optimizer, without a loss-scaling wrapper.
+        scaler: the wrapper with a dynamic loss scale; None if there is none.
+        every: the steps from one update to the next.
+    """
+
+    name: str
+    losses: Losses
+    variables: list[keras.Variable]
+    optimizer: Any
+    scaler: Any
+    every: int
+
+
+def compiled_part(model: keras.Model) -> Part:
+    """Returns what a built model was compiled with, as the only objective."""
+    compiled = CompiledLosses(model)
+    losses = ComputedLoss(model, compiled) if overrides_compute_loss(model) else compiled
+    return Part("", losses, model.trainable_variables, *_unwrapped(model.optimizer), 1)
+
+
+def parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -> list[Part]:
+    """Builds model and optimizers for objectives; all functions run before variables are read."""
+    several = len(objectives) > 1
+    losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
+    known = {id(v) for v in model.trainable_variables}
+    parts = []
+    for one, found in zip(objectives, losses):
+        variables = _variables_of(model, one)
+        for variable in variables:
+            if id(variable) not in known:
+                raise UserError(
+                    f"The objective {one.name!r} trains {variable.path!r}, which is not a "
+                    "trainable variable of the model given to Trainer: make its layer an "
+                    "attribute of the model, so that it is saved with it."
+                )
+        optimizer: Any = keras.optimizers.get(one.optimizer)
+        optimizer.build(variables)
+        name = one.name if several else ""
+        parts.append(Part(name, found, variables, *_unwrapped(optimizer), one.every))
+    return parts
+
+
+def _variables_of(model: keras.Model, objective: Objective) -> list[keras.Variable]:
+    chosen = objective.variables
+    if chosen is None:
+        return model.trainable_variables
+    found = chosen.trainable_variables if isinstance(chosen, keras.Layer) else list(chosen)
+    if not found:
+        raise UserError(f"The objective {objective.name!r} has no trainable variables.")
+    return found
+
+
+def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
+    """Returns an optimizer without its loss-scaling wrapper, and the wrapper or None."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.inner_optimizer, optimizer
+    return optimizer, None

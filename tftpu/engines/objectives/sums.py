@@ -1,0 +1,229 @@
+"""Sums of losses and metrics over steps: their layout in one vector, and their means.
+
+Each replica adds up its own vector on its device; the vectors are added over replicas when the
+host reads them, once per device loop rather than once per step.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from tftpu.engines.names import without_counters
+from tftpu.engines.objectives.losses import Losses, Term
+from tftpu.engines.objectives.parts import Part
+from tftpu.errors import UserError
+from tftpu.tensors import Tensor, ops
+
+
+class PartSums(NamedTuple):
+    """The summands of one objective in the sums of a training step, on one replica.
+
+    Attributes:
+        taken: 1.0 if the objective changed its variables; 0.0 if it was not due, or overflowed.
+        losses: this replica's parts of the loss and of each term.
+    """
+
+    taken: Tensor
+    losses: list[Tensor]
+
+
+class _Sums:
+    """The layout of a vector: some numbers, then the states of all metrics end to end.
+
+    Args:
+        losses: those of each objective.
+        leading: count of the numbers before the states of their metrics.
+    """
+
+    def __init__(self, losses: Sequence[Losses], leading: int):
+        self._losses = losses
+        self._terms = [term for one in losses for term in one.terms]
+        self._variables = [v for one in losses for v in one.metric_variables]
+        self._sizes = [int(np.prod(v.shape)) for v in self._variables]
+        self.size = leading + sum(self._sizes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the losses and metrics; sums of other names cannot be added to these."""
+        paths = [variable.path for variable in self._variables]
+        names = [*(term.name for term in self._terms), *paths]
+        return [without_counters(name) for name in names]
+
+    def _flat(self, values: list[Tensor]) -> Tensor:
+        return ops.concatenate([ops.reshape(ops.cast(v, "float32"), (-1,)) for v in values])
+
+    def _metrics(self, flat: np.ndarray) -> dict[str, float]:
+        """Returns the results of the metrics whose states are end to end in `flat`."""
+        parts = np.split(flat, np.cumsum(self._sizes)[:-1])
+        values = [
+            ops.convert_to_tensor(part.reshape(v.shape), v.dtype)
+            for part, v in zip(parts, self._variables)
+        ]
+        found: dict[str, float] = {}
+        with keras.StatelessScope(state_mapping=list(zip(self._variables, values))):
+            for one in self._losses:
+                for name, value in one.metric_results().items():
+                    found[name] = _number(name, value)
+        return found
+
+
+class TrainSums(_Sums):
+    """Steps, gradient norms, skipped steps; for each objective its steps, losses; metrics.
+
+    A step of a smaller batch counts as a part of a step.
+
+    Args:
+        parts: the objectives.
+    """
+
+    def __init__(self, parts: Sequence[Part]):
+        losses = [part.losses for part in parts]
+        super().__init__(losses, 3 + sum(2 + len(one.terms) for one in losses))
+        self._may_skip = any(part.scaler is not None for part in parts)
+
+    def vector(
+        self,
+        shares: int,
+        norm: Tensor,
+        skipped: Tensor,
+        parts: Sequence[PartSums],
+        metrics: list[Tensor],
+    ) -> Tensor:
+        """Returns the summands of one step on one replica, (size,), float32.
+
+        Args:
+            shares: number of data shares.
+            norm, skipped: the gradient's norm, and 1.0 for a skipped step; equal on all replicas.
+            parts: of each objective.
+            metrics: states of the metrics for this replica's examples.
+        """
+        shared = [value / shares for value in (ops.ones(()), norm, skipped)]
+        each = [value for part in parts for value in (part.taken / shares, *part.losses)]
+        return self._flat([*shared, *each, *metrics])
+
+    def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
+        """Returns the sums of steps that count for less, as their batches are smaller.
+
+        The states of metrics stay: they count the examples themselves.
+        """
+        means = self.size - sum(self._sizes)
+        return np.concatenate([sums[:means] * weight, sums[means:]])
+
+    def all_skipped(self, sums: np.ndarray) -> bool:
+        """Returns whether every step changed nothing, because a gradient overflowed."""
+        return bool(sums[2] == sums[0])
+
+    def finite(self, sums: np.ndarray) -> bool:
+        """Returns whether all losses and gradients were finite; metrics do not matter."""
+        losses = [loss for _, loss, _ in self._parts(sums)]
+        return bool(np.isfinite([sums[1], *losses]).all())
+
+    def loss(self, sums: np.ndarray) -> float:
+        """Returns only the mean of the loss, which costs nothing to compute."""
+        skipped = self.all_skipped(sums)
+        # An objective that was not due has no loss.
+        means = [_mean(loss, taken) for taken, loss, _ in self._parts(sums) if taken or skipped]
+        return sum(means) if means else float("nan")
+
+    def read(self, sums: np.ndarray) -> dict[str, float]:
+        """Returns the means of the loss, its terms, the metrics and the gradient's norm.
+
+        They are NaN where nothing was summed up, as after steps that all overflowed.
+        """
+        steps, norm, skipped = sums[:3]
+        results, parts = {"loss": self.loss(sums)}, self._parts(sums)
+        for one, (taken, _, terms) in zip(self._losses, parts):
+            named = zip(one.terms, terms)
+            results.update({t.logged: _mean(value, taken) for t, value in named if t.logged})
+        metrics = self._metrics(sums[len(sums) - sum(self._sizes) :])
+        seen = any(taken for taken, *_ in parts)
+        results.update({name: value if seen else np.nan for name, value in metrics.items()})
+        results["grad_norm"] = _mean(norm, steps - skipped)
+        if self._may_skip:
+            results["skipped_steps"] = float(skipped)
+        return results
+
+    @property
+    def result_names(self) -> list[str]:
+        """Names of the results of an epoch."""
+        return list(self.read(np.zeros(self.size)))
+
+    def _parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
+        """Returns the steps, the loss and the terms of each objective."""
+        parts, start = [], 3
+        for one in self._losses:
+            end = start + 2 + len(one.terms)
+            parts.append((sums[start], sums[start + 1], sums[start + 2 : end]))
+            start = end
+        return parts
+
+
+class EvalSums(_Sums):
+    """Examples, added losses, the sum and the divisor of each term of the losses, and metrics.
+
+    Args:
+        losses: those of each objective.
+    """
+
+    def __init__(self, losses: Sequence[Losses]):
+        super().__init__(losses, 2 + 2 * sum(len(one.terms) for one in losses))
+
+    def vector(
+        self,
+        examples: Tensor,
+        added: Tensor,
+        sums: list[Tensor],
+        counts: list[Tensor],
+        metrics: list[Tensor],
+    ) -> Tensor:
+        """Returns the summands of one batch on one replica, (size,), float32.
+
+        Args:
+            examples: number of examples of this replica's share.
+            added: the model's own losses.
+            sums, counts: the weighted sum and the divisor of each term.
+            metrics: states of the metrics for this replica's examples.
+        """
+        return self._flat([examples, added * examples, *sums, *counts, *metrics])
+
+    def read(self, sums: np.ndarray) -> dict[str, float]:
+        """Returns the loss, its terms and the metrics over all examples summed up."""
+        examples, added, *rest = sums
+        count = len(self._terms)
+        values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])
+        weights = np.array([term.factor for term in self._terms])
+        means = np.where(weights != 0, values / np.maximum(counts, 1e-30), 0.0)
+        loss = float(weights @ means)
+        results = {"loss": loss + float(added / max(examples, 1))}
+        results.update(_logged(self._terms, values, counts))
+        results.update(self._metrics(np.array(rest[2 * count :])))
+        return results
+
+    @property
+    def result_names(self) -> list[str]:
+        """Names of the results of an evaluation."""
+        return list(self.read(np.zeros(self.size)))
+
+
+def _mean(total: float, count: float) -> float:
+    """Returns a mean; NaN if nothing was summed up."""
+    return float(total / count) if count else float("nan")
+
+
+def _number(name: str, value: Tensor) -> float:
+    """Returns the result of a metric; raises `UserError` if it is not one number."""
+    result = ops.convert_to_numpy(value)
+    if result.size != 1:
+        raise UserError(
+            f"The metric {name!r} gives {result.size} numbers, and tftpu logs one: let it take "
+            "their mean, such as F1Score(average='macro')."
+        )
+    return float(result.reshape(()))
+
+
+def _logged(terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Returns the means of the terms that have a name of their own in the results."""
+    means = sums / np.maximum(counts, 1e-30)
+    return {term.logged: float(mean) for term, mean in zip(terms, means) if term.logged}

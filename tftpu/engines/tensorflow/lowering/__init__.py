@@ -1,0 +1,1 @@
+"""Lowers programs of the TensorFlow engine for TPUs, on a machine without one."""

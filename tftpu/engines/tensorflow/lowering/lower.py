@@ -1,0 +1,254 @@
+"""Lowers a compiled Keras model to the program of one replica, on a machine without a TPU.
+
+The program is traced from the step that the trainer runs, under a strategy that reports N replicas
+and whose all-reduce is XLA's.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.config import TrainOptions
+from tftpu.engines import keras_internals
+from tftpu.engines.data.conversion import with_examples
+from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, layer_path
+from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.tensorflow import internals, xla_ops
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.step.train_step import TrainStep
+from tftpu.errors import UserError
+from tftpu.tpu import target
+from tftpu.tpu.slices import Slice
+
+_LARGE = 4096  # elements of a variable whose values are not made
+# `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
+BatchSpec = Any
+
+
+def lower(
+    model_fn: ModelFn,
+    batch_spec: BatchSpec,
+    replicas: int,
+    precision: str,
+    options: TrainOptions | None = None,
+    objectives: ObjectivesOf | None = None,
+) -> LoweredStep:
+    """Lowers the train step of one replica.
+
+    Args:
+        model_fn: returns a newly built and compiled Keras model.
+        batch_spec: one replica's share of the global batch.
+        replicas: number of replicas that share the global batch.
+        precision: dtype policy under which the model is built.
+        options: options of the trainer; None takes the defaults. The step depends on
+            `gradient_accumulation_steps`, `global_clipnorm` and `ema_momentum`.
+        objectives: returns the objectives of a model; None: it is compiled with its loss. A step
+            in which all are due is lowered.
+
+    Raises:
+        UserError: XLA cannot compile the step. The message names the layer and the op.
+    """
+    options = options or TrainOptions()
+    strategy = OneReplicaOf(replicas)
+    model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
+    flat = keras_internals.flat_layers(model)
+    layers = {layer.name: type(layer).__name__ for layer in flat}
+    with target.compiling_for("tpu"):
+        hlo, arguments = to_hlo(
+            lambda batch: strategy.run(step.train, args=(batch,)),
+            (batch_spec,),
+            "hlo_serialized",
+            layers,
+        )
+    examples = examples_of(batch_spec) // options.gradient_accumulation_steps
+    microbatch = with_examples(batch_spec, examples)
+    # Not for a TPU: a kernel of ours would hide products.
+    forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
+    return LoweredStep(
+        program=hlo,
+        partitioned=False,
+        forward=forward,
+        model_flops=step.model_flops // replicas,
+        arguments=arguments,
+        layers=layers,
+        numbered=True,
+        # A GroupNormalization has groups as well.
+        grouped=[x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1],
+        kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
+        precision=precision,
+        held=_held(step.state),
+    )
+
+
+def _held(state: ModelState) -> Held:
+    """Returns what a device holds: everything, as each has the whole model."""
+    optimizers = [v for part in state.parts for v in part.optimizer.variables]
+    return Held(bytes_of(state.model.variables), bytes_of(optimizers), bytes_of(state.averages))
+
+
+def bytes_of(variables: Iterable[Any]) -> int:
+    """Returns the sum of the sizes of variables."""
+    return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+
+
+class TensorFlowLowering:
+    """See `tftpu.engines.lowered.Lowering`: each device holds the model and one share."""
+
+    remats = ("block",)
+
+    def shares(self, target: Slice) -> int:
+        """Returns the number of devices.
+
+        Raises:
+            UserError: they are those of several slices.
+        """
+        if target.slices > 1:
+            raise UserError(
+                f"The TensorFlow engine trains on one slice, and {target.name} are "
+                f"{target.slices}: set cluster.engine=jax."
+            )
+        return target.replicas
+
+    def mesh(self, devices: int) -> str:
+        """Returns "": each device holds the whole model."""
+        return ""
+
+    def cutting_more(self, target: Slice) -> list["TensorFlowLowering"]:
+        """Returns none."""
+        return []
+
+    def compiler_options(self, target: Slice) -> dict[str, str]:
+        """Returns none: TensorFlow's runtime compiles the step with options of its own."""
+        return {}
+
+    def lower(
+        self,
+        model_fn: ModelFn,
+        share_spec: BatchSpec,
+        devices: int,
+        precision: str,
+        options: TrainOptions,
+        objectives: ObjectivesOf | None = None,
+    ) -> LoweredStep:
+        """Lowers the train step of one of the devices."""
+        return lower(model_fn, share_spec, devices, precision, options, objectives)
+
+
+class OneReplicaOf(tf.distribute.Strategy):
+    """The first of `replicas` replicas: its variables are plain, its collectives XLA's."""
+
+    def __init__(self, replicas: int):
+        super().__init__(_Extended(self, replicas))
+
+
+class _Extended(internals.OneDeviceExtended):
+    """Private interface of TensorFlow: tried with 2.19 to 2.21.
+
+    The type checker reads literal return types (1 replica, merge calls) from the base class.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
+        super().__init__(strategy, "/cpu:0")
+        self._replicas = replicas
+
+    @property
+    def _num_replicas_in_sync(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._replicas
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Creates a variable; a large one is empty, if its initializer has not run yet.
+
+        A step is lowered from shapes. The values of a large model, and of its optimizer's state,
+        would stay in memory while the compiler needs it.
+        """
+        initial = kwargs["initial_value"]
+        if callable(initial):
+            shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+            if shape is None or dtype is None:
+                with tf.Graph().as_default():
+                    value: Any = initial()
+                    abstract = tf.convert_to_tensor(value)
+                shape, dtype = abstract.shape, abstract.dtype
+            if tf.TensorShape(shape).num_elements() > _LARGE:
+                return internals.empty_variable(tf.TensorShape(shape), dtype, kwargs)
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _use_merge_call(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return False  # as under TPUStrategy
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        # CrossReplicaSum, which TPUStrategy would emit, has no kernel in a wheel without TPUs.
+        del options
+        group = np.arange(self._replicas, dtype=np.int32)[None]
+
+        def reduce(x: Any) -> Any:
+            x = internals.xla_sum(x, group)
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                x /= tf.cast(self._replicas, x.dtype)
+            return x
+
+        return tf.nest.map_structure(reduce, value)
+
+
+def _build(
+    model_fn: ModelFn,
+    batch_spec: BatchSpec,
+    precision: str,
+    options: TrainOptions,
+    strategy: tf.distribute.Strategy,
+    objectives: ObjectivesOf | None,
+) -> tuple[keras.Model, TrainStep]:
+    """Builds the model and its step in the scope of the strategy."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        with strategy.scope(), keras_internals.fresh_names(), target.compiling_for("tpu"):
+            model = model_fn()
+            found = objectives(model) if objectives is not None else ()
+            step = TrainStep(ModelState(model, batch_spec, options, found), batch_spec)
+    finally:
+        keras.config.set_dtype_policy(before)
+    return model, step
+
+
+def to_hlo(
+    function: Callable[..., Any], batch: tuple, stage: str, layers: Collection[str]
+) -> tuple[Any, list[str]]:
+    """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
+    traced: Any = tf.function(function, jit_compile=True, autograph=False)
+    concrete = traced.get_concrete_function(*batch)
+    xla_ops.refuse_host_ops(xla_ops.graph_ops(concrete.graph))
+    try:
+        hlo = internals.compiler_ir(concrete, stage)
+    except (tf.errors.OpError, ValueError) as error:
+        raise UserError(_explain_failure(str(error), layers)) from error
+    data = ["batch"] * len(keras.tree.flatten(batch))
+    by_handle = {id(v.handle): v.name for v in concrete.graph.variables}
+    captured = [by_handle.get(id(t), "constant") for t in concrete.captured_inputs]
+    return hlo, [*data, *(name.removesuffix(":0") for name in captured)]
+
+
+def _explain_failure(message: str, layers: Collection[str]) -> str:
+    """Returns an error message for the user, given that of TensorFlow's bridge to XLA."""
+    node = re.search(r"\{\{(?:node|function_node) ([^}]+)\}\}", message)
+    first = message.strip().splitlines()[0][:300]
+    if not node:
+        return f"XLA cannot compile the step. TensorFlow reports: {first}"
+    layer, op = layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
+    if "fixed tensor list size" in message:
+        return (
+            f"The layer {layer!r} has a loop that XLA cannot differentiate, as it does not know "
+            "how often the loop runs at most: give keras.ops.while_loop its maximum_iterations, or "
+            "use keras.ops.scan, or a Python loop over a fixed number. TensorFlow reports: "
+            f"{first}"
+        )
+    return (
+        f"The layer {layer!r} uses the op {op}, which XLA cannot compile in this form, so no TPU "
+        "can run it: give it static shapes, or move it to the input pipeline. TensorFlow reports: "
+        f"{first}"
+    )

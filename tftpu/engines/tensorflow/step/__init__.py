@@ -1,0 +1,1 @@
+"""The train step and the evaluation step of one replica of the TensorFlow engine."""

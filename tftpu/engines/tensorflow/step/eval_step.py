@@ -1,0 +1,99 @@
+"""The evaluation step of one replica."""
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.engines import checks
+from tftpu.engines.data.division import Division
+from tftpu.engines.objectives import forward
+from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
+from tftpu.engines.objectives.losses import examples_of, sum_and_count
+from tftpu.engines.objectives.sums import EvalSums
+from tftpu.engines.tensorflow import internals
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.step.accumulator import Accumulator
+from tftpu.tensors import Nest, Tensor
+
+
+class EvalStep:
+    """The evaluation step of a model, for the strategy in whose scope it is made.
+
+    Attributes:
+        sums: the layout of what `accumulator` adds up.
+        accumulator: the sums over batches.
+    """
+
+    def __init__(self, state: ModelState):
+        self._state = state
+        self._passes = [ForwardPass(state, losses, []) for losses in state.losses]
+        self.sums = EvalSums(state.losses)
+        self.accumulator = Accumulator(self.sums.size, "eval_sums")
+
+    def separable(self, batch_spec: Nest) -> bool:
+        """Returns whether padding can be left out of the losses and metrics of a batch.
+
+        If not, `evaluate` has to run without padding.
+
+        Args:
+            batch_spec: spec of one replica's share.
+        """
+        found: list[bool] = []
+
+        def trace(batch):
+            runs = self._run(batch, None, self._state.replicas)
+            found.extend(run.computed.separable for run in runs)
+
+        graph: Any = tf.function(trace, autograph=False).get_concrete_function(batch_spec).graph
+        checks.refuse_outside(internals.changed_resources(graph))
+        return all(found)
+
+    def evaluate(self, batch: Nest, valid: Tensor | None, shares: int, repeats: int = 1) -> None:
+        """Adds one replica's share of a batch to `accumulator`, in replica context.
+
+        Args:
+            batch: the share, `(x, y)` or `(x, y, sample_weight)`.
+            valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
+            shares: number of shares that the batch is cut into.
+            repeats: number of replicas that evaluate this same share.
+        """
+        runs = self._run(batch, valid, shares)
+        size = float(examples_of(batch))
+        examples = tf.constant(size) if valid is None else tf.reduce_sum(valid)
+        batch_size = self._batch_size(examples, size, valid, shares)
+        sums, counts = [], []
+        for losses, run in zip(self._state.losses, runs):
+            for term, elements in zip(losses.terms, run.computed.elements):
+                total, count = sum_and_count(term, elements, examples, batch_size)
+                sums.append(total)
+                counts.append(count)
+        added = functools.reduce(tf.add, [run.computed.added for run in runs])
+        metrics = [value for run in runs for value in run.metrics]
+        vector = self.sums.vector(examples, added, sums, counts, metrics)
+        self.accumulator.add(vector / repeats)
+
+    def predict(self, x: Nest) -> Nest:
+        """Returns the model's output for one replica's share of the features."""
+        return forward.predict(self._state, x)
+
+    def weight_norm(self) -> tf.Tensor:
+        """Returns the global norm of the trainable weights, ()."""
+        return tf.linalg.global_norm(self._state.trained_values())
+
+    def _batch_size(
+        self, examples: Tensor, size: float, valid: Tensor | None, shares: int
+    ) -> Tensor:
+        """Returns the number of examples of the global batch, for the terms that are sums."""
+        summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
+        if valid is None or not summed:
+            return tf.constant(size * shares)
+        context: Any = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, examples)
+
+    def _run(self, batch: Nest, valid: Tensor | None, shares: int) -> list[Forward]:
+        values = Values(self._state.evaluated_weights())
+        return [
+            one.run(batch, values, training=False, division=Division(shares), valid=valid)
+            for one in self._passes
+        ]

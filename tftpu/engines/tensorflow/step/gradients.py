@@ -1,0 +1,185 @@
+"""Gradients of one replica's share of a global batch, in microbatches."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tftpu.engines.checks import refuse_unreached
+from tftpu.engines.data.division import Division
+from tftpu.engines.objectives.compiled import CompiledLosses
+from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
+from tftpu.engines.objectives.losses import divisor, summed_loss
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.tensors import Nest, Tensor
+
+Context = Any  # tf.distribute.ReplicaContext
+
+
+class ShareResult(NamedTuple):
+    """The results of one share.
+
+    Attributes:
+        grads: gradients of the objective's variables, zeros where the loss does not reach one.
+        reached: for each of them, whether the loss depends on it.
+        statistics: new moving statistics, averaged over the microbatches.
+        metrics: states of the metrics.
+        losses: this share's part of the loss and of each of its terms.
+    """
+
+    grads: list[Tensor]
+    reached: list[bool]
+    statistics: list[Tensor]
+    metrics: list[Tensor]
+    losses: list[Tensor]
+
+
+class Description(NamedTuple):
+    """Properties of a traced forward pass.
+
+    Attributes:
+        output: `keras.KerasTensor`s of one example's outputs.
+        masked: whether an output carries a Keras mask.
+        divisors: the global divisor of each term; None where it depends on the data.
+    """
+
+    output: Nest
+    masked: bool
+    divisors: list[float | None]
+
+
+class ShareGradients:
+    """The computation of losses and gradients of one replica's share, in replica context.
+
+    Args:
+        state: the variables.
+        part: number of the objective.
+        forward: its forward pass.
+        described: the properties of that.
+        examples: number of examples of a microbatch.
+    """
+
+    def __init__(
+        self,
+        state: ModelState,
+        part: int,
+        forward: ForwardPass,
+        described: Description,
+        examples: int,
+    ):
+        self._state = state
+        self._part = part
+        self._forward = forward
+        self._described = described
+        self._examples = examples
+        self._microbatches = state.options.gradient_accumulation_steps
+        self._division = Division(state.replicas, self._microbatches)
+        self._losses = state.parts[part].losses
+        self._terms = self._losses.terms
+        place = {id(v): index for index, v in enumerate(state.model.trainable_variables)}
+        self._own = [place[id(v)] for v in state.parts[part].variables]
+
+    def compute(
+        self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor],
+        scale: Tensor | float | None,
+    ) -> ShareResult:  # fmt: skip
+        """Returns gradients, new statistics, metric states and losses of the share.
+
+        Args:
+            context: the replica context.
+            batch: the share, `(x, y)` or `(x, y, sample_weight)`.
+            trainable, statistics: values of the variables of the model.
+            scale: factor of the loss, for float16; None: 1.
+        """
+        divisors = self._divisors(context, batch, trainable, statistics)
+        watched = [trainable[index] for index in self._own]
+        reached: list[bool] = []
+
+        def microbatch(index, metrics, batch):
+            values = Values(trainable, statistics, self._seeds(context, index), metrics)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(watched)
+                result = self._run(batch, values)
+                loss, terms = summed_loss(
+                    self._terms, result.computed, divisors, self._division.parts
+                )
+                scaled = loss if scale is None else loss * scale
+            grads: Any = tape.gradient(scaled, watched)
+            reached[:] = [grad is not None for grad in grads]
+            refuse_unreached(self._terms, reached)
+            grads = [
+                tf.zeros_like(value) if grad is None else tf.convert_to_tensor(grad)
+                for grad, value in zip(grads, watched)
+            ]
+            return grads, result.statistics, result.metrics, [loss, *terms]
+
+        zero_metrics = self._forward.zero_metrics()
+        if self._microbatches == 1:
+            grads, stats, metrics, losses = microbatch(0, zero_metrics, batch)
+        else:
+            grads, stats, metrics, losses = self._accumulate(
+                microbatch, batch, watched, statistics, zero_metrics
+            )
+        return ShareResult(grads, reached, stats, metrics, losses)
+
+    def _run(self, batch: Nest, values: Values) -> Forward:
+        return self._forward.run(batch, values, training=True, division=self._division)
+
+    def _divisors(
+        self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
+    ) -> list[Any]:
+        """Returns the global divisor of each loss; floats where they do not depend on the data."""
+        known = [value for value in self._described.divisors if value is not None]
+        if len(known) == len(self._terms):
+            return known
+        losses = self._losses
+        if self._described.masked or not isinstance(losses, CompiledLosses):
+            # Only the masks are used: the compiler removes the rest of this forward pass.
+            values = Values(trainable, statistics, self._seeds(context, 0))
+            elements = self._run(batch, values).computed.elements
+        else:
+            elements = losses.elements_of_zeros(batch, self._described.output)
+        local = [
+            tf.cast(divisor(term, found, self._state.replicas, self._microbatches), tf.float32)
+            for term, found in zip(self._terms, elements)
+        ]
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(local))
+        return tf.unstack(total)
+
+    def _accumulate(
+        self, microbatch: Callable, batch: Nest, trainable: list, statistics: list, metrics: list
+    ) -> tuple:
+        """Adds up `microbatch` over the share in one device loop; averages the statistics."""
+        count = self._microbatches
+        cut = keras.tree.map_structure(lambda t: tf.reshape(t, (count, -1, *t.shape[1:])), batch)
+
+        def body(index, grads, stats, metrics, losses):
+            here = keras.tree.map_structure(lambda t: t[index], cut)
+            new_grads, new_stats, metrics, new_losses = microbatch(index, metrics, here)
+            add = functools.partial(keras.tree.map_structure, tf.add)
+            return (
+                index + 1,
+                add(grads, new_grads),
+                add(stats, new_stats),
+                metrics,
+                add(losses, new_losses),
+            )
+
+        zeros: Any = functools.partial(keras.tree.map_structure, tf.zeros_like)
+        losses = [tf.zeros(()) for _ in range(len(self._terms) + 1)]
+        start = (tf.constant(0), zeros(trainable), zeros(statistics), metrics, losses)
+        _, grads, stats, metrics, losses = tf.while_loop(
+            lambda index, *_: index < count,
+            body,
+            start,
+            parallel_iterations=1,
+            maximum_iterations=count,
+        )
+        return grads, [s / count for s in stats], metrics, losses
+
+    def _seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+        first = (replica * self._microbatches + microbatch) * self._examples
+        return self._state.seeds(replica, microbatch, first, self._part)

@@ -1,0 +1,192 @@
+"""The step of one objective: gradients, their sum over replicas, clipping, update."""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tftpu.engines import checks, keras_internals
+from tftpu.engines.data.division import Division
+from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
+from tftpu.engines.objectives.losses import divisor, examples_of
+from tftpu.engines.objectives.parts import Part
+from tftpu.engines.objectives.sums import PartSums
+from tftpu.engines.origins import Origin
+from tftpu.engines.tensorflow import internals, xla_ops
+from tftpu.engines.tensorflow.lowering import flops
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.step import update
+from tftpu.engines.tensorflow.step.gradients import Description, ShareGradients
+from tftpu.tensors import Nest, Tensor
+from tftpu.tpu import target
+
+
+class PartResult(NamedTuple):
+    """The results of one objective in one step, on one replica.
+
+    Attributes:
+        sums: what is added up over steps.
+        norm: the global norm of the gradient, 0 if it overflowed.
+        finite: whether the gradient was finite, and the update was made.
+        metrics: states of the metrics.
+    """
+
+    sums: PartSums
+    norm: Tensor
+    finite: Tensor
+    metrics: list[Tensor]
+
+
+class PartStep:
+    """The step of one objective, for the strategy in whose scope it is made.
+
+    Args:
+        state: the variables.
+        index: number of the objective.
+        microbatch: spec of a microbatch.
+
+    Attributes:
+        statistics: the moving statistics that it changes, and the weights that layers assign.
+        divisors: the global divisor of each term; None where it depends on the data.
+
+    Raises:
+        UserError: the objective cannot be trained.
+    """
+
+    def __init__(self, state: ModelState, index: int, microbatch: Nest):
+        self._state = state
+        self._part = state.parts[index]
+        losses = self._part.losses
+        everything = ForwardPass(
+            state, losses, [*state.untrained, *state.model.trainable_variables]
+        )
+        traced = _traced(everything, state, microbatch)
+        checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
+        checks.warn_of_means(self._part, traced.computed)
+        updated = {id(v) for v in traced.updated}
+        self.statistics = [v for v in everything.statistics if id(v) in updated]
+        self.forward = ForwardPass(state, losses, self.statistics)
+        described = _describe(state, self._part, traced)
+        self.divisors = described.divisors
+        examples = examples_of(microbatch)
+        self._gradients = ShareGradients(state, index, self.forward, described, examples)
+
+    def train(self, context: Any, batch: Nest) -> PartResult:
+        """Updates the objective's variables once, in replica context.
+
+        Args:
+            context: the replica context.
+            batch: one replica's share of the global batch.
+        """
+        state, part = self._state, self._part
+        before = [tf.convert_to_tensor(v.value) for v in self.statistics]
+        scale = update.loss_scale(part)
+        result = self._gradients.compute(context, batch, state.trained_values(), before, scale)
+        grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
+        grads = [grad / scale for grad in grads] if scale is not None else grads
+        norm = tf.linalg.global_norm(grads)
+        finite = tf.math.is_finite(norm)
+        limit = state.options.global_clipnorm
+        if limit:
+            grads = [grad * (limit / tf.maximum(norm, limit)) for grad in grads]
+        statistics, metrics, losses = result.statistics, result.metrics, result.losses
+        taken = tf.ones(())
+        if part.scaler is not None:
+            # A skipped step must change neither the moving statistics nor what is logged.
+            statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
+        # Before the update, which changes weights that layers have assigned.
+        for variable, value in zip(self.statistics, statistics):
+            variable.value.assign(value)
+        if part.scaler is not None:
+            tf.cond(
+                finite,
+                lambda: update.apply_gradients(part, grads, result.reached),
+                lambda: None,
+            )
+            update.adjust_loss_scale(part.scaler, finite)
+            iterations = part.optimizer.iterations
+            iterations.assign_add(tf.cast(finite, iterations.dtype))
+            norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
+            metrics = [tf.where(finite, value, tf.zeros_like(value)) for value in metrics]
+            taken = tf.cast(finite, tf.float32)
+        else:
+            with tf.name_scope("optimizer"):
+                update.apply_gradients(part, grads, result.reached)
+                # A Python number: a tensor would be broadcast from the first replica, a collective.
+                part.optimizer.iterations.value.assign_add(1)
+        return PartResult(PartSums(taken, losses), norm, finite, metrics)
+
+    def flops(self, microbatch: Nest) -> int:
+        """Returns the model FLOPs of a microbatch, forward and backward.
+
+        Args:
+            microbatch: its spec.
+        """
+        variables = self._state.model.trainable_variables
+        own = {id(v) for v in self._part.variables}
+        traced = tf.function(
+            lambda batch, values: self.forward.outputs(batch, Values(values)), autograph=False
+        )
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        graph: Any = traced.get_concrete_function(microbatch, specs).graph
+        data = [Origin.DATA] * len(keras.tree.flatten(microbatch))
+        of_variables = [Origin.TRAINED if id(v) in own else Origin.FIXED for v in variables]
+        captured = [Origin.FIXED] * (len(graph.inputs) - len(data) - len(variables))
+        return flops.of_step(graph, [*data, *of_variables, *captured])
+
+    def idle(self) -> PartSums:
+        """Returns the sums of a step in which the objective is not due."""
+        zero = tf.zeros(())
+        return PartSums(zero, [zero] * (1 + len(self._part.losses.terms)))
+
+
+def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
+    """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
+    results = []
+    division = Division(state.replicas, state.options.gradient_accumulation_steps)
+
+    def trace(batch, seeds):
+        # Regularizers read the weights' values from the scope.
+        values = Values(state.trained_values(), seeds=seeds)
+        results.append(forward.run(batch, values, training=True, division=division))
+        computed = results[-1].computed
+        return keras.tree.flatten((computed.elements, computed.added, results[-1].statistics))
+
+    traced: Any = tf.function(trace, autograph=False)
+    seeds = [tf.TensorSpec(v.shape, v.dtype) for v in state.seed_states]
+    graph = traced.get_concrete_function(microbatch, seeds).graph
+    checks.refuse_outside(internals.changed_resources(graph))
+    if target.platform() == "tpu":
+        xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
+    updated = {id(v) for v in results[-1].updated}
+    # What differs by replica.
+    given = graph.inputs[: len(keras.tree.flatten(microbatch)) + len(seeds)]
+    for variable, value in zip(forward.statistics, results[-1].statistics):
+        if not (variable.trainable and id(variable) in updated and division.parts > 1):
+            continue
+        if xla_ops.depends_on(value, given) or xla_ops.is_drawn(value):
+            checks.refuse_assigned(variable)
+    return results[-1]
+
+
+def _describe(state: ModelState, part: Part, traced: Forward) -> Description:
+    outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
+    parts = state.replicas * state.options.gradient_accumulation_steps
+
+    def of_batch(term, elements):
+        """Returns the global divisor of a term, from the elements of one microbatch."""
+        if elements.count is not None:
+            return None
+        summed = term.reduction == "sum" and not elements.is_scalar
+        return divisor(term, elements, parts) * parts if not summed else 1.0
+
+    return Description(
+        output=keras.tree.map_structure(
+            lambda t: keras.KerasTensor(t.shape[1:], t.dtype.name), outputs
+        ),
+        masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
+        divisors=[
+            of_batch(term, elements)
+            for term, elements in zip(part.losses.terms, traced.computed.elements)
+        ],
+    )

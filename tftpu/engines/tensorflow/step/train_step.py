@@ -1,0 +1,159 @@
+"""The train step of one replica: its only definition.
+
+The trainer runs it, preflight compiles it, the tests compare it with plain TensorFlow. Its result
+does not depend on how many replicas share the global batch. In order:
+
+1. the forward pass over the replica's share, in microbatches, in one device loop;
+2. losses as sums over elements, divided by a divisor of the global batch (`losses.py`);
+3. gradients, added up over the microbatches, then once over the replicas;
+4. loss unscaling and the overflow test, on the sum, so that all replicas skip or none;
+5. clipping of that sum; the optimizer's update, on each replica for itself; the moving average of
+   the weights;
+6. metrics, added up on each replica, and over replicas when they are read.
+
+With several objectives, 1 to 5 happen for each that is due, one after the other (`part_step.py`).
+"""
+
+import functools
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines import checks
+from tftpu.engines.objectives.sums import TrainSums
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.step import update
+from tftpu.engines.tensorflow.step.accumulator import Accumulator
+from tftpu.engines.tensorflow.step.loops import Turns
+from tftpu.engines.tensorflow.step.part_step import PartStep
+from tftpu.errors import UserError
+from tftpu.tensors import Nest
+
+
+class TrainStep:
+    """The train step of a model, for the strategy in whose scope it is made.
+
+    Making one traces the forward pass, to learn which variables it updates, what it masks, and
+    whether XLA can compile it.
+
+    Args:
+        state: the variables.
+        batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
+            `tf.TensorSpec`s of static shape.
+
+    Attributes:
+        state: the variables.
+        statistics: the moving statistics that a step changes.
+        divisors: the global divisor of each term; None where it depends on the data.
+        sums: the layout of what `accumulator` adds up.
+        accumulator: the sums over steps.
+
+    Raises:
+        UserError: the shape or a layer cannot be trained on.
+    """
+
+    def __init__(self, state: ModelState, batch_spec: Nest):
+        keras.tree.map_structure(checks.refuse_spec, batch_spec)
+        checks.refuse_frozen(state.model, state.parts)
+        self.state = state
+        microbatches = state.options.gradient_accumulation_steps
+        self._microbatch = keras.tree.map_structure(
+            lambda s: tf.TensorSpec((s.shape[0] // microbatches, *s.shape[1:]), s.dtype), batch_spec
+        )
+        self._parts = [PartStep(state, i, self._microbatch) for i in range(len(state.parts))]
+        changed = {id(v): v for part in self._parts for v in part.statistics}
+        self.statistics = [v for v in changed.values() if not v.trainable]
+        _refuse_counters(self.statistics)
+        self.divisors = [value for part in self._parts for value in part.divisors]
+        self.sums = TrainSums(state.parts)
+        self.accumulator = Accumulator(self.sums.size, "train_sums")
+
+    @functools.cached_property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward.
+
+        Traces the model as in evaluation: batch statistics do not count as model FLOPs.
+        """
+        parts = self.state.options.gradient_accumulation_steps * self.state.replicas
+        return parts * sum(part.flops(self._microbatch) for part in self._parts)
+
+    def forward(self, microbatch: Nest) -> Nest:
+        """Returns what the forward passes of all objectives compute, as in evaluation."""
+        return [part.forward.outputs(microbatch) for part in self._parts]
+
+    @property
+    def turns(self) -> Turns | None:
+        """The sets of objectives that are due in turn; None if all are due at every step."""
+        every = [part.every for part in self.state.parts]
+        cycle = math.lcm(*every)
+        if cycle == 1:
+            return None
+        due = [tuple(i for i, n in enumerate(every) if step % n == 0) for step in range(cycle)]
+        variants = sorted(set(due))
+        order = tf.constant([variants.index(one) for one in due], tf.int32)
+        return Turns(variants, lambda: order[tf.cast(self.state.step, tf.int32) % cycle])
+
+    def train(self, batch: Nest, due: tuple[int, ...] | None = None) -> None:
+        """Updates the model once, from one replica's share of the global batch.
+
+        Runs in replica context. Losses and metrics are added to `accumulator`.
+
+        Args:
+            batch: the share.
+            due: the objectives that are due; None: all.
+        """
+        context: Any = tf.distribute.get_replica_context()
+        state = self.state
+        results, sums = [], []
+        for index, part in enumerate(self._parts):
+            if due is None or index in due:
+                results.append(part.train(context, batch))
+                sums.append(results[-1].sums)
+            else:
+                sums.append(part.idle())
+        finite = functools.reduce(tf.logical_and, [result.finite for result in results])
+        if all(part.scaler is None for part in state.parts):
+            update.update_averages(state)
+        elif state.averages:
+            tf.cond(finite, lambda: update.update_averages(state), lambda: None)
+        state.step.assign_add(1)
+        norm = tf.linalg.global_norm([result.norm for result in results])
+        skipped = 1.0 - tf.cast(finite, tf.float32)
+        metrics = [value for result in results for value in result.metrics]
+        self.accumulator.add(self.sums.vector(state.replicas, norm, skipped, sums, metrics))
+
+    def synchronise(self) -> None:
+        """Sets the moving statistics of all replicas to their mean, in replica context."""
+        if self.state.replicas > 1 and self.statistics:
+            context: Any = tf.distribute.get_replica_context()
+            # Copies, on the replica's device, which collectives between hosts ask for.
+            local = [tf.identity(v.value) for v in self.statistics]
+            mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
+            for variable, value in zip(self.statistics, mean):
+                variable.value.assign(value)
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a device loop show a loss that is no longer finite.
+
+        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
+        """
+        scales = [
+            float(part.scaler.dynamic_scale.numpy())
+            for part in self.state.parts
+            if part.scaler is not None
+        ]
+        if not scales:
+            return not self.sums.finite(sums)
+        return self.sums.all_skipped(sums) and min(scales) <= 1.0
+
+
+def _refuse_counters(changed: list[keras.Variable]) -> None:
+    for variable in changed:
+        if not tf.as_dtype(variable.dtype).is_floating:
+            raise UserError(
+                f"The layer variable {variable.path!r} is a {variable.dtype} that changes in "
+                "training: replicas would disagree about it. Keep such counts in a metric."
+            )

@@ -1,0 +1,61 @@
+"""The update of one replica's copy of the variables, from gradients equal on all replicas."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.engines.objectives.parts import Part
+from tftpu.engines.tensorflow.state import ModelState
+from tftpu.tensors import Tensor
+
+
+def apply_gradients(part: Part, grads: list[Tensor], reached: list[bool]) -> None:
+    """Updates the variables of an objective by its optimizer.
+
+    Args:
+        part: the objective.
+        grads: gradients of its variables.
+        reached: for each, whether the loss depends on the variable; the others do not change.
+    """
+    optimizer = part.optimizer
+    used = [(grad, v) for grad, v, reaches in zip(grads, part.variables, reached) if reaches]
+    clipped = keras_internals.clip(optimizer, [grad for grad, _ in used])
+    rate = tf.convert_to_tensor(optimizer.learning_rate)
+    keras_internals.apply_weight_decay(optimizer, [variable for _, variable in used])
+    for grad, (_, variable) in zip(clipped, used):
+        value = variable.value
+        optimizer.update_step(grad, value, rate)
+        if variable.constraint is not None:
+            value.assign(variable.constraint(tf.convert_to_tensor(value)))
+
+
+def update_averages(state: ModelState) -> None:
+    """Updates the moving averages of the weights, where they are kept."""
+    momentum = state.options.ema_momentum
+    if momentum is not None:
+        for average, variable in zip(state.averages, state.model.trainable_variables):
+            average.assign_sub((average - variable.value) * (1.0 - momentum))
+
+
+def loss_scale(part: Part) -> Tensor | float | None:
+    """Returns the factor of an objective's loss; None where there is none."""
+    if part.scaler is not None:
+        return tf.convert_to_tensor(part.scaler.dynamic_scale.value)
+    return part.optimizer.loss_scale_factor
+
+
+def adjust_loss_scale(scaler: Any, finite: Tensor) -> None:
+    """Halves a dynamic loss scale after an overflow; doubles it after enough steps without one.
+
+    Args:
+        scaler: a `keras.optimizers.LossScaleOptimizer`.
+        finite: whether the gradients of this step were finite, () bool.
+    """
+    scale, count = scaler.dynamic_scale.value, scaler.step_counter.value
+    zero = tf.zeros((), count.dtype)
+    good = tf.where(finite, count + 1, zero)
+    grow = good >= scaler.dynamic_growth_steps
+    grown = tf.where(grow, scale * 2.0, scale)
+    scale.assign(tf.where(finite, grown, tf.maximum(scale / 2.0, 1.0)))
+    count.assign(tf.where(grow, zero, good))
