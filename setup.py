@@ -159,7 +159,8 @@ setup(
     package_data={
         "tftpu": ["py.typed"],
         "tftpu.launch": ["*.ipynb"],
-        "tftpu.launch.cloud": ["*.sh"],
+        "tftpu.launch.cloud.shipping": ["*.sh"],
+        "tftpu.launch.cloud.tpu_vm": ["*.sh"],
         "tftpu.launch.starter": ["*.txt"],
     },
     install_requires=REQUIRES,

@@ -195,9 +195,10 @@ def _modules() -> dict[str, str]:
     """Maps each command to its module: `commands/data/check.py` is "data check"."""
     found = {}
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        name = info.name.removeprefix(f"{package.__name__}.")
         if not info.ispkg:
-            found[name.replace(".", " ").replace("_", "-")] = info.name
+            folder, _, name = info.name.removeprefix(f"{package.__name__}.").rpartition(".")
+            words = [folder, name] if folder in package.GROUPS else [name]
+            found[" ".join(words).replace("_", "-")] = info.name
     return found
 
 

@@ -27,15 +27,15 @@ gc.freeze()
 # Files of few but long tests: begun first, so that no process is left with one at the end.
 LONG = (
     "project/test_documents.py",
-    "models/test_scanned.py",
+    "models/blocks/test_scanned.py",
     "models/test_configs_engines.py",
-    "launch/test_doctor_wheels.py",
+    "launch/diagnosis/test_doctor_wheels.py",
     "launch/test_configs.py",
-    "preflight/test_compile.py",
-    "engines/test_jax_engine.py",
+    "preflight/compiling/test_compile.py",
+    "engines/jax/test_jax_engine.py",
     "engines/test_hosts.py",
-    "models/test_flash.py",
-    "models/test_remat.py",
+    "models/kernels/test_flash.py",
+    "models/blocks/test_remat.py",
 )
 
 

@@ -238,9 +238,9 @@ def _alone(builder: Builder) -> Iterator[None]:
 
 def _embedded(name: str, data_dir: str) -> Builder:
     if name == "digits":
-        from tftpu.input_pipelines.datasets.digits import Digits
+        from tftpu.input_pipelines.datasets.builders.digits import Digits
 
         return Digits(data_dir=data_dir)
-    from tftpu.input_pipelines.datasets.python_source import PythonSource
+    from tftpu.input_pipelines.datasets.builders.python_source import PythonSource
 
     return PythonSource(data_dir=data_dir)

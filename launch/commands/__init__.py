@@ -1,8 +1,9 @@
 '''The commands of `tftpu`, one file each.
 
-To add a command, add a file; nothing else is needed: `launch/commands/greet.py` is `tftpu greet`,
-and `launch/commands/data/greet.py` is `tftpu data greet` (a dash in a command is an underscore in
-the file's name). The file holds all of the command:
+To add a command, add a file; nothing else is needed: `launch/commands/greet.py` is `tftpu greet`
+(a dash in a command is an underscore in the file's name). A folder in `GROUPS` is the first word of
+its commands: `launch/commands/data/greet.py` is `tftpu data greet`. Other folders only sort files:
+`launch/commands/finished/greet.py` is `tftpu greet`. The file holds all of the command:
 
     """Greets somebody.
 
@@ -28,8 +29,11 @@ the file's name). The file holds all of the command:
 - The first paragraph of the docstring is the command's line in `tftpu help`; an indented paragraph
   is the example in its own help. It is read from the file verbatim, without escapes.
 - `Options` is a frozen dataclass whose fields are the flags, with their types, defaults and help.
-  It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of `tftpu.launch.settings.options`.
+  It may inherit `ConfigOptions`, `DeviceOptions` or `RunOptions` of
+  `tftpu.launch.settings.options`.
 - `run` does the work. It raises `UserError` for a mistake of the user's, before TensorFlow is
   imported wherever possible. `tftpu help` and the other commands load this file, so that it
   imports nothing heavy (TensorFlow, Keras, clients of Google Cloud) outside functions.
 '''
+
+GROUPS = ("data", "launch")

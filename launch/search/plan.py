@@ -13,12 +13,12 @@ from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 
 from tftpu.config import Experiment, check_types, operational_fields, to_plain
+from tftpu.config.keras_names import smaller_is_better
 from tftpu.config.validation import at_least
 from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch.search.journal import Journal
 from tftpu.launch.settings import keras_objects
 from tftpu.storage import claims, files
-from tftpu.training.better import smaller_is_better
 
 FILE = "search.json"
 # By the names that Optuna's documentation gives them.

@@ -26,7 +26,7 @@ from tftpu.launch.startup import quieten_tensorflow
 # Fields of an experiment that the command line sets by the names of Keras.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
 _LENGTHS = {"steps": "epochs", "epochs": "steps"}  # of `train`; one of them is None
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def names() -> list[str]:

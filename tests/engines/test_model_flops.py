@@ -87,7 +87,7 @@ def test_the_state_of_a_loop_carries_what_its_iterations_train():
 
 @functools.cache
 def on_jax() -> dict[str, dict[str, int]]:
-    return json.loads(jax_process.output("jax_flops"))
+    return json.loads(jax_process.output("programs.jax_flops"))
 
 
 def of_model(*layers: keras.Layer) -> int:

@@ -1,6 +1,6 @@
 """Prints how many inputs each test of this folder tried: `FUZZ_SECONDS=60 pytest tests/fuzz`."""
 
-from tests.support.hostile.files import fuzzing
+from tests.support.hostile import fuzzing
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

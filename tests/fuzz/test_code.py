@@ -22,8 +22,8 @@ import pytest
 from tests.fuzz import test_indexes as indexes
 from tests.fuzz import test_manifest as manifests
 from tests.fuzz import test_side_files as side_files
-from tests.support.hostile.files import audit
-from tests.support.hostile.files import configs as hostile_configs
+from tests.support.hostile import audit
+from tests.support.hostile import configs as hostile_configs
 from tests.support.hostile.fuzzing import SECONDS, only_user_errors
 from tftpu import models
 from tftpu.config import Function, KerasObject, from_json, to_json

@@ -30,7 +30,7 @@ def model_of(family: str) -> Any:
 
 @functools.cache
 def on_jax() -> Any:
-    return json.loads(jax_process.output("generation"))
+    return json.loads(jax_process.output("models.generation"))
 
 
 @pytest.mark.parametrize("family", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from tests.support import serving
-from tests.support.hostile.files import requests as hostile_requests
+from tests.support.hostile import requests as hostile_requests
 from tests.support.serving import ask, head_of_post, pixels, running
 
 REQUESTS = 500  # to each kind of model

@@ -250,7 +250,7 @@ def test_a_single_score_has_no_class():
 
 @pytest.mark.slow
 def test_jax_writes_the_same_on_two_devices(tmp_path):
-    jax_process.output("jax_predictions", str(tmp_path))
+    jax_process.output("programs.jax_predictions", str(tmp_path))
     expected = of_known_weights(mlp()).predict(X, verbose=0)
     found = rows(tmp_path)
     assert [row["record"] for row in found] == list(range(COUNT))

@@ -240,7 +240,7 @@ def test_a_batch_without_complete_groups_in_preflight():
 
 @pytest.mark.slow
 def test_failures_of_models_on_the_jax_engine():
-    said = json.loads(jax_process.output("jax_failures"))
+    said = json.loads(jax_process.output("programs.jax_failures"))
     assert "keras.ops.where" in explained("value-while-tracing", said["branch"])
     assert "keras.ops" in explained("array-while-tracing", said["through_numpy"])
     assert "keras.ops.where(mask" in explained("boolean-index", said["masked"])

@@ -90,7 +90,7 @@ TINY_LLAMA = """
 import sys, warnings
 import jax
 import tftpu.models, tftpu.models.weights.loading
-from tftpu.engines.objectives import (compiled as compiled_losses, losses, objective, own as own_losses, sums)
+from tftpu.engines.objectives import (compiled, losses, objective, own, sums)
 import tftpu.optim.losses, tftpu.optim.metrics
 sizes = dict(layers=1, width=8, heads=1, kv_heads=1, hidden=8, vocabulary=8)
 model = tftpu.models.build("llama_110m", attention="flash", remat="block", **sizes)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def on_jax() -> dict[str, list[float]]:
     """Returns the losses of each config on two by two devices, of which two share the model."""
-    return json.loads(jax_process.output("zoo_configs"))
+    return json.loads(jax_process.output("models.zoo_configs"))
 
 
 @pytest.mark.parametrize("config", zoo_configs.NAMES)

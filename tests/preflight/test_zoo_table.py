@@ -1,4 +1,4 @@
-"""The table of `python -m tests.benchmarks.compiled.zoo_preflight`: a row for each slice, or why not."""
+"""The table of `tests.benchmarks.compiled.zoo_preflight`: a row for each slice, or why not."""
 
 import pytest
 

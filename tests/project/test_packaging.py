@@ -36,8 +36,8 @@ def test_nothing_top_level_but_tftpu(wheel):
         "tftpu/launch/main.py",
         "tftpu/launch/configs/digits_resnet.py",
         "tftpu/launch/diagnosis/wheels.py",
-        "tftpu/launch/cloud/startup.sh",
-        "tftpu/launch/cloud/machine.sh",
+        "tftpu/launch/cloud/tpu_vm/startup.sh",
+        "tftpu/launch/cloud/shipping/machine.sh",
         "tftpu/launch/colab.ipynb",
         "tftpu/launch/starter/model.py.txt",
     ):

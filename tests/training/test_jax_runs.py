@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     jax_runs.fitted(jax_runs.trainer_of(None, folder / jax_runs.BEGUN), HALF)
     saved = zoo.build("llama", width=64, hidden=128)
     models.save_weights(saved, str(folder / jax_runs.WEIGHTS))
-    jax_process.output("jax_runs", str(folder))
+    jax_process.output("programs.jax_runs", str(folder))
     return folder, dict(np.load(folder / "results.npz"))
 
 

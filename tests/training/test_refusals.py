@@ -8,7 +8,7 @@ import tensorflow as tf
 import tftpu
 from tests.support.models.strategies import mlp
 from tests.support.models.training import compiled, data, examples, make_trainer
-from tftpu.engines.data.conversion import batches
+from tftpu.engines.data import batches
 from tftpu.errors import UserError
 
 

@@ -1,4 +1,7 @@
-"""The names of losses and metrics that Keras knows, which are checked without importing it."""
+"""Names of losses and metrics: those that Keras knows, and whether lower values are better.
+
+Nothing here imports Keras.
+"""
 
 from typing import Any
 
@@ -52,6 +55,11 @@ WITH_ARGUMENTS = _names(
     specificity_at_sensitivity
     """
 )
+# Metrics for which lower is better, by a part of their name.
+_SMALLER_IS_BETTER = (
+    *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
+    *("divergence", "hinge", "poisson", "logcosh", "false_"),
+)
 
 
 def check_losses(field: str, value: Any) -> None:
@@ -88,3 +96,8 @@ def _refuse(field: str, name: str, module: str, known: tuple[str, ...]) -> None:
         f"{field} is {name!r}, and keras.{module} has nothing of that name."
         f"{did_you_mean(name, alike)}"
     )
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Returns whether lower values of a metric are better, by its name."""
+    return any(part in metric for part in _SMALLER_IS_BETTER)

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tftpu.engines.data import conversion
 from tftpu.engines.data.arrays import Arrays
-from tftpu.engines.data.conversion import conversion as data
 from tftpu.engines.data.conversion import gate_of
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
@@ -172,10 +172,10 @@ class Feed:
 
     def _read_again(self, position: int, count: int) -> Iterator[tuple[int, Any]]:
         """Yields batches with their numbers, from 1 on, for some seconds."""
-        if isinstance(self._dataset, data.Epochs):
+        if isinstance(self._dataset, conversion.Epochs):
             batches, before = self._dataset.from_step(position), position
-        elif isinstance(self._dataset, data.Pipeline):
-            batches, before = data.for_training(self._dataset, position), position
+        elif isinstance(self._dataset, conversion.Pipeline):
+            batches, before = conversion.for_training(self._dataset, position), position
         else:
             batches, before = self._dataset.repeat(), 0
         over = time.monotonic() + _DIAGNOSIS

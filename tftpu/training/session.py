@@ -11,12 +11,12 @@ import keras
 import numpy as np
 
 from tftpu.checkpoint.store import Best
+from tftpu.config.keras_names import smaller_is_better
 from tftpu.engines.engine import TrainLoop
 from tftpu.errors import DivergedError, HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
 from tftpu.runtime.preemption import PreemptionNotice
-from tftpu.training.better import smaller_is_better
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.context import RunContext
 from tftpu.training.epoch_loop import Feed

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from tftpu.errors import UserError
+from tftpu.launch.cloud.gke import client
+from tftpu.launch.cloud.gke import pods as gke_pods
 from tftpu.launch.cloud.gke.client import Cluster, RefusedError
 from tftpu.launch.cloud.gke.job import JobSet
-from tftpu.launch.cloud.gke.job import client as gke_client
-from tftpu.launch.cloud.gke.job import pods as gke_pods
 from tftpu.launch.cloud.gke.pods import Log, Pod
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 
@@ -76,7 +76,7 @@ class _Watch:
             if failed:
                 raise UserError(self._failure(failed, pods))
             self._end_waiting(jobset, pods)
-            time.sleep(gke_client.POLL_S)
+            time.sleep(client.POLL_S)
 
     def _print_log(self, pods: list[Pod]) -> None:
         """Prints the new lines of the first pod, also if it is another one than before."""

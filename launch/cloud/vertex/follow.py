@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
+from tftpu.launch.cloud.vertex import client as vertex_client
+from tftpu.launch.cloud.vertex import trials
 from tftpu.launch.cloud.vertex.client import TUNING
-from tftpu.launch.cloud.vertex.training_job import client as vertex_client
-from tftpu.launch.cloud.vertex.training_job import trials as vertex_trials
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, JobServiceClient
@@ -25,7 +25,7 @@ def follow(client: "JobServiceClient", name: str) -> None:
     seen: list[HyperparameterTuningJob] = []  # the job as it was last
 
     def show(job: "HyperparameterTuningJob") -> None:
-        for number, row in vertex_trials.ended(job).items():
+        for number, row in trials.ended(job).items():
             if number not in shown:
                 shown.add(number)
                 print(row, flush=True)
@@ -39,7 +39,7 @@ def follow(client: "JobServiceClient", name: str) -> None:
         print(how_to_follow(name))
     finally:  # also of a job that failed after some trials
         for job in seen:
-            print(vertex_trials.report(job), flush=True)
+            print(trials.report(job), flush=True)
 
 
 def page(name: str) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.cloud.vertex.training_job import training_job as vertex
+from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice
 from tftpu.version import __version__
@@ -45,7 +45,7 @@ class VertexOptions(ConfigOptions):
 
     def order(
         self, command: str, wanted: Slice, trained_by: str, tensorboard: str | None = None
-    ) -> vertex.Order:
+    ) -> training_job.Order:
         """Returns the order; a dry run has placeholders for what was not given.
 
         Args:
@@ -70,7 +70,7 @@ class VertexOptions(ConfigOptions):
                 "deleted with it."
             )
         registry = f"{self.region}-docker.pkg.dev/{project}/tftpu"
-        return vertex.Order(
+        return training_job.Order(
             config=self.config,
             overrides=self.overrides,
             slice=wanted,

@@ -16,7 +16,7 @@ import yaml
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.vertex.training_job import training_job as vertex
+from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.commands.data import convert
 from tftpu.launch.kfp.pipelines import Layout
 from tftpu.launch.settings.options import parse
@@ -45,7 +45,7 @@ class Order:
         cron: when to run it, such as "0 3 * * 1"; None: once, now.
     """
 
-    training: vertex.Order
+    training: training_job.Order
     gate: str
     source: str | None = None
     convert_flags: str = ""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.cloud.vertex import client
 from tftpu.launch.cloud.vertex.pipeline import Spec
 from tftpu.launch.cloud.vertex.training_job import Order as Training
-from tftpu.launch.cloud.vertex.training_job import client as vertex_client
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import PipelineServiceClient, ScheduleServiceClient
@@ -130,11 +130,11 @@ def watch(given: Clients, training: Training, name: str) -> None:
             )
         except ConnectionLost as lost:
             lost_since = lost_since or time.monotonic()
-            if time.monotonic() - lost_since > vertex_client.PATIENCE_S:
+            if time.monotonic() - lost_since > client.PATIENCE_S:
                 raise UserError(
                     f"{lost} The pipeline keeps running. {how_to_end(training, name)}"
                 ) from lost
-            time.sleep(vertex_client.POLL_S)
+            time.sleep(client.POLL_S)
             continue
         lost_since = None
         for task in found.job_detail.task_details:
@@ -150,7 +150,7 @@ def watch(given: Clients, training: Training, name: str) -> None:
                 f"The pipeline {state.lower()}: {_why(found)}. The log of each step, with its "
                 f"reason: {page(training, name)}"
             )
-        time.sleep(vertex_client.POLL_S)
+        time.sleep(client.POLL_S)
 
 
 def _why(found: Any) -> str:

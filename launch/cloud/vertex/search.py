@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tftpu.config import Experiment
+from tftpu.config.keras_names import smaller_is_better
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.vertex.training_job import Order
@@ -20,7 +21,6 @@ from tftpu.launch.cloud.vertex.trials import CONFIG
 from tftpu.launch.search.space import Dimension
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import OVERRIDE
-from tftpu.training.better import smaller_is_better
 
 Spec = dict[str, Any]  # with the names of the REST interface
 

@@ -11,7 +11,7 @@ import dataclasses
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import engine, job
-from tftpu.launch.cloud.gke.job import job as gke
+from tftpu.launch.cloud.gke import job as gke
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
@@ -101,19 +101,18 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
 
 
 def _launch(options: Options, order: gke.Order, created: gke.JobSet, queue_s: int) -> None:
-    from tftpu.launch.cloud.gke.job import client as gke_client
-    from tftpu.launch.cloud.gke.job import follow as gke_follow
+    from tftpu.launch.cloud.gke import client, follow
 
-    gke_client.require()
-    cluster = gke_client.connect(options.namespace, options.context)
+    client.require()
+    cluster = client.connect(options.namespace, options.context)
     print(order.shipment.description(order.workdir))
     job.confirm_data(order.shipment, options.send_data)
     name = created["metadata"]["name"]
-    gke_client.submit(cluster, order, created)
+    client.submit(cluster, order, created)
     print(f"Created {order.slice.name} as the JobSet {name}.")
     print(f"This ends it:   {cluster.command('delete', 'jobset', name)}")
     print(f"The run is in   {order.workdir}", flush=True)
     if options.detach:
-        print(gke_follow.still_runs(cluster, name))
+        print(follow.still_runs(cluster, name))
     else:
-        gke_follow.watch(cluster, name, queue_s)
+        follow.watch(cluster, name, queue_s)

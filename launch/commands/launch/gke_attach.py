@@ -5,7 +5,7 @@ tftpu launch gke-attach python-gpt-1122-14d641
 
 import dataclasses
 
-from tftpu.launch.cloud.gke.job import job as gke
+from tftpu.launch.cloud.gke import job
 from tftpu.launch.settings.options import argument, flag
 
 
@@ -26,10 +26,9 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is no such JobSet, or the run failed.
     """
-    from tftpu.launch.cloud.gke.job import client as gke_client
-    from tftpu.launch.cloud.gke.job import follow as gke_follow
+    from tftpu.launch.cloud.gke import client, follow
 
-    gke.check_name("namespace", options.namespace)
-    gke_client.require()
-    cluster = gke_client.connect(options.namespace, options.context)
-    gke_follow.watch(cluster, options.jobset)
+    job.check_name("namespace", options.namespace)
+    client.require()
+    cluster = client.connect(options.namespace, options.context)
+    follow.watch(cluster, options.jobset)

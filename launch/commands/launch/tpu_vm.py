@@ -14,7 +14,7 @@ from tftpu.errors import UserError
 from tftpu.launch import startup
 from tftpu.launch.cloud import engine, google_cloud, job
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.cloud.tpu_vm.job import job as tpu_vm
+from tftpu.launch.cloud.tpu_vm import job as tpu_vm
 from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
@@ -72,9 +72,9 @@ def run(options: Options) -> None:
     job.confirm_data(order.shipment, options.send_data)
     if not options.yes:
         job.confirm("Rent it?", "--yes", "Not rented.")
-    from tftpu.launch.cloud.tpu_vm.job import client as tpu_vm_client
+    from tftpu.launch.cloud.tpu_vm import client
 
-    tpu_vm_client.train(tpu_vm_client.tpu_client(), order)
+    client.train(client.tpu_client(), order)
 
 
 def _order(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.Order:

@@ -9,8 +9,8 @@ and of more than 4 chips, need the JAX engine.
 import dataclasses
 
 from tftpu.launch.cloud import engine, google_cloud, job
+from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
-from tftpu.launch.cloud.vertex.training_job import training_job as vertex
 from tftpu.launch.settings.options import flag
 from tftpu.tpu.slices import parse_slice
 
@@ -31,9 +31,9 @@ def run(options: Options) -> None:
     """
     experiment = options.experiment()
     wanted = parse_slice(options.slice)
-    vertex.check_slice(wanted)
+    training_job.check_slice(wanted)
     trained_by = engine.for_slice(experiment, wanted)
-    vertex.check_engine(wanted, trained_by)
+    training_job.check_engine(wanted, trained_by)
     order = options.order("launch vertex", wanted, trained_by, options.tensorboard)
     created = order.custom_job()
     if options.dry_run:
@@ -42,8 +42,8 @@ def run(options: Options) -> None:
     _launch(order, created, options)
 
 
-def _launch(order: vertex.Order, created: vertex.CustomJob, options: Options) -> None:
-    from tftpu.launch.cloud.vertex.training_job import client as vertex_client
+def _launch(order: training_job.Order, created: training_job.CustomJob, options: Options) -> None:
+    from tftpu.launch.cloud.vertex import client as vertex_client
 
     print(order.shipment.description(order.base_folder))
     job.confirm_data(order.shipment, options.send_data)

@@ -16,7 +16,7 @@ from tftpu.config import Data, from_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch.cloud import google_cloud, job
-from tftpu.launch.cloud.vertex.training_job import endpoint as vertex_endpoint
+from tftpu.launch.cloud.vertex import endpoint as vertex_endpoint
 from tftpu.launch.run import texts
 from tftpu.launch.settings.options import flag
 from tftpu.models import sizes
@@ -91,17 +91,17 @@ def run(options: Options) -> None:
         print(order.as_yaml(), end="")
         return
     _check_source(order, (options.model or "").rstrip("/"))
-    from tftpu.launch.cloud.vertex.training_job import endpoint_client as vertex_endpoint_client
+    from tftpu.launch.cloud.vertex import endpoint_client
 
-    clients = vertex_endpoint_client.clients(options.region)
-    serving = vertex_endpoint_client.launch(clients, order)
+    clients = endpoint_client.clients(options.region)
+    serving = endpoint_client.launch(clients, order)
     print(f"Serving  {serving.endpoint}")
     number = serving.endpoint.rpartition("/")[2]
     print(
         f"Ask it:  gcloud ai endpoints predict {number} --region={options.region} "
         f"--project={project} --json-request=FILE"
     )
-    print(vertex_endpoint_client.how_to_end(serving, order))
+    print(endpoint_client.how_to_end(serving, order))
 
 
 def _check_place(options: Options) -> None:

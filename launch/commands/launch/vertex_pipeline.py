@@ -14,8 +14,8 @@ import dataclasses
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch.cloud import engine, job
+from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
-from tftpu.launch.cloud.vertex.training_job import training_job as vertex
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flag, required
@@ -61,11 +61,9 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject, something is not installed, or the
             pipeline failed.
     """
-    from tftpu.launch.cloud.vertex.training_job import (
-        pipeline as vertex_pipeline,  # says so, if kfp is not installed
-    )
+    from tftpu.launch.cloud.vertex import pipeline  # says so, if kfp is not installed
 
-    order = vertex_pipeline.Order(
+    order = pipeline.Order(
         training=_training(options),
         gate=options.gate,
         source=options.source,
@@ -104,21 +102,21 @@ def _experiment(options: Options) -> Experiment:
     return dataclasses.replace(options, overrides=(*options.overrides, folder)).experiment()
 
 
-def _training(options: Options) -> vertex.Order:
+def _training(options: Options) -> training_job.Order:
     """Returns the custom job that trains; a dry run has a placeholder for the project."""
     experiment = _experiment(options)
     conditions.check("--gate", options.gate, experiment)
     wanted = parse_slice(options.slice)
-    vertex.check_slice(wanted)
+    training_job.check_slice(wanted)
     trained_by = engine.for_slice(experiment, wanted)
-    vertex.check_engine(wanted, trained_by)
+    training_job.check_engine(wanted, trained_by)
     order = options.order("launch vertex-pipeline", wanted, trained_by)
     job.check_bucket_folder("workdir", order.workdir)
     return order
 
 
-def _launch(training: vertex.Order, created: dict, options: Options) -> None:
-    from tftpu.launch.cloud.vertex.training_job import pipeline_client as client
+def _launch(training: training_job.Order, created: dict, options: Options) -> None:
+    from tftpu.launch.cloud.vertex import pipeline_client as client
 
     print(training.shipment.description(training.base_folder))
     job.confirm_data(training.shipment, options.send_data)

@@ -9,10 +9,10 @@ preempted. The service chooses the values; what it cannot express is refused.
 import dataclasses
 
 from tftpu.launch.cloud import engine, job
+from tftpu.launch.cloud.vertex import search as vertex_search
+from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.cloud.vertex.search import Search
-from tftpu.launch.cloud.vertex.training_job import search as vertex_search
-from tftpu.launch.cloud.vertex.training_job import training_job as vertex
 from tftpu.launch.search import checks, space
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flag
@@ -55,9 +55,9 @@ def run(options: Options) -> None:
     dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
     checks.check_space(dimensions, options.overrides, experiment)
     wanted = parse_slice(options.slice)
-    vertex.check_slice(wanted)
+    training_job.check_slice(wanted)
     trained_by = engine.for_slice(experiment, wanted)
-    vertex.check_engine(wanted, trained_by)
+    training_job.check_engine(wanted, trained_by)
     search = Search(
         order=options.order("launch vertex-search", wanted, trained_by, options.tensorboard),
         space=dimensions,
@@ -76,8 +76,8 @@ def run(options: Options) -> None:
 
 
 def _launch(search: Search, created: vertex_search.Spec, options: Options) -> None:
-    from tftpu.launch.cloud.vertex.training_job import client as vertex_client
-    from tftpu.launch.cloud.vertex.training_job import follow as vertex_follow
+    from tftpu.launch.cloud.vertex import client as vertex_client
+    from tftpu.launch.cloud.vertex import follow as vertex_follow
 
     order, kind = search.order, vertex_client.TUNING
     print(order.shipment.description(order.base_folder))

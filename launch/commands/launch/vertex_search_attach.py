@@ -23,8 +23,8 @@ def run(options: Options) -> None:
         UserError: there is no such job, or it failed.
     """
     google_cloud.require("google.cloud.aiplatform_v1")
-    from tftpu.launch.cloud.vertex.training_job import client as vertex_client
-    from tftpu.launch.cloud.vertex.training_job import follow as vertex_follow
+    from tftpu.launch.cloud.vertex import client as vertex_client
+    from tftpu.launch.cloud.vertex import follow
 
-    client = vertex_client.job_client(vertex_follow.region_of(options.job))
-    vertex_follow.follow(client, options.job)
+    client = vertex_client.job_client(follow.region_of(options.job))
+    follow.follow(client, options.job)

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.compiled.foreign_preflight [--slices=v5e-1] [--explain] [NAME ...]
 
-Compiles each of `tests.support.models.foreign_models`, or those that are named, in the size in which it is
-trained. `--explain` prints the whole report of each as well.
+Compiles each of `tests.support.models.foreign_models`, or those that are named, in the size in
+which it is trained. `--explain` prints the whole report of each as well.
 
 Evidence: compiled.
 """

@@ -11,8 +11,8 @@ Static int8 knows the scale of the activations before: they are rounded on the w
 and its int32 results are scaled, biased and activated on their way out. "Apart" keeps the two
 products of the MLP from being compiled as one, which XLA prefers: then int8 lies between them.
 
-Cycles are completed by `tests.benchmarks.compiled.cycles` for kernels, of which the compiler makes no
-estimate; milliseconds are those of preflight. All programs take 30 minutes on 2 cores.
+Cycles are completed by `tests.benchmarks.compiled.cycles` for kernels, of which the compiler makes
+no estimate; milliseconds are those of preflight. All programs take 30 minutes on 2 cores.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`tftpu data convert`, killed again and again: checks that the final bytes are the same.
 
-    python -m tests.benchmarks.faults.killed_conversions                 # 20 kills, two processes each
+    python -m tests.benchmarks.faults.killed_conversions              # 20 kills, two processes each
     python -m tests.benchmarks.faults.killed_conversions --kills=3 --images=500
 
 Each run is the command itself, ended by SIGKILL at a random moment and repeated until it

@@ -45,7 +45,7 @@ def on_jax(cases, folder) -> list[dict[str, np.ndarray]]:
     np.savez(folder / "weights.npz", **weights)
     given = json.dumps([dataclasses.asdict(case) for case in cases])
     files = [str(folder / "weights.npz"), str(folder / "results.npz")]
-    jax_process.output("jax_steps", given, *files)
+    jax_process.output("programs.jax_steps", given, *files)
     found: list[dict[str, np.ndarray]] = [{} for _ in cases]
     for name, value in np.load(folder / "results.npz").items():
         number, kind = name.split(" ", 1)

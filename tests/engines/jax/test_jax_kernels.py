@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_kernels_divided_over_a_mesh_are_plain_attention():
-    printed = jax_process.output("jax_kernels")
+    printed = jax_process.output("programs.jax_kernels")
     cases = {name: rest for name, *rest in map(str.split, printed.splitlines())}
     attention = {"causal", "packed", "grouped", "one_column", "three_examples", "whole"}
     rotary = {"rotary", "rotary_by_example"}

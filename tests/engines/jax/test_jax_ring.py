@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_ring_of_devices_computes_plain_attention_and_its_gradients():
-    printed = jax_process.output("jax_ring")
+    printed = jax_process.output("programs.jax_ring")
     cases = {name: rest for name, *rest in map(str.split, printed.splitlines())}
     assert set(cases) == {"causal", "packed", "grouped"}
     for name, (difference, exchanges) in cases.items():

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.data import data_sets
-from tests.support.hostile.files import files as hostile
+from tests.support.hostile import files as hostile
 from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.input_pipelines import unlabelled

@@ -11,7 +11,7 @@ from tftpu.errors import UserError
 
 @pytest.mark.slow
 def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
-    printed = jax_process.output("jax_scan")
+    printed = jax_process.output("programs.jax_scan")
     *found, kept, whole = [json.loads(line) for line in printed.splitlines()]
     assert len(found) == 7
     for case in found:

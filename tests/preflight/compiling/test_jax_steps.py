@@ -16,7 +16,7 @@ STATE = 3 * 4 * WEIGHTS  # bytes of the weights and of Adam's two moments
 
 
 def printed(*arguments: str) -> Any:
-    return json.loads(jax_process.output("jax_preflight", *arguments, xla_flags=""))
+    return json.loads(jax_process.output("programs.jax_preflight", *arguments, xla_flags=""))
 
 
 @functools.cache

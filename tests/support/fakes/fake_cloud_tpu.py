@@ -11,7 +11,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
 from tests.support.fakes.fake_google_cloud import Fault, grpc_service, storage
-from tftpu.launch.cloud.tpu_vm.job import client as tpu_vm_client
+from tftpu.launch.cloud.tpu_vm import client as tpu_vm_client
 
 QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # states before capacity is found
 

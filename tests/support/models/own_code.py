@@ -1,4 +1,4 @@
-"""Models and losses as users write them, for `tests/training/own_code/test_own_code.py`, on both engines.
+"""Models and losses as users write them, on both engines.
 
     KERAS_BACKEND=jax python -m tests.support.models.own_code RESULTS.npz
 

@@ -1,6 +1,6 @@
 """Checks a model on the JAX engine for slices, for `tests/preflight/compiling/test_jax_steps.py`.
 
-KERAS_BACKEND=jax python -m tests.support.programs.jax_preflight MESH SLICE,... [OPTIONS] > REPORT.json
+KERAS_BACKEND=jax python -m tests.support.programs.jax_preflight MESH SLICE,... [OPTIONS] > FILE
 """
 
 import json

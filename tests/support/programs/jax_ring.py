@@ -1,4 +1,4 @@
-"""Runs attention over sequences that eight CPU devices share, for `tests/engines/jax/test_jax_ring.py`.
+"""Runs attention over sequences that eight CPU devices share.
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_ring
 

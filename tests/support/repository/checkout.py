@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 FOLDERS = ("tftpu", "models", "input_pipelines", "launch")
 

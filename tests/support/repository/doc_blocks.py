@@ -1,6 +1,8 @@
 """The code blocks of README and of the documentation: found, and executed as a reader would.
 
-    python -m tests.support.repository.doc_blocks PAGE...    executes the blocks of pages, in an empty folder
+    python -m tests.support.repository.doc_blocks PAGE...
+
+executes the blocks of pages, in an empty folder.
 
 Each page has its own folder with photographs and texts; the runs are shared by all, so that a page
 resumes what an earlier one trained. Python blocks of a page share one namespace; a
@@ -24,7 +26,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",

@@ -4,7 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 # The folders of the checkout, by the package that they are installed as.
 FOLDERS = {
     "tftpu": "tftpu",

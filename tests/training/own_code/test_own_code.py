@@ -24,7 +24,7 @@ def expected():
 def on_jax(tmp_path_factory):
     """Returns those of the JAX engine."""
     file = tmp_path_factory.mktemp("jax") / "results.npz"
-    jax_process.output("own_code", str(file))
+    jax_process.output("models.own_code", str(file))
     return dict(np.load(file))
 
 

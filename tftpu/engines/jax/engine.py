@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks
-from tftpu.engines.data.conversion import conversion as data
+from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
@@ -82,7 +82,7 @@ class JaxEngine:
 
     def epoch(self, dataset: Any) -> Epoch:
         """Returns the length of one pass over a data set; may have to read all of it."""
-        return data.length_of(dataset)
+        return conversion.length_of(dataset)
 
     def training_spec(
         self,
@@ -91,12 +91,12 @@ class JaxEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one share of the global batches that `batches` would give."""
-        batches = data.for_training(dataset, 0, class_weight)
-        return data.share_spec(batches, self.data_shares, microbatches)
+        batches = conversion.for_training(dataset, 0, class_weight)
+        return conversion.share_spec(batches, self.data_shares, microbatches)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
         """Returns the spec of one share of the smaller batch that an epoch ends with."""
-        return data.last_share_spec(spec, examples, self.data_shares, microbatches)
+        return conversion.last_share_spec(spec, examples, self.data_shares, microbatches)
 
     def batches(
         self,
@@ -113,7 +113,7 @@ class JaxEngine:
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = data.for_evaluation(dataset, self.data_shares).element_spec
+        spec: Any = conversion.for_evaluation(dataset, self.data_shares).element_spec
         return spec[0]  # without the mask of examples
 
     def prepare(

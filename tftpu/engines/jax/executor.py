@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks
+from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
-from tftpu.engines.data.conversion import conversion as data
 from tftpu.engines.data.outputs import one_ahead
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed, functions
@@ -110,7 +110,7 @@ class JaxExecutor:
         """
         if self.variables.options.gradient_accumulation_steps > 1:
             checks.warn_of_batch_statistics(self.variables.model)
-        batches = functools.partial(data.for_training, dataset, 0, class_weight)
+        batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
         self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(batches())))
 
     def training(self, share_spec: Nest) -> "JaxTrainLoop":
@@ -135,7 +135,7 @@ class JaxExecutor:
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
-        padded = data.for_evaluation(dataset, self._shares)
+        padded = conversion.for_evaluation(dataset, self._shares)
         spec: Any = padded.element_spec
         if self._is_separable(spec[0]):
             batches = feed.arrays_of(padded)
@@ -160,12 +160,12 @@ class JaxExecutor:
     def predictions(self, dataset: Any) -> Iterator[Nest]:
         """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
         values = self._eval_step.values()
-        padded = data.for_evaluation(dataset, self._shares)
+        padded = conversion.for_evaluation(dataset, self._shares)
         batches = feed.arrays_of(padded)
 
         def computed() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
-                yield self._predict(values, self._placed(data.features_of(batch))), valid
+                yield self._predict(values, self._placed(conversion.features_of(batch))), valid
 
         ahead = one_ahead(computed())
         for outputs, valid in warn_if_endless(ahead, int(padded.cardinality()), dataset=dataset):

@@ -7,9 +7,9 @@ import jax
 import keras
 import tensorflow as tf
 
+from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors
 from tftpu.engines.data.conversion import Epochs, Pipeline
-from tftpu.engines.data.conversion import conversion as data
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.engine import Epoch
 from tftpu.engines.jax.placement import mesh as meshes
@@ -46,11 +46,15 @@ def training_batches(
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        batches = arrays_of(data.for_epochs(dataset, start, epoch, shares, class_weight, gate))
+        batches = arrays_of(
+            conversion.for_epochs(dataset, start, epoch, shares, class_weight, gate)
+        )
     elif isinstance(dataset, Pipeline):
-        return arrays_of(data.for_training(dataset, start, class_weight, part.index, part.count))
+        return arrays_of(
+            conversion.for_training(dataset, start, class_weight, part.index, part.count)
+        )
     else:
-        batches = arrays_of(data.for_training(dataset, start, class_weight, gate=gate))
+        batches = arrays_of(conversion.for_training(dataset, start, class_weight, gate=gate))
     return (_cut(batch, part) for batch in batches)
 
 

@@ -96,7 +96,7 @@ class FunctionLosses:
 
 
 class ComputedLoss:
-    """The loss of a model that overrides `compute_loss`: see `tftpu.engines.objectives.losses.Losses`.
+    """The loss of a model that overrides `compute_loss`: a `Losses`.
 
     As in Keras, the method returns the total: regularizers and losses of layers are its own task.
 

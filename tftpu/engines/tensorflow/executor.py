@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors, finite_dataset, narrow, warn_if_endless
-from tftpu.engines.data.conversion import conversion as data
 from tftpu.engines.data.outputs import one_ahead
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
@@ -72,7 +72,9 @@ class TensorFlowExecutor:
 
         def predict(iterator):
             batch, valid = next(iterator)
-            return self._strategy.run(lambda x: (step(x), valid), args=(data.features_of(batch),))
+            return self._strategy.run(
+                lambda x: (step(x), valid), args=(conversion.features_of(batch),)
+            )
 
         self._predict = internals.graph_function(predict)
         self._predict_replicated = self._on_replicas(step)
@@ -104,7 +106,7 @@ class TensorFlowExecutor:
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if examples of a batch depend on each other; refuses metrics that are no sums."""
-        batches = functools.partial(data.for_training, dataset, 0, class_weight)
+        batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
         with target.compiling_for(self._platform), self._strategy.scope():
             mixing.refuse_metrics(self.variables, batches)
             mixing.warn_of_mixing(self.variables, batches)
@@ -139,7 +141,9 @@ class TensorFlowExecutor:
             with target.compiling_for(self._platform), self._strategy.scope():
                 mixing.refuse_metrics(self.variables, whole)
                 self._mixes = mixing.mixes_in_evaluation(self.variables, whole)
-        padded: Any = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync).element_spec
+        padded: Any = conversion.for_evaluation(
+            dataset, self._strategy.num_replicas_in_sync
+        ).element_spec
         if self._mixes or not self._is_separable(padded[0]):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
@@ -168,7 +172,7 @@ class TensorFlowExecutor:
         """
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise UserError("predict works on one host: restore the checkpoint there.")
-        batches = data.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
+        batches = conversion.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
 
         def computed() -> Iterator[Any]:
             with data_errors():
@@ -217,7 +221,7 @@ class TensorFlowExecutor:
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether an evaluation can be padded: no number depends on the padding."""
-        share = data.cut_spec(batch_spec, self._strategy.num_replicas_in_sync)
+        share = conversion.cut_spec(batch_spec, self._strategy.num_replicas_in_sync)
         key = str(share)
         if key not in self._separable:
             with target.compiling_for(self._platform), self._strategy.scope():

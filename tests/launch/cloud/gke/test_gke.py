@@ -18,7 +18,7 @@ from tests.support.fakes.fake_google_cloud import metadata_server, storage
 from tests.support.fakes.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.gke.job import pods as gke_pods
+from tftpu.launch.cloud.gke import pods as gke_pods
 from tftpu.launch.cloud.gke.pods import Pod
 from tftpu.launch.cloud.shipping import shipment
 

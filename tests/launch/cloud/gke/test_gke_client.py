@@ -11,8 +11,7 @@ from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, storage
 from tests.support.fakes.fake_kubernetes import RUNS, Kubernetes, Moment, ended, pod, serving
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
-from tftpu.launch.cloud.gke.job import client as gke_client
-from tftpu.launch.cloud.gke.job import follow as gke_follow
+from tftpu.launch.cloud.gke import client, follow
 
 FLAGS = (
     *("--config=digits_resnet", "--config.model.norm_batch=8", "--config.cluster.engine=jax"),
@@ -27,8 +26,8 @@ QUEUED = Moment([pod(i) for i in range(4)])
 def cluster(monkeypatch, tmp_path):
     fake = Kubernetes()
     fake.moments = [QUEUED, ALL_RUN, ALL_ENDED]
-    monkeypatch.setattr(gke_client, "POLL_S", 0.01)
-    monkeypatch.setattr(gke_client, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(client, "POLL_S", 0.01)
+    monkeypatch.setattr(client, "PATIENCE_S", 0.3)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with serving(fake, tmp_path) as kubeconfig, storage({}) as host:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
@@ -160,7 +159,7 @@ def pass_quickly(monkeypatch) -> None:
     clock = SimpleNamespace(
         monotonic=lambda: next(minutes), sleep=time.sleep, strftime=time.strftime
     )
-    monkeypatch.setattr(gke_follow, "time", clock)
+    monkeypatch.setattr(follow, "time", clock)
 
 
 def test_the_time_in_the_queue_counts_anew_after_a_restart_and_not_while_pods_run(
@@ -312,7 +311,7 @@ def test_a_deletion_that_is_refused_names_what_runs_on(cluster, capsys, monkeypa
 
 
 def test_a_lost_network_that_recovers_is_tolerated(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(gke_client, "PATIENCE_S", 120)
+    monkeypatch.setattr(client, "PATIENCE_S", 120)
     cluster.after_creation = {"GET": [0, 503, 429]}
     assert launch() == 0
     said = capsys.readouterr().out

@@ -187,7 +187,7 @@ def test_the_mark_is_offered_where_a_comment_can_hold_it(tmp_path, name, offered
 
 def test_tftpu_and_its_starter_project_hold_no_secret():
     """Code as models, data and launchers typically have it."""
-    root = Path(code_folder.__file__).parents[2]
+    root = Path(code_folder.__file__).parents[3]
     paths = [
         p for folder in ("launch", "models", "input_pipelines") for p in (root / folder).rglob("*")
     ]

@@ -27,8 +27,8 @@ from tests.support.fakes.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.cloud.tpu_vm.job import client as tpu_vm_client
-from tftpu.launch.cloud.vertex.training_job import client as vertex_client
+from tftpu.launch.cloud.tpu_vm import client as tpu_vm_client
+from tftpu.launch.cloud.vertex import client as vertex_client
 
 CONFIG = '''"""Digits, a few steps."""
 import os

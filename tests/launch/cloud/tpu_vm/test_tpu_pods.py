@@ -16,8 +16,7 @@ from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.cloud.tpu_vm.job import job as tpu_vm
-from tftpu.launch.cloud.tpu_vm.job import workers
+from tftpu.launch.cloud.tpu_vm import job, workers
 from tftpu.tpu.slices import parse_slice
 
 JAX = "--config.cluster.engine=jax"
@@ -51,8 +50,8 @@ def launch(*flags: str) -> int:
     return main.main(["launch", "tpu-vm", *FLAGS, "--yes", *flags])
 
 
-def order(slice_name: str = "v5e-16") -> tpu_vm.Order:
-    return tpu_vm.Order(
+def order(slice_name: str = "v5e-16") -> job.Order:
+    return job.Order(
         config="digits_resnet",
         overrides=(JAX,),
         slice=parse_slice(slice_name),

@@ -17,7 +17,7 @@ from tests.support import projects
 from tests.support.fakes.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.cloud.tpu_vm.job import job as tpu_vm
+from tftpu.launch.cloud.tpu_vm import job
 from tftpu.tpu.slices import parse_slice
 
 FLAGS = (
@@ -27,7 +27,7 @@ FLAGS = (
 HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \\ \n*"
 
 
-def order(**changes) -> tpu_vm.Order:
+def order(**changes) -> job.Order:
     values = {
         "config": "digits_resnet",
         "overrides": ("--config.train.steps=5",),
@@ -38,7 +38,7 @@ def order(**changes) -> tpu_vm.Order:
     }
     package = changes.pop("package", "tftpu[tpu]==1.0")
     values |= changes
-    return tpu_vm.Order(**values, shipment=shipment.of(values["config"], package))
+    return job.Order(**values, shipment=shipment.of(values["config"], package))
 
 
 def dry_run(capsys, *flags: str) -> str:
@@ -159,7 +159,7 @@ def test_a_flag_that_is_needed_is_named(capsys, missing, sentence):
 
 
 def test_the_price_is_chips_times_hours():
-    text = tpu_vm.price(parse_slice("v3-8"), 1000, None, spot=False)
+    text = job.price(parse_slice("v3-8"), 1000, None, spot=False)
     assert "8.00 USD an hour" in text  # 4 chips at 2.00
     assert "tftpu preflight --slices=v3-8" in text
 
@@ -168,7 +168,7 @@ def test_the_total_follows_from_preflight(tmp_path):
     found = {"slices": [{"slice": "v5e-8", "usd_per_1000_steps": 0.5}, {"slice": "v3-8"}]}
     file = tmp_path / "preflight.json"
     file.write_text(json.dumps(found))
-    text = tpu_vm.price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
+    text = job.price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
     assert "9.60 USD an hour" in text
     assert "90,000 steps are estimated at 45.00 USD" in text
     assert "spot" in text
@@ -200,7 +200,7 @@ def machine(tmp_path) -> RentedMachine:
     return RentedMachine(tmp_path)
 
 
-def boot(machine: RentedMachine, wanted: tpu_vm.Order) -> Path:
+def boot(machine: RentedMachine, wanted: job.Order) -> Path:
     """Runs the script of an order, whose files lie in the bucket; returns the reports' folder."""
     machine.put(wanted.shipment.address(wanted.workdir), wanted.shipment.files)
     return machine.boot(wanted.startup_script("n"), "n")

@@ -11,7 +11,7 @@ from tests.support.fakes.fake_cloud_tpu import QUEUED, serving
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, storage
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
-from tftpu.launch.cloud.tpu_vm.job import client as tpu_vm_client
+from tftpu.launch.cloud.tpu_vm import client
 
 FLAGS = (
     *("--config=digits_resnet", "--slice=v5e-8", "--zone=us-west4-a", "--project=p"),
@@ -193,7 +193,7 @@ def test_a_stopped_and_saved_run_resumes_on_another_slice(service):
 
 def test_a_lost_exit_code_does_not_leave_the_slice_running(service, capsys, monkeypatch):
     service.hangs = True
-    monkeypatch.setattr(tpu_vm_client, "OVERDUE_S", -59.9)
+    monkeypatch.setattr(client, "OVERDUE_S", -59.9)
     assert launch("--timeout=1m") == 2
     said = capsys.readouterr()
     assert f"No exit code came from {id_of(service)} within --timeout=1m" in said.err
@@ -265,7 +265,7 @@ def test_the_network_is_lost_while_it_trains(service, capsys):
 
 
 def test_a_lost_network_that_recovers_is_tolerated(service, monkeypatch):
-    monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 5)
+    monkeypatch.setattr(client, "PATIENCE_S", 5)
     service.faults["get"] = [UNREACHABLE] * 3
     service.faults["delete"] = [UNREACHABLE] * 3
     assert launch() == 0

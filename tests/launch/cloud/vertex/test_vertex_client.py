@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
-from tftpu.launch.cloud.vertex.training_job import client as vertex_client
+from tftpu.launch.cloud.vertex import client as vertex_client
 
 FLAGS = (
     *("--config=digits_resnet", "--slice=v3-8", "--project=p", "--workdir=gs://b/run"),

@@ -19,8 +19,8 @@ from tftpu.config import Data, Experiment, Model, to_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch import main
+from tftpu.launch.cloud.vertex import endpoint_client
 from tftpu.launch.cloud.vertex.endpoint import Order
-from tftpu.launch.cloud.vertex.training_job import endpoint_client as vertex_endpoint_client
 from tftpu.launch.commands.launch import vertex_endpoint
 from tftpu.models import sizes
 
@@ -66,7 +66,7 @@ def service(monkeypatch):
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(grpc_service(f"{package}.ModelService", models))
         other = stack.enter_context(grpc_service(f"{package}.EndpointService", endpoints))
-        clients = vertex_endpoint_client.Clients(
+        clients = endpoint_client.Clients(
             v1.ModelServiceClient(
                 transport=model_transports.ModelServiceGrpcTransport(channel=channel)
             ),
@@ -74,7 +74,7 @@ def service(monkeypatch):
                 transport=endpoint_transports.EndpointServiceGrpcTransport(channel=other)
             ),
         )
-        monkeypatch.setattr(vertex_endpoint_client, "clients", lambda region: clients)
+        monkeypatch.setattr(endpoint_client, "clients", lambda region: clients)
         monkeypatch.setattr(vertex_endpoint, "_check_source", lambda order, source: None)
         yield fake
 

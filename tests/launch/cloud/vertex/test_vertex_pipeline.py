@@ -18,8 +18,8 @@ from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, grpc_s
 from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.vertex_pipelines import FLAGS, SOURCE
 from tftpu.launch import main
-from tftpu.launch.cloud.vertex.training_job import client as vertex_client
-from tftpu.launch.cloud.vertex.training_job import pipeline_client as vertex_pipeline_client
+from tftpu.launch.cloud.vertex import client as vertex_client
+from tftpu.launch.cloud.vertex import pipeline_client
 
 PARENT = "projects/p/locations/europe-west4"
 pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds protobuf too low")
@@ -105,7 +105,7 @@ def service(monkeypatch):
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(grpc_service(f"{PACKAGE}.PipelineService", pipelines))
         other = stack.enter_context(grpc_service(f"{PACKAGE}.ScheduleService", schedules))
-        clients = vertex_pipeline_client.Clients(
+        clients = pipeline_client.Clients(
             v1.PipelineServiceClient(
                 transport=pipeline_transports.PipelineServiceGrpcTransport(channel=channel)
             ),
@@ -113,7 +113,7 @@ def service(monkeypatch):
                 transport=schedule_transports.ScheduleServiceGrpcTransport(channel=other)
             ),
         )
-        monkeypatch.setattr(vertex_pipeline_client, "clients", lambda region: clients)
+        monkeypatch.setattr(pipeline_client, "clients", lambda region: clients)
         host = stack.enter_context(storage(fake.objects))
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
         yield fake

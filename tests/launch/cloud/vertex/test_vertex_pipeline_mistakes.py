@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.vertex_pipelines import FLAGS, IMAGENET, SOURCE
 from tftpu.launch import main
-from tftpu.launch.cloud.vertex.training_job import pipeline_client as vertex_pipeline_client
+from tftpu.launch.cloud.vertex import pipeline_client
 
 pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds protobuf too low")
 
@@ -38,7 +38,7 @@ pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds proto
     ],
 )
 def test_a_mistake_is_explained_before_anything_is_sent(capsys, monkeypatch, flags, says):
-    monkeypatch.setattr(vertex_pipeline_client, "clients", pytest.fail)
+    monkeypatch.setattr(pipeline_client, "clients", pytest.fail)
     assert main.main(["launch", "vertex-pipeline", *FLAGS, *flags]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1

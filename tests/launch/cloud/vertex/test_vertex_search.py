@@ -9,7 +9,7 @@ from google.protobuf import json_format
 
 from tests.support.fakes.rented_machine import RentedMachine
 from tftpu.launch import main
-from tftpu.launch.cloud.vertex.training_job import search as vertex_search
+from tftpu.launch.cloud.vertex import search
 from tftpu.launch.commands import train
 from tftpu.launch.search import space
 from tftpu.launch.settings import config_flags
@@ -40,7 +40,7 @@ def printed(capsys, *flags: str) -> v1.HyperparameterTuningJob:
 def parameters(*texts: str) -> list[Parameter]:
     """Returns the parameters of a space, as the service's own messages."""
     experiment = config_flags.load("digits_resnet", [])
-    found = vertex_search.parameters(space.parse(texts, experiment), experiment)
+    found = search.parameters(space.parse(texts, experiment), experiment)
     return [Parameter(json_format.ParseDict(one, Parameter.pb(Parameter()))) for one in found]
 
 

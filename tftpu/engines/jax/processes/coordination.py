@@ -4,8 +4,8 @@ The processes find each other, and pass short texts, through a service in the fi
 address comes from TF_CONFIG, or on a TPU slice of several hosts from JAX's own detection.
 
 JAX ends a process whose service is gone by an abort, and gloo one whose peer breaks off. Here they
-end with the exit code of a lost host. JAX's heartbeats never end one: `tftpu.engines.jax.processes.watch`
-notices a lost host first.
+end with the exit code of a lost host. JAX's heartbeats never end one:
+`tftpu.engines.jax.processes.watch` notices a lost host first.
 """
 
 import atexit

@@ -1,7 +1,7 @@
 """The train step: its only definition on this engine, one program over the whole mesh.
 
-It means what the step of `tftpu.engines.tensorflow.step.train_step` means, in the same order. There is
-one share: XLA divides the program, and puts the exchange between devices where the shardings of
+It means what the step of `tftpu.engines.tensorflow.step.train_step` means, in the same order. There
+is one share: XLA divides the program, and puts the exchange between devices where the shardings of
 batch and weights ask for it.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tftpu.engines.data.conversion import division
+from tftpu.engines.data import division
 from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 

@@ -1,0 +1,1 @@
+"""Data sets that TFDS prepares from what comes with Python packages."""
