@@ -1,1 +1,1 @@
-"""What travels to a rented machine: tftpu, the user's code, and the versions of packages."""
+"""The files that travel to a rented machine: tftpu, the user's code, and versions of packages."""

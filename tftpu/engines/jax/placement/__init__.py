@@ -1,1 +1,1 @@
-"""Where the JAX engine keeps each array: meshes, shardings, initial values, checkpoint leaves."""
+"""The places of arrays on the JAX engine: meshes, shardings, initial values, checkpoint leaves."""
