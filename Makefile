@@ -69,10 +69,7 @@ lint: $(VENV)/.dev types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The checkout's four folders are one package when installed; a type checker has to see them so.
 types: $(VENV)/.dev
-	rm -rf build/types && mkdir -p build/types && cp -r tftpu build/types/tftpu
-	cp -r models input_pipelines launch build/types/tftpu
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The documentation in `site/`, built without a network; a broken link or reference is an error.

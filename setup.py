@@ -3,30 +3,10 @@
 import pathlib
 import re
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'"(.+)"', (ROOT / "tftpu" / "version.py").read_text()).group(1)
-
-# A wheel with a top-level `models` would shadow, or be shadowed by, every user's own `models/`,
-# so the folders that stand beside `tftpu/` in the checkout are installed below it.
-PACKAGE_DIR = {
-    "tftpu": "tftpu",
-    "tftpu.models": "models",
-    "tftpu.input_pipelines": "input_pipelines",
-    "tftpu.launch": "launch",
-}
-
-
-def packages() -> list[str]:
-    """Returns every folder with an `__init__.py`, under its import name."""
-    found = []
-    for name, folder in PACKAGE_DIR.items():
-        for init in sorted((ROOT / folder).rglob("__init__.py")):
-            parts = init.parent.relative_to(ROOT / folder).parts
-            found.append(".".join((name, *parts)))
-    return found
-
 
 # No TensorFlow wheel here: tensorflow, tensorflow-cpu and tensorflow-tpu all own the folder
 # `tensorflow/`, and whichever is installed last breaks the others. An extra chooses one.
@@ -154,8 +134,11 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.11,<3.14",
-    packages=packages(),
-    package_dir=PACKAGE_DIR,
+    # A wheel with a top-level `models` would shadow, or be shadowed by, every user's own `models/`:
+    # the folders beside `tftpu/` are part of it by links.
+    packages=find_packages(include=["tftpu", "tftpu.*"]),
+    # Without it, an editable install puts the checkout on the path, and its `tests` with it.
+    package_dir={"tftpu": "tftpu"},
     package_data={
         "tftpu": ["py.typed"],
         "tftpu.launch": ["*.ipynb"],

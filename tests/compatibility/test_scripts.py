@@ -1,12 +1,10 @@
 """Scripts in the manner of Keras's examples: `Trainer` computes what Keras computes."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.compatibility import running, table
+from tests.support.repository.checkout import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 NAMES = running.names()
 SCRIPTS = {name: running.load(name) for name in NAMES}
 PREFLIGHT = [name for name, script in SCRIPTS.items() if script.preflight]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.repository.checkout import FOLDERS, ROOT
+
 DOCKERFILE = ROOT / "launch" / "Dockerfile"
 TEXT = DOCKERFILE.read_text()
 
@@ -44,9 +45,8 @@ def test_it_does_not_run_as_root():
 
 
 def test_it_copies_the_sources_of_the_wheel():
-    folders = re.search(r"PACKAGE_DIR = \{(.*?)\}", (ROOT / "setup.py").read_text(), re.DOTALL)[1]
     kept = (ROOT / "launch" / "Dockerfile.dockerignore").read_text().splitlines()
-    for folder in re.findall(r': "(\w+)"', folders):
+    for folder in FOLDERS:
         assert f"COPY {folder} {folder}\n" in TEXT
         assert f"!{folder}" in kept
 

@@ -6,16 +6,15 @@ They rent machines, install packages, need a TPU or a bucket. Requests to the cl
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from tests.support.repository import doc_blocks
+from tests.support.repository.checkout import ROOT
 from tftpu.launch import main
 from tftpu.launch.settings import config_flags
 from tftpu.version import __version__
 
-ROOT = Path(__file__).parent.parent.parent
 BLOCKS = [block for page in doc_blocks.PAGES for block in doc_blocks.blocks(page) if block.reason]
 COMMANDS = {command: block for block in BLOCKS for command in block.commands}
 ELSEWHERE = (  # other programs, whose arguments cannot be checked here

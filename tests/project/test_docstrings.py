@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.repository.checkout import ROOT
+
 FOLDERS = ("tftpu", "models", "input_pipelines", "launch")
 OPENINGS = ("What", "Whether", "Of", "As", "So", "Where", "That")
 

@@ -104,8 +104,8 @@ def test_private_interfaces_are_used_in_separate_files_only():
         "tftpu/engines/keras_internals.py",
         "tftpu/engines/tensorflow/internals.py",
         "tftpu/preflight/compiling/jax_internals.py",
-        "models/kernels/internals.py",
-        "models/layers/internals.py",
+        "tftpu/models/kernels/internals.py",
+        "tftpu/models/layers/internals.py",
     }
 
 

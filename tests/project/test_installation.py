@@ -12,10 +12,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.repository import checkout
+from tests.support.repository.checkout import ROOT
 from tftpu import installation
 from tftpu.version import __version__
 
-ROOT = Path(__file__).parent.parent.parent
 # `pip install tftpu`, also with an extra; a path, an address and `-e .` are something else.
 BY_NAME = re.compile(
     r"pip3? install [^\n`]*?(?<![\w/.=-])tftpu(?:\[[^\]]*\])?(?! @ )(?=[\s'\"`=<>~]|$)"

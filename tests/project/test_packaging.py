@@ -17,8 +17,6 @@ from tests.support.repository import wheels
 from tftpu.launch.cloud.shipping import own_wheel
 from tftpu.version import __version__
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository.checkout import ROOT
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -23,7 +25,6 @@ pytestmark = [
     ),
 ]
 
-ROOT = Path(__file__).parent.parent.parent
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.repository.checkout import ROOT
 
 SCRIPT = """
 import keras
@@ -45,35 +45,23 @@ THEIRS = (
 )
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
-    """Lays out the package as installed, with the checkout's folders below `tftpu`."""
-    import shutil
-
-    from tests.support.repository.imports import FOLDERS, ROOT
-
-    folder = tmp_path_factory.mktemp("types")
-    for package, source in FOLDERS.items():
-        shutil.copytree(ROOT / source, folder.joinpath(*package.split(".")), dirs_exist_ok=True)
-    return folder
-
-
-def errors(tree: Path, script: str) -> list[str]:
-    """Returns the rules that a script breaks, in strict mode."""
-    (tree / "mine.py").write_text(f"# pyright: strict\n{script}")
-    (tree / "pyrightconfig.json").write_text(json.dumps({"include": ["mine.py"]}))
-    command = [sys.executable, "-m", "pyright", "--project", str(tree), "--outputjson"]
+def errors(folder: Path, script: str) -> list[str]:
+    """Returns the rules that a script in a folder breaks, in strict mode."""
+    (folder / "mine.py").write_text(f"# pyright: strict\n{script}")
+    config = {"include": ["mine.py"], "extraPaths": [str(ROOT)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "pyright", "--project", str(folder), "--outputjson"]
     command += ["--pythonpath", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True)
     found = json.loads(done.stdout)["generalDiagnostics"]
     return [item["rule"] for item in found if item["severity"] == "error"]
 
 
-def test_a_script_of_the_public_api_checks_in_strict_mode(tree):
-    assert [rule for rule in errors(tree, SCRIPT) if rule not in THEIRS] == []
+def test_a_script_of_the_public_api_checks_in_strict_mode(tmp_path):
+    assert [rule for rule in errors(tmp_path, SCRIPT) if rule not in THEIRS] == []
 
 
-def test_a_mistake_is_an_error(tree):
+def test_a_mistake_is_an_error(tmp_path):
     """The check can fail: an unknown name, an unknown option, a wrong type."""
-    found = set(errors(tree, WRONG))
+    found = set(errors(tmp_path, WRONG))
     assert found >= {"reportAttributeAccessIssue", "reportCallIssue", "reportAssignmentType"}

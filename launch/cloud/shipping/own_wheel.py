@@ -7,19 +7,18 @@ bytes.
 
 import base64
 import hashlib
-import importlib
 import io
+import os
 import re
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import tftpu
 from tftpu.errors import UserError
 from tftpu.version import __version__
 
 NAME = f"tftpu-{__version__}-py3-none-any.whl"
-# In a clone these are four folders, as `setup.py` maps them; installed, one folder and three in it.
-_PARTS = ("tftpu", "tftpu.models", "tftpu.input_pipelines", "tftpu.launch")
 _SUFFIXES = (".py", ".typed", ".ipynb", ".sh", ".txt")  # code, and the package data of `setup.py`
 _INFO = f"tftpu-{__version__}.dist-info"
 _COPIED = ("METADATA", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
@@ -53,13 +52,12 @@ def build() -> bytes:
 
 def _code() -> dict[str, bytes]:
     """Returns the files of the package, by their names in a wheel."""
+    package = Path(tftpu.__file__).parent
     found = {}
-    for part in _PARTS:
-        folder = Path(importlib.import_module(part).__path__[0])
-        for path in folder.rglob("*"):
-            if path.suffix in _SUFFIXES and "__pycache__" not in path.parts and path.is_file():
-                name = "/".join((*part.split("."), *path.relative_to(folder).parts))
-                found[name] = path.read_bytes()
+    for folder, _, names in os.walk(package, followlinks=True):  # of a clone, parts are links
+        for path in (Path(folder, name) for name in names):
+            if path.suffix in _SUFFIXES and "__pycache__" not in path.parts:
+                found[path.relative_to(package.parent).as_posix()] = path.read_bytes()
     return dict(sorted(found.items()))
 
 

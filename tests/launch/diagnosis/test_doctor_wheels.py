@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent.parent
+from tests.support.repository.checkout import ROOT
 
 pytestmark = pytest.mark.slow  # installs half a gigabyte
 

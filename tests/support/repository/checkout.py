@@ -14,5 +14,6 @@ def copy(target: Path) -> Path:
     for name in FILES:
         shutil.copy(ROOT / name, target)
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=ignored)
     return target

@@ -26,7 +26,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent.parent
+from tests.support.repository.checkout import ROOT
+
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",

@@ -1,26 +1,20 @@
 """The import graph of the product, lazy imports included."""
 
 import ast
+import os
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent.parent
-# The folders of the checkout, by the package that they are installed as.
-FOLDERS = {
-    "tftpu": "tftpu",
-    "tftpu.models": "models",
-    "tftpu.input_pipelines": "input_pipelines",
-    "tftpu.launch": "launch",
-}
+from tests.support.repository.checkout import ROOT
 
 
 @cache
 def modules() -> dict[str, Path]:
     """Returns the file of every module of the product, by its name."""
     found = {}
-    for package, folder in FOLDERS.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
+    for folder, _, names in sorted(os.walk(ROOT / "tftpu", followlinks=True)):
+        for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
