@@ -196,8 +196,8 @@ def _modules() -> dict[str, str]:
     found = {}
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not info.ispkg:
-            folder, _, name = info.name.removeprefix(f"{package.__name__}.").rpartition(".")
-            words = [folder, name] if folder in package.GROUPS else [name]
+            words = info.name.removeprefix(f"{package.__name__}.").split(".")
+            words = [word for word in words if word not in package.WORDLESS]
             found[" ".join(words).replace("_", "-")] = info.name
     return found
 

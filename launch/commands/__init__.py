@@ -1,9 +1,9 @@
 '''The commands of `tftpu`, one file each.
 
 To add a command, add a file; nothing else is needed: `launch/commands/greet.py` is `tftpu greet`
-(a dash in a command is an underscore in the file's name). A folder in `GROUPS` is the first word of
-its commands: `launch/commands/data/greet.py` is `tftpu data greet`. Other folders only sort files:
-`launch/commands/finished/greet.py` is `tftpu greet`. The file holds all of the command:
+(a dash in a command is an underscore in the file's name), `launch/commands/data/greet.py` is
+`tftpu data greet`. Only a folder in `WORDLESS` is no word of its commands. The file holds all of the
+command:
 
     """Greets somebody.
 
@@ -36,4 +36,4 @@ its commands: `launch/commands/data/greet.py` is `tftpu data greet`. Other folde
   imports nothing heavy (TensorFlow, Keras, clients of Google Cloud) outside functions.
 '''
 
-GROUPS = ("data", "launch")
+WORDLESS = ("finished",)  # folders that only sort files

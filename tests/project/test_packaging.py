@@ -30,7 +30,7 @@ def test_nothing_top_level_but_tftpu(wheel):
     for expected in (
         "tftpu/py.typed",
         "tftpu/models/families/resnet.py",
-        "tftpu/input_pipelines/datasets/digits.py",
+        "tftpu/input_pipelines/datasets/builders/digits.py",
         "tftpu/launch/main.py",
         "tftpu/launch/configs/digits_resnet.py",
         "tftpu/launch/diagnosis/wheels.py",
