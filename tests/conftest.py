@@ -29,13 +29,13 @@ LONG = (
     "project/test_documents.py",
     "models/blocks/test_scanned.py",
     "models/test_configs_engines.py",
-    "launch/diagnosis/test_doctor_wheels.py",
+    "launch/diagnosis/test_wheels.py",
     "launch/test_configs.py",
-    "preflight/compiling/test_compile.py",
-    "engines/jax/test_jax_engine.py",
+    "preflight/compiling/test_compiler.py",
+    "engines/jax/test_engine.py",
     "engines/test_hosts.py",
     "models/kernels/test_flash.py",
-    "models/blocks/test_remat.py",
+    "models/blocks/test_recompute.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""Trains on several hosts of the JAX engine, for `tests/engines/jax/test_jax_hosts.py`.
+"""Trains on several hosts of the JAX engine, for `tests/engines/jax/processes/test_hosts.py`.
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_hosts FOLDER COUNT MESH...
 

@@ -1,4 +1,4 @@
-"""Trains models on the JAX engine, for `tests/engines/jax/test_jax_engine.py`.
+"""Trains models on the JAX engine, for `tests/engines/jax/test_engine.py`.
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_steps CASES WEIGHTS.npz RESULTS.npz
 

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 import tftpu
-from tests.engines.tensorflow.test_tpu_trace import REPLICAS, TPU_ONLY, replica_ops
+from tests.engines.tensorflow.lowering.test_simulated import REPLICAS, TPU_ONLY, replica_ops
 from tests.training.own_code.test_loss_functions import (
     Encoder,
     Gan,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parity
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "bert", "bert_classes", "convnext", "vit"])
 def test_peft_adds_the_adapters_to_the_same_base(name, tmp_path):
-    from tests.models.weights.test_parity_transformers import both, features, logits_there
+    from tests.models.weights.layouts.test_hugging_face import both, features, logits_there
 
     config, theirs, ours, _ = both(name, tmp_path / "base")
     x = features(config)

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.preflight.program.test_collectives import (
+from tests.preflight.pricing.test_collectives import (
     ESTIMATED,
     FUSIONS,
     GATHER,
