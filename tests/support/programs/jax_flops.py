@@ -1,4 +1,4 @@
-"""The model FLOPs that the JAX engine counts, for `tests/engines/tensorflow/lowering/test_flops.py`.
+"""The model FLOPs that the JAX engine counts.
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_flops
 
