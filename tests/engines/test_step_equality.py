@@ -9,37 +9,12 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models import reference, stepping
-from tests.support.models.step_cases import optimizer_named
 from tests.support.models.strategies import mlp, random_batches, relative
+from tests.support.steps import reference, stepping
+from tests.support.steps.step_cases import OPTIONS, PRODUCT, covering_set, optimizer_named
 
 STEPS, BATCH = 5, 64
 TOLERANCE = 1e-5
-
-OPTIONS = {
-    "replicas": (1, 2, 4, 8),
-    "gradient_accumulation_steps": (1, 4),
-    "optimizer": ("sgd", "adamw", "lamb", "lars"),
-    "global_clipnorm": (None, 0.1),  # the gradient's norm is about 0.5, so this clips it
-    "weighted": (False, True),
-    "ema_momentum": (None, reference.EMA),
-}
-PRODUCT = list(itertools.product(*OPTIONS.values()))
-
-
-def covering_set() -> list[tuple]:
-    """Returns a small set of combinations that covers every pair of options, chosen greedily."""
-
-    def pairs(case):
-        return set(itertools.combinations(enumerate(case), 2))
-
-    missing = set().union(*map(pairs, PRODUCT))
-    chosen = []
-    while missing:
-        best = max(PRODUCT, key=lambda case: len(pairs(case) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
-    return chosen
 
 
 @functools.cache

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support.models import stepping
 from tests.support.models.strategies import dataset, relative
 from tests.support.models.training import make_trainer
+from tests.support.steps import stepping
 from tftpu import models
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.sizes import ResNet

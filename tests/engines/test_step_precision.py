@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models import stepping
 from tests.support.models.strategies import mlp, random_batches, relative
 from tests.support.models.training import make_trainer
+from tests.support.steps import stepping
 
 STEPS, BATCH = 5, 64
 # The unit roundoff of each format: its significand has 8 or 11 bits.

@@ -5,16 +5,10 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support.models import stepping
+from tests.support.models.strategies import Negative
+from tests.support.steps import stepping
 
 BATCH, FEATURES, KEEP = 64, 400, 0.7
-
-
-class Negative(keras.losses.Loss):
-    """Minus the sum of the outputs, whose gradient is -1."""
-
-    def call(self, y_true, y_pred):
-        return -keras.ops.sum(y_pred, axis=-1)
 
 
 def masks(

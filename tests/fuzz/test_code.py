@@ -19,10 +19,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.fuzz import test_indexes as indexes
-from tests.fuzz import test_manifest as manifests
-from tests.fuzz import test_side_files as side_files
-from tests.support.hostile import audit
+from tests.support.hostile import audit, texts
 from tests.support.hostile import configs as hostile_configs
 from tests.support.hostile.fuzzing import SECONDS, only_user_errors
 from tftpu import models
@@ -219,8 +216,8 @@ def run(commands, texts, file, ran, strict=True) -> list[str]:
 
 def readers(folder) -> dict:
     """Returns files of runs, searches, data sets and weights: a place, JSON, and who reads it."""
-    checkpoint, account = side_files.written(str(folder / "run"))
-    tokens = json.loads(indexes.tokenizer())
+    checkpoint, account = texts.written(str(folder / "run"))
+    tokens = json.loads(texts.tokenizer())
     space = ("optimizer.momentum=uniform:0..1",)
     plan = Plan(config="digits_resnet", overrides=(), space=space, metric="loss", fields={})
     options = search.Options(workdir=str(folder), report=True)
@@ -263,7 +260,7 @@ def readers(folder) -> dict:
         ),
         "data set": (
             manifest.NAME,
-            json.loads(manifests.WHOLE),
+            json.loads(texts.WHOLE),
             lambda: manifest.read(str(folder)),
         ),
         "tokenizer": ("t.json", tokens, lambda: packing.tokenizer(f"{folder}/t.json")),

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import tokenizers
 from hypothesis import strategies as st
 
 from tests.support.hostile.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.texts import tokenizer
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.reading import image_index
 
@@ -39,17 +39,6 @@ def test_any_rows_of_json(tmp_path, rows):
 @fuzzed(50, content=damaged("\n".join(map(json.dumps, ROWS)).encode()))
 def test_damaged_rows_of_json(tmp_path, content):
     read(tmp_path / "t.jsonl", content)
-
-
-def tokenizer() -> str:
-    """Returns a small tokenizer.json with truncation and padding."""
-    model = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], unk_token="a")
-    whole = tokenizers.Tokenizer(model)
-    whole.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    whole.add_tokens(["<end>"])
-    whole.enable_truncation(3)
-    whole.enable_padding(length=5)
-    return whole.to_str()
 
 
 def tokenize(path: Path) -> None:

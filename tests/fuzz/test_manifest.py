@@ -5,18 +5,8 @@ import json
 from hypothesis import strategies as st
 
 from tests.support.hostile.fuzzing import damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.texts import WHOLE
 from tftpu.input_pipelines.formats import manifest
-from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
-
-WHOLE = manifest.to_json(
-    Manifest(
-        ".",
-        {"x": Feature("float32", (2, 2), "raw"), "y": Feature("int64", num_classes=3)},
-        {"train": (Shard("train-0", 300, 9000, "0123abcd", (0, 5000)),), "test": ()},
-        "",
-        {"classes": ["a", "b", "c"], "conversions": {"train": "0123"}},
-    )
-)
 
 
 @fuzzed(80, text=damaged(WHOLE.encode()) | st.binary(max_size=64))

@@ -3,12 +3,12 @@
 import json
 import math
 import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
 from tests.support.hostile.fuzzing import ANY_JSON, damaged, fuzzed, only_user_errors, reshaped
+from tests.support.hostile.texts import written
 from tests.support.models.leaves import leaves
 from tftpu.checkpoint import manifest
 from tftpu.checkpoint.store import Best, Checkpoints
@@ -25,19 +25,6 @@ SLICE = {"slice": "v3-8", "step_ms": 1.5, "replicas": 8, "examples_per_second": 
 
 
 OWNER = json.loads(Owner.this_process(exclusive=True).content())
-
-
-def written(folder: str) -> tuple[dict, dict]:
-    """Writes two checkpoints and an account; returns a manifest and the account."""
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(1, leaves(1), {}, Best("loss", 0.5))
-    checkpoints.save(2, leaves(2), {})
-    checkpoints.wait()
-    account = goodput.Account(folder, goodput.Clock())
-    account.write(goodput.FAILED, goodput.Facts(step=2, steps=4))
-    names = ("checkpoints/2/manifest.json", goodput.FILE)
-    listed, record = (json.loads(Path(folder, name).read_bytes()) for name in names)
-    return listed, record
 
 
 with tempfile.TemporaryDirectory() as _scratch:

@@ -9,40 +9,16 @@ import pytest
 import tftpu
 from tests.support.data import data_sets
 from tests.support.models.strategies import mlp
-from tests.support.models.training import compiled, examples, make_trainer
+from tests.support.models.training import make_trainer
+from tests.support.predictions import COUNT, X, job, of_known_weights, records, trainer_of
 from tests.support.programs import jax_process
 from tftpu.config import DataContext
 from tftpu.errors import UserError
-from tftpu.inference.predict import Job, predict
+from tftpu.inference.predict import predict
 from tftpu.inference.prediction.outputs import columns_of, returns_probabilities, with_embedding
-from tftpu.input_pipelines import unlabelled
-from tftpu.input_pipelines.formats import results
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 from tftpu.storage import files
-
-COUNT = 96
-X = examples(COUNT)[0]
-
-
-def trainer_of(model=None) -> tftpu.Trainer:
-    return make_trainer(compiled(model))
-
-
-def of_known_weights(model):
-    rng = np.random.default_rng(0)
-    model.set_weights([rng.normal(size=value.shape) for value in model.get_weights()])
-    return model
-
-
-def records(batch: int = 16) -> unlabelled.Unlabelled:
-    return unlabelled.of_arrays(X, DataContext(0, batch), "x", {"place": np.arange(COUNT) * 2})
-
-
-def job(folder, **changes) -> Job:
-    columns = columns_of(["logits"], False, None)
-    given = {"format": "jsonl", "encode": results.jsonl, "columns": columns, "plan": {"of": "x"}}
-    return Job(str(folder), **{**given, "records_per_shard": 20, **changes})
 
 
 def rows(folder) -> list[dict]:

@@ -7,8 +7,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.models.test_adapters import built, output
 from tests.support.models import zoo
+from tests.support.models.adapted import built, output
 from tests.support.models.strategies import relative
 from tftpu import UserError
 from tftpu.inference import quantizing

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.models import zoo
+from tests.support.models.adapted import built, output, stir
 from tests.support.models.strategies import relative
 from tftpu import models
 from tftpu.models import adapters
@@ -16,28 +17,6 @@ from tftpu.models.layers import internals
 
 TRANSFORMERS = ["vit", "bert", "bert_classes", "gpt", "llama"]
 BASES = ["", "int8", "int4"]
-
-
-def built(family: str) -> keras.Model:
-    """Returns the tiny model of a family; a head whose weights begin as zeros has others."""
-    keras.utils.set_random_seed(0)
-    model = zoo.build(family)
-    for variable in model.trainable_variables:
-        if len(variable.shape) > 1 and not np.any(np.asarray(variable)):
-            variable.assign(np.random.default_rng(0).normal(0.0, 0.3, variable.shape))
-    return model
-
-
-def output(model: keras.Model, family: str) -> np.ndarray:
-    return np.asarray(model(zoo.batch(family)[0], training=False))
-
-
-def stir(model: keras.Model) -> None:
-    """Gives every adapter values of its own, as if it were trained."""
-    rng = np.random.default_rng(1)
-    for variable in model.weights:
-        if variable.path.endswith(adapters.ADAPTERS):
-            variable.assign(rng.normal(0.0, 0.3, variable.shape))
 
 
 def adapted(family: str, rank: int = 3, targets: str = "", base: str = "") -> keras.Model:

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.engines.tensorflow.lowering.test_simulated import (
+from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
     slice_of_eight,
     traced,

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support.models import zoo
-from tests.support.models.stepping import train_step
 from tests.support.models.strategies import relative
+from tests.support.steps.stepping import train_step
 from tftpu.models.blocks.token_model import FactoredTokenModel
 from tftpu.models.layers.pixels import standardised
 

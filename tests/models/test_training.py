@@ -6,13 +6,13 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.engines.tensorflow.lowering.test_simulated import (
+from tests.support.models import zoo
+from tests.support.models.training import make_trainer
+from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
     slice_of_eight,
     traced,
 )
-from tests.support.models import zoo
-from tests.support.models.training import make_trainer
 
 __all__ = ["slice_of_eight"]  # a fixture
 

@@ -219,7 +219,7 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
 )
 def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
     import tftpu
-    from tests.support.models.stepping import train_step
+    from tests.support.steps.stepping import train_step
     from tftpu import input_pipelines
     from tftpu.engines.tensorflow.lowering import lower
     from tftpu.launch.run import experiment
@@ -240,7 +240,7 @@ def test_computing_statistics_does_not_count_as_model_flops():
     import tensorflow as tf
 
     import tftpu
-    from tests.support.models.stepping import train_step
+    from tests.support.steps.stepping import train_step
     from tftpu import models
     from tftpu.engines.tensorflow.lowering import lower
     from tftpu.models.sizes import ResNet
@@ -266,8 +266,8 @@ def test_the_model_flops_of_a_step_count_the_global_batch(tmp_path):
     import tensorflow as tf
 
     import tftpu
-    from tests.support.models.stepping import train_step
     from tests.support.models.training import compiled
+    from tests.support.steps.stepping import train_step
 
     for replicas, gradient_accumulation_steps in ((1, 1), (2, 2)):
         share = tf.TensorSpec((16 // replicas, 6)), tf.TensorSpec((16 // replicas,), tf.int32)

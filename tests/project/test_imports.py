@@ -1,7 +1,9 @@
 """Rules of imports between packages, and the cost of `import tftpu`."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +89,27 @@ def test_the_trainer_and_the_pricing_depend_only_on_the_engine_protocol(part):
 
 def test_no_module_imports_itself_through_others():
     assert circles() == []
+
+
+def test_no_test_imports_another():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in sorted(names_imported(path))
+        if name.startswith("tests.") and ".test_" in name
+    ]
+    assert not wrong
+
+
+def test_no_folder_is_crowded():
+    """At most 16 files stand side by side; the scripts of other people are a collection."""
+    tops = ("tftpu", "models", "input_pipelines", "launch", "tests", "docs")
+    crowded = {}
+    for top in tops:
+        for folder, _, names in os.walk(ROOT / top):
+            if "__pycache__" not in folder and len(names) > 16:
+                crowded[Path(folder).relative_to(ROOT).as_posix()] = len(names)
+    assert set(crowded) == {"tests/compatibility/scripts"}
 
 
 def test_private_interfaces_are_used_in_separate_files_only():

@@ -10,10 +10,9 @@ import types
 
 import keras
 import pytest
-import tensorflow as tf
 
 import tftpu
-from tests.support.models.training import compiled, data, make_trainer
+from tests.support.models.training import compiled, data, make_trainer, slowly
 from tftpu.runtime import goodput
 
 # A run of 60 steps that saves every 20, for a separate process; it reports its position, and waits
@@ -95,13 +94,6 @@ def test_time_lost_to_a_kill_counts_as_restart(killed_and_resumed):
     assert 1.5 + 12 * 0.02 < record.seconds["restart"] < 20
     # 20 + 27 steps count once; each took 20 ms or more.
     assert record.seconds["step"] > 45 * 0.02
-
-
-def slowly(x, y, seconds=0.02):
-    """Returns its arguments after a time, the same on any machine."""
-    end = tf.timestamp() + seconds
-    with tf.control_dependencies([tf.while_loop(lambda _: tf.timestamp() < end, lambda i: i, [0])]):
-        return tf.identity(x), tf.identity(y)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

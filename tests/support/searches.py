@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tftpu.launch.search import space
+from tftpu.launch.search.plan import Plan
+from tftpu.launch.search.trials import Trials
+from tftpu.launch.settings import config_flags
+
 SPACE = "--space=optimizer.learning_rate=log:1e-3..1"
 TINY = (
     *("search", "--config=digits_resnet", "--config.cluster.tpu=none"),
@@ -65,3 +70,17 @@ _CREATE = 4
 def result(workdir: Path, number: int) -> dict[str, Any]:
     """Returns the result of a trial's run."""
     return json.loads((workdir / "trials" / f"{number:04d}" / "run" / "result.json").read_text())
+
+
+SPACE = ("optimizer.learning_rate=log:1e-4..1", "model.width=uniform:8..1000")
+
+
+def plan(**fields):
+    known = {"config": "digits_resnet", "overrides": (), "space": SPACE, "trials": 12}
+    return Plan(**{**known, "metric": "accuracy", "fields": {}, **fields})
+
+
+def trials_of(one, workdir):
+    dimensions = space.parse(one.space, config_flags.load(one.config, []))
+    study = one.study(str(workdir))
+    return study, Trials(one, str(workdir), study, dimensions)

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from tests.support.fakes.faulty_storage import Storage
-from tests.training.test_resume import STEPS, fit, outcome, trainer
+from tests.support.models.resumed import STEPS, fit, outcome, trainer
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import Preempted, UserError
 from tftpu.storage import files

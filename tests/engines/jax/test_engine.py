@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models import reference, stepping
-from tests.support.models.step_cases import Case, batches_of, model_of
 from tests.support.models.strategies import relative
 from tests.support.programs import jax_process
+from tests.support.steps import reference, stepping
+from tests.support.steps.step_cases import Case, batches_of, model_of
 
 TOLERANCE = {"sgd": 1e-5, "lars": 1e-5, "adamw": 5e-5, "lamb": 5e-5}
 MLP = (

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models.stepping import make_step, train
+from tests.support.steps.stepping import make_step, train
 from tftpu import models
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.optim import losses

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.runtime.test_goodput import slowly
-from tests.support.models.training import compiled, data, make_trainer
+from tests.support.models.training import compiled, data, make_trainer, slowly
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import plot, profile, status

@@ -5,7 +5,7 @@ import math
 import pytest
 from optuna.trial import TrialState
 
-from tests.launch.search.test_trials import plan
+from tests.support.searches import plan
 from tftpu.launch.search import pictures, space
 from tftpu.launch.settings import config_flags
 

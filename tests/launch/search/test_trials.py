@@ -4,24 +4,8 @@ import re
 
 import pytest
 
-from tests.support.searches import TINY, started, table
-from tftpu.launch.search import space
-from tftpu.launch.search.plan import SAMPLERS, Plan
-from tftpu.launch.search.trials import Trials
-from tftpu.launch.settings import config_flags
-
-SPACE = ("optimizer.learning_rate=log:1e-4..1", "model.width=uniform:8..1000")
-
-
-def plan(**fields):
-    known = {"config": "digits_resnet", "overrides": (), "space": SPACE, "trials": 12}
-    return Plan(**{**known, "metric": "accuracy", "fields": {}, **fields})
-
-
-def trials_of(one, workdir):
-    dimensions = space.parse(one.space, config_flags.load(one.config, []))
-    study = one.study(str(workdir))
-    return study, Trials(one, str(workdir), study, dimensions)
+from tests.support.searches import TINY, plan, started, table, trials_of
+from tftpu.launch.search.plan import SAMPLERS
 
 
 def drawn(one, workdir, machines):

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.launch.search.test_trials import plan, trials_of
 from tests.support.fakes import fake_storage
 from tests.support.fakes.fake_storage import BUCKET
+from tests.support.searches import plan, trials_of
 from tftpu.storage import buckets, owner
 from tftpu.storage.owner import Owner
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engines.tensorflow.lowering.test_simulated import (
+from tests.support.models import zoo
+from tests.support.models.strategies import relative
+from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
     slice_of_eight,
     traced,
 )
-from tests.support.models import zoo
-from tests.support.models.stepping import train_step
-from tests.support.models.strategies import relative
+from tests.support.steps.stepping import train_step
 from tftpu import models, preflight
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError

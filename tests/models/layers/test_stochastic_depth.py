@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.engines.test_step_randomness import Negative
-from tests.support.models import stepping
+from tests.support.models.strategies import Negative
+from tests.support.steps import stepping
 from tftpu.engines import keras_internals
 from tftpu.models.layers.stochastic_depth import ExampleSeed, StochasticDepth
 

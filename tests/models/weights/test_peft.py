@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.models.test_adapters import stir
+from tests.support.models.adapted import stir
 from tests.support.models.strategies import relative
 from tftpu import models
 from tftpu.models.weights import peft as writing
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parity
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "bert", "bert_classes", "convnext", "vit"])
 def test_peft_adds_the_adapters_to_the_same_base(name, tmp_path):
-    from tests.models.weights.layouts.test_hugging_face import both, features, logits_there
+    from tests.support.models.transformers import both, features, logits_there
 
     config, theirs, ours, _ = both(name, tmp_path / "base")
     x = features(config)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.models import foreign_models
-from tests.support.models.closed_form import forward_flops
+from tests.support.steps.closed_form import forward_flops
 from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow.lowering import lower
 from tftpu.engines.tensorflow.state import ModelState

@@ -4,14 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.preflight.pricing.test_collectives import (
-    ESTIMATED,
-    FUSIONS,
-    GATHER,
-    PAIR,
-    SLICE,
-    compiled,
-)
+from tests.support.programs.collectives import ESTIMATED, FUSIONS, GATHER, PAIR, SLICE, compiled
 from tftpu import preflight
 from tftpu.config import TrainOptions
 from tftpu.engines.lowered import Held, LoweredStep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.preflight.pricing.test_collectives import compiled
+from tests.support.programs.collectives import compiled
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.pricing.cost import Cost, price
 from tftpu.preflight.program.asynchronous import asynchronous_bytes

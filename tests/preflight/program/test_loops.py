@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models.stepping import train_step
+from tests.support.steps.stepping import train_step
 from tftpu.engines.origins import Origin
 from tftpu.engines.tensorflow.lowering import flops, lower
 from tftpu.preflight.compiling import compiler

@@ -43,3 +43,10 @@ def make_trainer(
         sample=sample,
         hyperparameters=hyperparameters,
     )
+
+
+def slowly(x, y, seconds=0.02):
+    """Returns its arguments after a time, the same on any machine."""
+    end = tf.timestamp() + seconds
+    with tf.control_dependencies([tf.while_loop(lambda _: tf.timestamp() < end, lambda i: i, [0])]):
+        return tf.identity(x), tf.identity(y)

@@ -1,4 +1,4 @@
-"""Predictions in shards on the JAX engine, for `tests/inference/test_predict.py`.
+"""Predictions in shards on the JAX engine, for `tests/inference/predictions.py`.
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_predictions FOLDER
 
@@ -8,15 +8,15 @@ writes those of two devices.
 import sys
 
 import tftpu
-from tests.inference import test_predict
+from tests.support import predictions
 from tests.support.models.strategies import mlp
 
 
 def main() -> None:
     """Predicts on two devices."""
     with tftpu.connect("none", 2, engine="jax").scope():
-        trainer = test_predict.trainer_of(test_predict.of_known_weights(mlp()))
-    test_predict.predict(trainer, test_predict.records(), test_predict.job(sys.argv[1]))
+        trainer = predictions.trainer_of(predictions.of_known_weights(mlp()))
+    predictions.predict(trainer, predictions.records(), predictions.job(sys.argv[1]))
 
 
 if __name__ == "__main__":

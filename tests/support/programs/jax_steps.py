@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.models import step_cases
-from tests.support.models.step_cases import Case
 from tests.support.models.strategies import dataset
+from tests.support.steps import step_cases
+from tests.support.steps.step_cases import Case
 from tftpu.config import TrainOptions
 from tftpu.engines.jax import cluster
 

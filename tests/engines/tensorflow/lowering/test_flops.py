@@ -9,9 +9,9 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.models import foreign_models
-from tests.support.models.closed_form import real_products
-from tests.support.models.stepping import train_step
 from tests.support.programs import jax_process
+from tests.support.steps.closed_form import real_products
+from tests.support.steps.stepping import train_step
 from tftpu.engines.origins import Origin, of_arguments, passes, stopped
 from tftpu.engines.tensorflow.lowering import flops, lower
 

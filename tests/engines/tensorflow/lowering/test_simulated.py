@@ -4,95 +4,30 @@ This runs all Python code of a TPU run, but no TPU hardware. Forbidden assignmen
 dynamic shapes and ops that only the host can run fail here.
 """
 
-import collections
-
 import keras
 import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.engines.test_step_equality import covering_set, optimizer_named
-from tests.support.models import reference
-from tests.support.models.stepping import train_step
 from tests.support.models.strategies import mlp
+from tests.support.steps import reference
+from tests.support.steps.simulated_slice import (
+    REPLICAS,
+    TPU_ONLY,
+    assert_one_reduction_and_no_host_op,
+    replica_ops,
+    traced,
+)
+from tests.support.steps.step_cases import covering_set, optimizer_named
 from tftpu import input_pipelines
 from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow import feed, internals, xla_ops
-from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
 from tftpu.engines.tensorflow.step.loops import device_loop
-from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.launch.run import experiment
 from tftpu.launch.settings import config_flags
 from tftpu.models.layers.normalization import GhostBatchNormalization
-
-REPLICAS = 8
-
-
-def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
-    """Returns the ops of the program that runs on the TPU, without those of its host."""
-    marked = [op for op in xla_ops.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
-    bodies = [
-        b for op in marked for b in internals.called_functions(internals.functions_of(op.graph), op)
-    ]
-    # The bodies of loops and branches within the program are not marked.
-    inner = [op for body in bodies for op in xla_ops.graph_ops(body)]
-    return list({id(op): op for op in [*marked, *inner]}.values())
-
-
-def traced(model: keras.Model, batch: tuple, **options) -> tuple[TrainStep, list[tf.Operation]]:
-    """Returns the ops of a device loop of the model, on a simulated v3-8.
-
-    Args:
-        model: compiled, built in the scope of a simulated slice.
-        batch: `tf.TensorSpec`s of one replica's share.
-    """
-    strategy = model.distribute_strategy
-    engine = TensorFlowEngine(strategy)
-    with engine.scope():
-        step = train_step(model, batch, **options)
-    whole = keras.tree.map_structure(
-        lambda s: tf.zeros((2, REPLICAS * s.shape[0], *s.shape[1:]), s.dtype), batch
-    )
-    data = tf.data.Dataset.from_tensor_slices(whole)
-
-    loop = device_loop(strategy, step.train, step.synchronise)
-    iterator = iter(feed.distribute(data, strategy))
-    with engine.scope():
-        graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
-    return step, replica_ops(graph)
-
-
-def assert_one_reduction_and_no_host_op(step: TrainStep, ops: list[tf.Operation]) -> None:
-    sums = [op for op in ops if op.type == "CrossReplicaSum"]
-    gradients = [v.shape for v in step.state.model.trainable_variables]
-    others = [v.shape for v in step.statistics]  # once a loop, for their mean
-    if None in step.divisors:
-        others.append((len(step.divisors),))
-    found = collections.Counter(tuple(op.inputs[0].shape) for op in sums)
-    assert found == collections.Counter(tuple(shape) for shape in [*gradients, *others])
-    # Only the loss scale's skipped steps need a broadcast, of their count.
-    broadcasts = sum(op.type == "AllToAll" for op in ops)
-    assert broadcasts == isinstance(step.state.model.optimizer, keras.optimizers.LossScaleOptimizer)
-    host = {op.type for op in ops if not internals.xla_kernel(op.type)}
-    assert host <= TPU_ONLY, f"no TPU kernel: {host - TPU_ONLY}"
-
-
-# Ops that only a TPU has, or that only mark where a program begins.
-TPU_ONLY = {
-    "TPUReplicateMetadata",
-    "TPUReplicatedInput",
-    "TPUReplicatedOutput",
-    "TPUCompilationResult",
-    "CrossReplicaSum",
-    "AllToAll",
-}
-
-
-@pytest.fixture(scope="module")
-def slice_of_eight():
-    return tftpu.simulated_slice("v3-8")
 
 
 @pytest.mark.parametrize("case", sorted({case[1:] for case in covering_set()}, key=str), ids=str)

@@ -4,14 +4,14 @@ import keras
 import tensorflow as tf
 
 import tftpu
-from tests.engines.tensorflow.lowering.test_simulated import REPLICAS, TPU_ONLY, replica_ops
-from tests.training.own_code.test_loss_functions import (
+from tests.support.models.own_losses import (
     Encoder,
     Gan,
     contrastive_loss,
     critic_loss,
     generator_loss,
 )
+from tests.support.steps.simulated_slice import REPLICAS, TPU_ONLY, replica_ops
 from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow import feed, internals
 from tftpu.engines.tensorflow.step.loops import device_loop

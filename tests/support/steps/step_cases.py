@@ -1,14 +1,16 @@
 """Models, batches and options of a train step, the same on every engine."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 import keras
 import numpy as np
 
-from tests.support.models import reference, zoo
+from tests.support.models import zoo
 from tests.support.models.strategies import random_batches
+from tests.support.steps import reference
 from tftpu.optim.optimizers import LARS, NO_DECAY
 
 STEPS = 5
@@ -95,3 +97,31 @@ def _mlp() -> keras.Model:
         ],
         name="mlp",
     )
+
+
+OPTIONS = {
+    "replicas": (1, 2, 4, 8),
+    "gradient_accumulation_steps": (1, 4),
+    "optimizer": ("sgd", "adamw", "lamb", "lars"),
+    "global_clipnorm": (None, 0.1),  # the gradient's norm is about 0.5, so this clips it
+    "weighted": (False, True),
+    "ema_momentum": (None, reference.EMA),
+}
+
+
+PRODUCT = list(itertools.product(*OPTIONS.values()))
+
+
+def covering_set() -> list[tuple]:
+    """Returns a small set of combinations that covers every pair of options, chosen greedily."""
+
+    def pairs(case):
+        return set(itertools.combinations(enumerate(case), 2))
+
+    missing = set().union(*map(pairs, PRODUCT))
+    chosen = []
+    while missing:
+        best = max(PRODUCT, key=lambda case: len(pairs(case) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
