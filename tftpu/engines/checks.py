@@ -120,6 +120,21 @@ def refuse_assigned(variable: keras.Variable) -> None:
     )
 
 
+def refuse_counters(changed: Sequence[keras.Variable], disagreeing: str) -> None:
+    """Raises `UserError` for variables that a step changes and that are no floats.
+
+    Args:
+        changed: the variables that layers update.
+        disagreeing: the parts of a batch whose updates would differ.
+    """
+    for variable in changed:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            raise UserError(
+                f"The layer variable {variable.path!r} is a {variable.dtype} that changes in "
+                f"training: {disagreeing} would disagree about it. Keep such counts in a metric."
+            )
+
+
 def refuse_outside(changed: Sequence[str]) -> None:
     """Raises `UserError` for a variable outside of the model that a loss or a layer changes.
 

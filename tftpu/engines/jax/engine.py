@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks
-from tftpu.engines.data import conversion
+from tftpu.engines.base import BaseEngine
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
@@ -30,7 +30,7 @@ from tftpu.tpu.compiler_options import AUTO, compiler_options
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
-class JaxEngine:
+class JaxEngine(BaseEngine):
     """See `tftpu.engines.engine.Engine`.
 
     Args:
@@ -80,24 +80,6 @@ class JaxEngine:
         """Raises `UserError` for a model that cannot be trained as it is."""
         checks.refuse_model(model, objectives)
 
-    def epoch(self, dataset: Any) -> Epoch:
-        """Returns the length of one pass over a data set; may have to read all of it."""
-        return conversion.length_of(dataset)
-
-    def training_spec(
-        self,
-        dataset: Any,
-        microbatches: int = 1,
-        class_weight: dict[int, float] | None = None,
-    ) -> Nest:
-        """Returns the spec of one share of the global batches that `batches` would give."""
-        batches = conversion.for_training(dataset, 0, class_weight)
-        return conversion.share_spec(batches, self.data_shares, microbatches)
-
-    def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
-        """Returns the spec of one share of the smaller batch that an epoch ends with."""
-        return conversion.last_share_spec(spec, examples, self.data_shares, microbatches)
-
     def batches(
         self,
         dataset: Any,
@@ -110,11 +92,6 @@ class JaxEngine:
         return feed.training_batches(
             dataset, position, self.data_shares, self._part, class_weight, epoch, gate
         )
-
-    def evaluation_spec(self, dataset: Any) -> Nest:
-        """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = conversion.for_evaluation(dataset, self.data_shares).element_spec
-        return spec[0]  # without the mask of examples
 
     def prepare(
         self,

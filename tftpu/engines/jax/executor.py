@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks
+from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
 from tftpu.engines.data.outputs import one_ahead
@@ -25,14 +26,13 @@ from tftpu.engines.jax.state import JaxState
 from tftpu.engines.jax.step.eval_step import EvalStep
 from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
-from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.objectives.sums import EvalSums, TrainSums
 from tftpu.errors import UserError
-from tftpu.tensors import Nest, ops
+from tftpu.tensors import Nest
 
 
-class JaxExecutor:
+class JaxExecutor(BaseExecutor):
     """See `tftpu.engines.engine.Executor`.
 
     Args:
@@ -84,16 +84,6 @@ class JaxExecutor:
         return self.variables.step
 
     @property
-    def optimizer_name(self) -> str:
-        """The class name of the optimizer, of the first of several."""
-        return type(self.variables.parts[0].optimizer).__name__
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the first optimizer at this step."""
-        return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
-
-    @property
     def weight_norm(self) -> float:
         """The global norm of the trainable weights."""
         return float(self._weight_norm(self.variables.trained_values()))
@@ -120,14 +110,6 @@ class JaxExecutor:
         return JaxTrainLoop(
             self.variables, self._part, self._platform, step, self._compiler_options
         )
-
-    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
-        """Returns a function that runs a number of training steps on one batch."""
-        return self.training(share_spec).bare(batch)
-
-    def check_evaluation(self, batch_spec: Nest) -> None:
-        """Traces an evaluation; what does not fit raises before anything is trained."""
-        self._is_separable(batch_spec)
 
     def evaluate(
         self,
@@ -187,10 +169,6 @@ class JaxExecutor:
         tracing = functools.partial(tracing_for, self._platform, state.layout.mesh)
         return functions.compiled(state.model, function, tracing, state.evaluated_weights)
 
-    def state(self) -> dict[str, list[Leaf]]:
-        """Returns all variables that a checkpoint holds, by group."""
-        return self.variables.leaves()
-
     def averaged_weights(self) -> dict[str, np.ndarray]:
         """Returns the averages of the trainable weights by path; empty if none are kept.
 
@@ -227,7 +205,7 @@ class JaxExecutor:
         return jax.jit(traced, **options)
 
 
-class JaxTrainLoop:
+class JaxTrainLoop(BaseTrainLoop):
     """See `tftpu.engines.engine.TrainLoop`.
 
     Args:
@@ -251,8 +229,7 @@ class JaxTrainLoop:
     ):
         self._state = state
         self._part = part
-        self.step = step
-        self._compiled = False
+        super().__init__(step)
 
         def train(values, sums, number, batch, due):
             with tracing_for(platform, state.layout.mesh):
@@ -266,15 +243,6 @@ class JaxTrainLoop:
             out_shardings=shardings,
             compiler_options=compiler_options,
         )
-
-    @property
-    def model_flops(self) -> int:
-        """The model FLOPs of a global batch, forward and backward."""
-        return self.step.model_flops
-
-    def compiled(self, batches: Iterator[Any]) -> bool:
-        """Returns whether the step is compiled."""
-        return self._compiled
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices, each while the host prepares the next batch."""
@@ -317,7 +285,3 @@ class JaxTrainLoop:
 
     def _no_sums(self) -> Any:
         return placing.put(np.zeros(self.step.sums.size, np.float32), self._state.layout.whole)
-
-    def diverged(self, sums: np.ndarray) -> bool:
-        """Returns whether the sums of a loop show a loss that is no longer finite."""
-        return self.step.diverged(sums)

@@ -4,6 +4,7 @@ Between device loops the values are those of the Keras variables, so that callba
 itself see them. A step takes them as `Values` and returns new ones.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,15 +14,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import TrainOptions
-from tftpu.engines import checks, keras_internals
+from tftpu.engines.base import BaseState
 from tftpu.engines.jax import internals
 from tftpu.engines.jax.placement import leaves, placing
 from tftpu.engines.jax.placement.gathering import Gathering
 from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.objectives.losses import Losses
 from tftpu.engines.objectives.objective import Objective
-from tftpu.engines.objectives.parts import compiled_part, parts_of
 from tftpu.tensors import Nest
 
 Arrays = list[Any]  # a list of jax.Array
@@ -45,7 +44,7 @@ class Values(NamedTuple):
     averages: Arrays
 
 
-class JaxState:
+class JaxState(BaseState):
     """The variables of a model for a mesh; `place` puts them there.
 
     Args:
@@ -79,28 +78,8 @@ class JaxState:
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
-        checks.refuse_model(model, objectives)
-        keras.tree.map_structure(checks.refuse_spec, batch_spec)
-        symbolic = keras.tree.map_structure(
-            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
-        )
-        self.model = model
-        self.options = options
-        if objectives:
-            self.parts = parts_of(model, objectives, symbolic)
-        elif not labelled:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
-            keras_internals.build_by(lambda given: model(given, training=False), x)
-            self.parts = []
-        else:
-            keras_internals.build(model, symbolic)
-            with jax.ensure_compile_time_eval():  # the states of metrics are read, even in a trace
-                self.parts = [compiled_part(model)]
-        with jax.ensure_compile_time_eval():  # Keras makes its own generator outside of traces
-            self.drawn_apart = keras_internals.seed_states(model)
-        self.drawn_by_example = keras_internals.example_seeds(model)
-        seeds = {id(v) for v in self.seed_states}
-        self.untrained = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        super().__init__(model, batch_spec, options, objectives, labelled)
+        self.untrained = self.list_untrained()
         self.layout = Layout(mesh, model)
         self.gathering = Gathering(self.layout, [*model.trainable_variables, *self.untrained])
         self.step = 0
@@ -108,15 +87,8 @@ class JaxState:
         if options.ema_momentum is not None:
             self.averages = [jax.numpy.copy(v.value) for v in model.trainable_variables]
 
-    @property
-    def seed_states(self) -> list[keras.Variable]:
-        """The states of all seed generators."""
-        return [*self.drawn_apart, *self.drawn_by_example]
-
-    @property
-    def losses(self) -> list[Losses]:
-        """The losses of each objective."""
-        return [part.losses for part in self.parts]
+    def _outside_of_traces(self) -> contextlib.AbstractContextManager[Any]:
+        return jax.ensure_compile_time_eval()
 
     @property
     def shardings(self) -> Values:
@@ -194,23 +166,14 @@ class JaxState:
 
     def leaves(self) -> dict[str, list[Leaf]]:
         """Returns everything that a checkpoint holds, by group."""
-        seeds = {id(v) for v in self.seed_states}
-        chief = jax.process_index() == 0
         groups = {
-            "model": [leaves.of_variable(v) for v in self.model.variables if id(v) not in seeds],
-            "step": [
-                Leaf.undivided("step", (), "int64", self._steps_done, self._begin, writes=chief)
-            ],
-            "ema": [self._average(i) for i in range(len(self.averages))],
+            group: [leaves.of_variable(v) for v in variables]
+            for group, variables in self.group_variables().items()
         }
-        for part in self.parts:
-            suffix = f"_{part.name}" if part.name else ""
-            own = {id(v) for v in part.optimizer.variables}
-            groups[f"optimizer{suffix}"] = [leaves.of_variable(v) for v in part.optimizer.variables]
-            if part.scaler is not None:  # apart: a run may resume in another precision
-                found = [v for v in part.scaler.variables if id(v) not in own]
-                groups[f"loss_scale{suffix}"] = [leaves.of_variable(v) for v in found]
-        return groups
+        chief = jax.process_index() == 0
+        done = Leaf.undivided("step", (), "int64", self._steps_done, self._begin, writes=chief)
+        averages = [self._average(i) for i in range(len(self.averages))]
+        return {**groups, "step": [done], "ema": averages}
 
     def _steps_done(self) -> np.ndarray:
         return np.array(self.step, np.int64)

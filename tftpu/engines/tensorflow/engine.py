@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tftpu.config import TrainOptions
 from tftpu.engines import checks
-from tftpu.engines.data import conversion
+from tftpu.engines.base import BaseEngine
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch
@@ -32,7 +32,7 @@ _LOST = (
 )
 
 
-class TensorFlowEngine:
+class TensorFlowEngine(BaseEngine):
     """See `tftpu.engines.engine.Engine`.
 
     Args:
@@ -80,24 +80,6 @@ class TensorFlowEngine:
             if not all(created(variable.value) for variable in owner.variables):
                 raise UserError(outside_scope(f"The {what} {owner.name!r}"))
 
-    def epoch(self, dataset: Any) -> Epoch:
-        """Returns the length of one pass over a data set; may have to read all of it."""
-        return conversion.length_of(dataset)
-
-    def training_spec(
-        self,
-        dataset: Any,
-        microbatches: int = 1,
-        class_weight: dict[int, float] | None = None,
-    ) -> Nest:
-        """Returns the spec of one share of the global batches that `batches` would give."""
-        batches = conversion.for_training(dataset, 0, class_weight)
-        return conversion.share_spec(batches, self.data_shares, microbatches)
-
-    def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
-        """Returns the spec of one share of the smaller batch that an epoch ends with."""
-        return conversion.last_share_spec(spec, examples, self.data_shares, microbatches)
-
     def batches(
         self,
         dataset: Any,
@@ -108,11 +90,6 @@ class TensorFlowEngine:
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the replicas."""
         return feed.training_iterator(dataset, position, self.strategy, class_weight, epoch, gate)
-
-    def evaluation_spec(self, dataset: Any) -> Nest:
-        """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = conversion.for_evaluation(dataset, self.data_shares).element_spec
-        return spec[0]  # without the mask of examples
 
     def prepare(
         self,

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
+from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors, finite_dataset, narrow, warn_if_endless
 from tftpu.engines.data.outputs import one_ahead
 from tftpu.engines.engine import LoopResult
-from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.losses import examples_of
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.objectives.sums import EvalSums, TrainSums
@@ -25,11 +25,11 @@ from tftpu.engines.tensorflow.step.loops import device_loop, repeated, traced_fo
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.engines.tensorflow.whole_batches import WholeBatches
 from tftpu.errors import UserError
-from tftpu.tensors import Nest, ops
+from tftpu.tensors import Nest
 from tftpu.tpu import target
 
 
-class TensorFlowExecutor:
+class TensorFlowExecutor(BaseExecutor):
     """See `tftpu.engines.engine.Executor`.
 
     Args:
@@ -86,16 +86,6 @@ class TensorFlowExecutor:
         return int(self.variables.step.numpy())
 
     @property
-    def optimizer_name(self) -> str:
-        """The class name of the optimizer, of the first of several."""
-        return type(self.variables.parts[0].optimizer).__name__
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the first optimizer at this step."""
-        return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
-
-    @property
     def weight_norm(self) -> float:
         """The global norm of the trainable weights, which is the same on every replica."""
         return float(self._local(self._weight_norm()))
@@ -117,14 +107,6 @@ class TensorFlowExecutor:
             step = TrainStep(self.variables, share_spec)
         examples = examples_of(share_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
-
-    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
-        """Returns a function that runs a number of training steps on one batch."""
-        return self.training(share_spec).bare(batch)
-
-    def check_evaluation(self, batch_spec: Nest) -> None:
-        """Traces an evaluation; what does not fit raises before anything is trained."""
-        self._is_separable(batch_spec)
 
     def evaluate(
         self,
@@ -202,10 +184,6 @@ class TensorFlowExecutor:
         state = self.variables
         return functions.compiled(state.model, function, self._strategy, state.evaluated_weights)
 
-    def state(self) -> dict[str, list[Leaf]]:
-        """Returns all variables that a checkpoint holds, by group."""
-        return self.variables.leaves()
-
     def averaged_weights(self) -> dict[str, np.ndarray]:
         """Returns the averages of the trainable weights by path; empty if none are kept."""
         variables = self.variables.model.trainable_variables
@@ -240,7 +218,7 @@ class TensorFlowExecutor:
         return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
 
-class TensorFlowTrainLoop:
+class TensorFlowTrainLoop(BaseTrainLoop):
     """See `tftpu.engines.engine.TrainLoop`.
 
     Args:
@@ -260,8 +238,7 @@ class TensorFlowTrainLoop:
         step: TrainStep,
         examples: int,
     ):
-        self.step = step
-        self._compiled = False
+        super().__init__(step)
 
         def train(batch, due=None):
             padded = examples_of(batch) > examples
@@ -271,15 +248,6 @@ class TensorFlowTrainLoop:
         self._strategy = strategy
         self._train = traced_for(platform, train)
         self._loop = device_loop(strategy, self._train, step.synchronise, step.turns)
-
-    @property
-    def model_flops(self) -> int:
-        """The model FLOPs of a global batch, forward and backward."""
-        return self.step.model_flops
-
-    def compiled(self, batches: Iterator[Any]) -> bool:
-        """Returns whether the device loop is compiled."""
-        return self._compiled
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices."""
@@ -297,7 +265,3 @@ class TensorFlowTrainLoop:
             self.step.accumulator.drain()  # waits for the devices
 
         return run
-
-    def diverged(self, sums: np.ndarray) -> bool:
-        """Returns whether the sums of a loop show a loss that is no longer finite."""
-        return self.step.diverged(sums)

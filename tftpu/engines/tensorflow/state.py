@@ -8,18 +8,16 @@ import keras
 import tensorflow as tf
 
 from tftpu.config import TrainOptions
-from tftpu.engines import checks, keras_internals
+from tftpu.engines.base import BaseState
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.objectives.losses import Losses
 from tftpu.engines.objectives.objective import Objective
-from tftpu.engines.objectives.parts import compiled_part, parts_of
 from tftpu.engines.tensorflow.leaves import leaves_of
 from tftpu.tensors import Nest
 
 Tensors = list[Any]  # a list of tensors
 
 
-class ModelState:
+class ModelState(BaseState):
     """The variables of a model, for the strategy in whose scope it is made.
 
     Args:
@@ -52,25 +50,8 @@ class ModelState:
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
-        checks.refuse_model(model, objectives)
-        keras.tree.map_structure(checks.refuse_spec, batch_spec)
-        symbolic = keras.tree.map_structure(
-            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
-        )
-        self.model = model
-        self.options = options
+        super().__init__(model, batch_spec, options, objectives, labelled)
         self.replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
-        if objectives:
-            self.parts = parts_of(model, objectives, symbolic)
-        elif not labelled:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
-            keras_internals.build_by(lambda given: model(given, training=False), x)
-            self.parts = []
-        else:
-            keras_internals.build(model, symbolic)
-            self.parts = [compiled_part(model)]
-        self.drawn_apart = keras_internals.seed_states(model)
-        self.drawn_by_example = keras_internals.example_seeds(model)
         make = functools.partial(tf.Variable, trainable=False)
         self.step: Any = make(tf.zeros((), tf.int64), name="step")
         self.averages: list[Any] = []
@@ -86,15 +67,9 @@ class ModelState:
             ]
 
     @property
-    def seed_states(self) -> list[keras.Variable]:
-        """The states of all seed generators."""
-        return [*self.drawn_apart, *self.drawn_by_example]
-
-    @property
     def untrained(self) -> list[keras.Variable]:
         """The variables of the model that are neither trained nor states of seed generators."""
-        seeds = {id(v) for v in self.seed_states}
-        return [v for v in self.model.non_trainable_variables if id(v) not in seeds]
+        return self.list_untrained()
 
     def trained_values(self) -> Tensors:
         """Returns the values of the trainable weights as tensors."""
@@ -103,11 +78,6 @@ class ModelState:
     def evaluated_weights(self) -> Tensors:
         """Returns the weights that evaluation uses: the averages where they are kept."""
         return [tf.convert_to_tensor(v) for v in self.averages] or self.trained_values()
-
-    @property
-    def losses(self) -> list[Losses]:
-        """The losses of each objective."""
-        return [part.losses for part in self.parts]
 
     def seeds(self, replica: Any, microbatch: Any, first_example: Any, part: int = 0) -> Tensors:
         """Returns the state of each seed generator, in the order of `seed_states`.
@@ -138,20 +108,7 @@ class ModelState:
 
     def groups(self) -> dict[str, list[Any]]:
         """Returns everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
-        seeds = {id(v) for v in self.seed_states}
-        groups: dict[str, list[Any]] = {
-            "model": [v for v in self.model.variables if id(v) not in seeds],
-            "step": [self.step],
-            "ema": self.averages,
-        }
-        for part in self.parts:
-            suffix = f"_{part.name}" if part.name else ""
-            own = {id(v) for v in part.optimizer.variables}
-            groups[f"optimizer{suffix}"] = list(part.optimizer.variables)
-            if part.scaler is not None:  # apart: a run may resume in another precision
-                found = [v for v in part.scaler.variables if id(v) not in own]
-                groups[f"loss_scale{suffix}"] = found
-        return groups
+        return {**self.group_variables(), "step": [self.step], "ema": self.averages}
 
     def leaves(self) -> dict[str, list[Leaf]]:
         """Returns `groups` as leaves, which checkpoints read and assign."""

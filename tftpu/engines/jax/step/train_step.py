@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from tftpu.engines import checks
 from tftpu.engines.jax.state import JaxState, Values
@@ -31,6 +30,7 @@ class TrainStep:
             `tf.TensorSpec`s of static shape.
 
     Attributes:
+        state: the variables.
         cut: the division of a batch into microbatches.
         sums: the layout of what is added up over steps.
 
@@ -41,10 +41,12 @@ class TrainStep:
     def __init__(self, state: JaxState, share_spec: Nest):
         keras.tree.map_structure(checks.refuse_spec, share_spec)
         checks.refuse_frozen(state.model, state.parts)
-        self._state = state
+        self.state = state
         self.cut = Cut(state.layout, share_spec, state.options.gradient_accumulation_steps)
         self._parts = [PartStep(state, i, self.cut) for i in range(len(state.parts))]
-        _refuse_counters([state.untrained[i] for part in self._parts for i in part.changed])
+        checks.refuse_counters(
+            [state.untrained[i] for part in self._parts for i in part.changed], "microbatches"
+        )
         self.sums = TrainSums(state.parts)
         self._every = [part.every for part in state.parts]
 
@@ -99,34 +101,14 @@ class TrainStep:
                     "the beginning. Make it an attribute of the model, with trainable=False."
                 )
 
-    def diverged(self, sums: np.ndarray) -> bool:
-        """Returns whether the sums of a device loop show a loss that is no longer finite.
-
-        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
-        """
-        scaled = [part.scaler for part in self._state.parts if part.scaler is not None]
-        if not scaled:
-            return not self.sums.finite(sums)
-        least = min(float(scaler.dynamic_scale.value) for scaler in scaled)
-        return self.sums.all_skipped(sums) and least <= 1.0
-
     def _averages(self, before: Values, values: Values, finite: Tensor) -> list[Any]:
-        momentum = self._state.options.ema_momentum
+        momentum = self.state.options.ema_momentum
         if momentum is None:
             return []
         new = [
             average - (average - value) * (1.0 - momentum)
             for average, value in zip(before.averages, values.trainable)
         ]
-        if all(part.scaler is None for part in self._state.parts):
+        if all(part.scaler is None for part in self.state.parts):
             return new
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, before.averages)
-
-
-def _refuse_counters(changed: list[keras.Variable]) -> None:
-    for variable in changed:
-        if not jnp.issubdtype(variable.dtype, jnp.floating):
-            raise UserError(
-                f"The layer variable {variable.path!r} is a {variable.dtype} that changes in "
-                "training: microbatches would disagree about it. Keep such counts in a metric."
-            )

@@ -19,7 +19,6 @@ import math
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import checks
@@ -29,7 +28,6 @@ from tftpu.engines.tensorflow.step import update
 from tftpu.engines.tensorflow.step.accumulator import Accumulator
 from tftpu.engines.tensorflow.step.loops import Turns
 from tftpu.engines.tensorflow.step.part_step import PartStep
-from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 
@@ -66,7 +64,7 @@ class TrainStep:
         self._parts = [PartStep(state, i, self._microbatch) for i in range(len(state.parts))]
         changed = {id(v): v for part in self._parts for v in part.statistics}
         self.statistics = [v for v in changed.values() if not v.trainable]
-        _refuse_counters(self.statistics)
+        checks.refuse_counters(self.statistics, "replicas")
         self.divisors = [value for part in self._parts for value in part.divisors]
         self.sums = TrainSums(state.parts)
         self.accumulator = Accumulator(self.sums.size, "train_sums")
@@ -134,26 +132,3 @@ class TrainStep:
             mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
             for variable, value in zip(self.statistics, mean):
                 variable.value.assign(value)
-
-    def diverged(self, sums: np.ndarray) -> bool:
-        """Returns whether the sums of a device loop show a loss that is no longer finite.
-
-        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
-        """
-        scales = [
-            float(part.scaler.dynamic_scale.numpy())
-            for part in self.state.parts
-            if part.scaler is not None
-        ]
-        if not scales:
-            return not self.sums.finite(sums)
-        return self.sums.all_skipped(sums) and min(scales) <= 1.0
-
-
-def _refuse_counters(changed: list[keras.Variable]) -> None:
-    for variable in changed:
-        if not tf.as_dtype(variable.dtype).is_floating:
-            raise UserError(
-                f"The layer variable {variable.path!r} is a {variable.dtype} that changes in "
-                "training: replicas would disagree about it. Keep such counts in a metric."
-            )
