@@ -1,0 +1,215 @@
+"""What both engines share: the division of data into shares, and the reading of a run's state."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tftpu.config import TrainOptions
+from tftpu.engines import checks, keras_internals
+from tftpu.engines.data import conversion
+from tftpu.engines.engine import Epoch
+from tftpu.engines.leaf import Leaf
+from tftpu.engines.objectives.losses import Losses
+from tftpu.engines.objectives.objective import Objective
+from tftpu.engines.objectives.parts import compiled_part, parts_of
+from tftpu.engines.objectives.sums import TrainSums
+from tftpu.tensors import Nest, ops
+
+
+class BaseEngine:
+    """The part of `tftpu.engines.engine.Engine` that only needs the number of shares.
+
+    Attributes:
+        data_shares: number of shares that a global batch is divided into.
+    """
+
+    data_shares: int
+
+    def epoch(self, dataset: Any) -> Epoch:
+        """Returns the length of one pass over a data set; may have to read all of it."""
+        return conversion.length_of(dataset)
+
+    def training_spec(
+        self,
+        dataset: Any,
+        microbatches: int = 1,
+        class_weight: dict[int, float] | None = None,
+    ) -> Nest:
+        """Returns the spec of one share of the global batches that `batches` would give."""
+        batches = conversion.for_training(dataset, 0, class_weight)
+        return conversion.share_spec(batches, self.data_shares, microbatches)
+
+    def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
+        """Returns the spec of one share of the smaller batch that an epoch ends with."""
+        return conversion.last_share_spec(spec, examples, self.data_shares, microbatches)
+
+    def evaluation_spec(self, dataset: Any) -> Nest:
+        """Returns the spec of the padded global batches of an evaluation."""
+        spec: Any = conversion.for_evaluation(dataset, self.data_shares).element_spec
+        return spec[0]  # without the mask of examples
+
+
+class BaseState:
+    """The variables of a model that a run trains, and its objectives.
+
+    Args:
+        model: compiled, unless there are objectives; it is built here if it is not yet.
+        batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s of
+            static shape, nested as the model takes them.
+        options: options of the step.
+        objectives: instead of what the model was compiled with.
+        labelled: False: the batch holds features alone; the model is built, and has no parts.
+
+    Attributes:
+        model: the Keras model.
+        options: options of the step.
+        parts: the objectives in the order of a step; what a model was compiled with is one.
+        drawn_apart: states of seed generators whose draws differ by replica and microbatch.
+        drawn_by_example: states of seed generators that draw by an example's position.
+
+    Raises:
+        UserError: the model cannot be trained as it is.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batch_spec: Nest,
+        options: TrainOptions,
+        objectives: Sequence[Objective] = (),
+        labelled: bool = True,
+    ):
+        checks.refuse_model(model, objectives)
+        keras.tree.map_structure(checks.refuse_spec, batch_spec)
+        symbolic = keras.tree.map_structure(
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
+        )
+        self.model = model
+        self.options = options
+        if objectives:
+            self.parts = parts_of(model, objectives, symbolic)
+        elif not labelled:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
+            keras_internals.build_by(lambda given: model(given, training=False), x)
+            self.parts = []
+        else:
+            keras_internals.build(model, symbolic)
+            with self._outside_of_traces():  # the states of metrics are read, even in a trace
+                self.parts = [compiled_part(model)]
+        with self._outside_of_traces():  # Keras makes its own generator outside of traces
+            self.drawn_apart = keras_internals.seed_states(model)
+        self.drawn_by_example = keras_internals.example_seeds(model)
+
+    def _outside_of_traces(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which values are computed at once, also while a step is traced."""
+        return contextlib.nullcontext()
+
+    @property
+    def seed_states(self) -> list[keras.Variable]:
+        """The states of all seed generators."""
+        return [*self.drawn_apart, *self.drawn_by_example]
+
+    @property
+    def losses(self) -> list[Losses]:
+        """The losses of each objective."""
+        return [part.losses for part in self.parts]
+
+    def list_untrained(self) -> list[keras.Variable]:
+        """Returns the variables that are neither trained nor states of seed generators."""
+        seeds = {id(v) for v in self.seed_states}
+        return [v for v in self.model.non_trainable_variables if id(v) not in seeds]
+
+    def group_variables(self) -> dict[str, list[keras.Variable]]:
+        """Returns the variables of the model and of the optimizers, by group of a checkpoint."""
+        seeds = {id(v) for v in self.seed_states}
+        groups = {"model": [v for v in self.model.variables if id(v) not in seeds]}
+        for part in self.parts:
+            suffix = f"_{part.name}" if part.name else ""
+            own = {id(v) for v in part.optimizer.variables}
+            groups[f"optimizer{suffix}"] = list(part.optimizer.variables)
+            if part.scaler is not None:  # apart: a run may resume in another precision
+                found = [v for v in part.scaler.variables if id(v) not in own]
+                groups[f"loss_scale{suffix}"] = found
+        return groups
+
+    def has_diverged(self, layout: TrainSums, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a device loop show a loss that is no longer finite.
+
+        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
+
+        Args:
+            layout: of the sums.
+            sums: those of the loop, (size,).
+        """
+        scaled = [part.scaler for part in self.parts if part.scaler is not None]
+        if not scaled:
+            return not layout.finite(sums)
+        least = min(float(ops.convert_to_numpy(s.dynamic_scale)) for s in scaled)
+        return layout.all_skipped(sums) and least <= 1.0
+
+
+class BaseExecutor:
+    """The part of `tftpu.engines.engine.Executor` that reads the state of a run.
+
+    Attributes:
+        variables: the variables, with a method `leaves`.
+    """
+
+    variables: Any
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class name of the optimizer, of the first of several."""
+        return type(self.variables.parts[0].optimizer).__name__
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first optimizer at this step."""
+        return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
+
+    def training(self, share_spec: Nest) -> Any:
+        """Returns the train loop for batches whose shares have this spec."""
+        raise NotImplementedError
+
+    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch."""
+        return self.training(share_spec).bare(batch)
+
+    def check_evaluation(self, batch_spec: Nest) -> None:
+        """Traces an evaluation; what does not fit raises before anything is trained."""
+        self._is_separable(batch_spec)
+
+    def _is_separable(self, batch_spec: Nest) -> bool:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, list[Leaf]]:
+        """Returns all variables that a checkpoint holds, by group."""
+        return self.variables.leaves()
+
+
+class BaseTrainLoop:
+    """The part of `tftpu.engines.engine.TrainLoop` that is known of its step.
+
+    Args:
+        step: the train step that it runs.
+    """
+
+    def __init__(self, step: Any):
+        self.step = step
+        self._compiled = False
+
+    @property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward."""
+        return self.step.model_flops
+
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the device loop is compiled."""
+        return self._compiled
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a loop show a loss that is no longer finite."""
+        return self.step.state.has_diverged(self.step.sums, sums)
