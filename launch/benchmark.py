@@ -39,9 +39,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
     contestants: dict[str, Contestant] = {
-        "trainer": lambda turn: _trainer(experiment, engine, turn),
-        "bare step": lambda turn: _bare_step(experiment, engine, turn),
-        "pipeline": lambda turn: _pipeline(experiment, engine, turn),
+        "trainer": lambda turn: _run_trainer(experiment, engine, turn),
+        "bare step": lambda turn: _run_bare_step(experiment, engine, turn),
+        "pipeline": lambda turn: _run_pipeline(experiment, engine, turn),
     }
     on_jax = keras.config.backend() == "jax"
     if compare and on_jax and engine.hardware.chips > 1:
@@ -55,9 +55,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
             "leave out --compare."
         )
     if compare:
-        contestants["keras fit"] = lambda turn: _keras_fit(experiment, engine, turn, "auto")
+        contestants["keras fit"] = lambda turn: _run_keras_fit(experiment, engine, turn, "auto")
         if not on_jax:  # without XLA, JAX runs one operation after the other
-            contestants["keras fit, no XLA"] = lambda turn: _keras_fit(
+            contestants["keras fit, no XLA"] = lambda turn: _run_keras_fit(
                 experiment, engine, turn, False
             )
     times = take_turns(contestants, steps)
@@ -77,19 +77,19 @@ def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, li
     """Runs the contestants in turn, repeatedly, each in its own thread.
 
     Args:
-        contestants: by name; each calls the `Turn` that it is given after every step or device
-            loop, with the number of steps since the last call.
+        contestants: by name; each calls the `TurnCallback` that it is given after every step or
+            device loop, with the number of steps since the last call.
         steps: length of a turn.
 
     Returns:
         Seconds of each turn, without the first one, in which programs are compiled.
     """
     names = list(contestants)
-    turns = {name: Turn(contestants[name], steps) for name in names}
+    turns = {name: ContestantThread(contestants[name], steps) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(TURNS + 1):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            seconds = turns[name].take()
+            seconds = turns[name].run_turn()
             if number:
                 times[name].append(seconds)
     for turn in turns.values():
@@ -97,11 +97,11 @@ def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, li
     return times
 
 
-class Over(BaseException):
+class ContestantStopped(BaseException):
     """Raised in a contestant's thread to end it."""
 
 
-class Turn:
+class ContestantThread:
     """A contestant's thread, which runs only when it is its turn.
 
     Args:
@@ -119,7 +119,7 @@ class Turn:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def take(self) -> float:
+    def run_turn(self) -> float:
         """Lets the contestant run for a turn; returns the seconds that it took."""
         self._left = self.steps
         start = time.perf_counter()
@@ -145,27 +145,27 @@ class Turn:
     def _wait(self) -> None:
         self._go.acquire()
         if self._over:
-            raise Over
+            raise ContestantStopped
 
     def _run(self) -> None:
         try:
             self._wait()
             self._contestant(self)
-        except Over:
+        except ContestantStopped:
             pass
         except BaseException as error:
             self._error = error
             self._done.release()
 
 
-# Runs until its turn raises `Over`.
-Contestant = Callable[[Turn], None]
+# Runs until its turn raises `ContestantStopped`.
+Contestant = Callable[[ContestantThread], None]
 
 
-class CallTurn(keras.callbacks.Callback):
+class TurnCallback(keras.callbacks.Callback):
     """Calls the turn after every step, or every device loop, of a `fit`."""
 
-    def __init__(self, turn: Turn):
+    def __init__(self, turn: ContestantThread):
         super().__init__()
         self._turn, self._seen = turn, 0
 
@@ -176,7 +176,7 @@ class CallTurn(keras.callbacks.Callback):
             self._seen = batch
 
 
-def _trainer(experiment: Experiment, engine: Engine, turn: Turn) -> None:
+def _run_trainer(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
     """Runs everything that `tftpu train` runs in a step: pipeline, device loop, log, events."""
     with tempfile.TemporaryDirectory() as workdir:
         with engine.scope():
@@ -184,12 +184,12 @@ def _trainer(experiment: Experiment, engine: Engine, turn: Turn) -> None:
         trainer.fit(
             build.training_data(experiment),
             steps=FOREVER,
-            callbacks=[CallTurn(turn)],
+            callbacks=[TurnCallback(turn)],
             verbose=False,
         )
 
 
-def _bare_step(experiment: Experiment, engine: Engine, turn: Turn) -> None:
+def _run_bare_step(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
     """Runs the same step in a bare loop, on one batch that is on the device already."""
     data = build.training_data(experiment)
     microbatches = experiment.train.gradient_accumulation_steps
@@ -204,13 +204,15 @@ def _bare_step(experiment: Experiment, engine: Engine, turn: Turn) -> None:
         turn(turn.steps)
 
 
-def _pipeline(experiment: Experiment, engine: Engine, turn: Turn) -> None:
+def _run_pipeline(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
     """Runs only the input pipeline."""
     for _ in engine.batches(build.training_data(experiment), 0, None, None):
         turn(1)
 
 
-def _keras_fit(experiment: Experiment, engine: Engine, turn: Turn, jit_compile: bool | str) -> None:
+def _run_keras_fit(
+    experiment: Experiment, engine: Engine, turn: ContestantThread, jit_compile: bool | str
+) -> None:
     """Runs Keras's own trainer, on the same model, batches and devices."""
     with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)
@@ -218,4 +220,4 @@ def _keras_fit(experiment: Experiment, engine: Engine, turn: Turn, jit_compile: 
     data = data.prefetch(tf.data.AUTOTUNE)
     # Keras annotates `verbose` as text only.
     verbose: Any = 0
-    model.fit(data, steps_per_epoch=FOREVER, verbose=verbose, callbacks=[CallTurn(turn)])
+    model.fit(data, steps_per_epoch=FOREVER, verbose=verbose, callbacks=[TurnCallback(turn)])

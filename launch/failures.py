@@ -269,7 +269,7 @@ def explain(error: BaseException) -> str | None:
         match = re.search(failure.pattern, message, re.DOTALL)
         if match:
             values = match.groupdict()
-            where = layer(message)
+            where = find_layer(message)
             said = "\n".join(f"  {line}".rstrip() for line in message.strip().splitlines())
             sentences = [
                 failure.meaning.format_map(values),
@@ -282,7 +282,7 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
-def layer(message: str) -> str | None:
+def find_layer(message: str) -> str | None:
     """Returns the layer that a message names, such as "encoder/block_3/attention", or None."""
     for pattern in _NODES:
         for node in re.findall(pattern, message):

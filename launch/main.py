@@ -78,13 +78,13 @@ class Command:
             ["tftpu", self.name, *words, *needed, *(["[--flag=value ...]"] if optional else [])]
         )
 
-    def help(self) -> str:
+    def format_help(self) -> str:
         """Returns what `tftpu COMMAND --help` prints."""
-        rows = [(flag.usage, _explained(flag)) for flag in self.flags]
+        rows = [(flag.usage, _describe_flag(flag)) for flag in self.flags]
         if self.takes_config:
             text = "any field of the config, such as --config.train.steps=500"
             rows.append(("--config.GROUP.FIELD=VALUE", text))
-        parts = [f"usage: {self.usage}", self.summary, self.description, _table(rows)]
+        parts = [f"usage: {self.usage}", self.summary, self.description, _format_table(rows)]
         parts.append("example:\n" + textwrap.indent(self.example, "  "))
         return "\n\n".join(filter(None, parts))
 
@@ -106,10 +106,10 @@ def main(arguments: Sequence[str]) -> int:
         The exit code.
     """
     logs.set_up()
-    return ended(lambda: _dispatch(list(arguments)))
+    return run_for_exit_code(lambda: _dispatch(list(arguments)))
 
 
-def ended(work: Callable[[], None]) -> int:
+def run_for_exit_code(work: Callable[[], None]) -> int:
     """Does some work, and prints what ends it early; returns the exit code."""
     try:
         work()
@@ -131,21 +131,21 @@ def ended(work: Callable[[], None]) -> int:
         return _end(USER_ERROR, explanation)
 
 
-def commands() -> dict[str, Command]:
+def load_commands() -> dict[str, Command]:
     """Returns all commands by name, sorted. Imports every file of `commands/`, and runs none."""
-    return {name: _load(name, module) for name, module in sorted(_modules().items())}
+    return {name: _load(name, module) for name, module in sorted(_find_modules().items())}
 
 
-def usage() -> str:
+def format_usage() -> str:
     """Returns what `tftpu help` prints; imports no command."""
     rows = []
-    for name, module in sorted(_modules().items()):
-        rows.append((name, _docstring(_path(module)).splitlines()[0]))
+    for name, module in sorted(_find_modules().items()):
+        rows.append((name, _read_docstring(_find_source(module)).splitlines()[0]))
     return "\n".join(
         [
             "usage: tftpu COMMAND [--flag=value ...]",
             "",
-            _table(rows),
+            _format_table(rows),
             "",
             "  tftpu COMMAND --help                 shows the flags of a command",
             "  tftpu train --config=digits_resnet   is a good first one",
@@ -166,19 +166,19 @@ def _dispatch(words: list[str]) -> None:
     if words[:1] == ["help"] and words[1:]:  # help COMMAND
         words = [*words[1:], "--help"]
     if not words or words[0] in ("help", *HELP):
-        print(usage())
+        print(format_usage())
         return
-    name, arguments = _named(words)
-    command = _load(name, _modules()[name])
+    name, arguments = _split_command(words)
+    command = _load(name, _find_modules()[name])
     if any(word in HELP for word in arguments):
-        print(command.help())
+        print(command.format_help())
         return
     command.run(parse(name, command.options, arguments))
 
 
-def _named(words: list[str]) -> tuple[str, list[str]]:
+def _split_command(words: list[str]) -> tuple[str, list[str]]:
     """Splits the words into the name of a command and its arguments."""
-    names = list(_modules())
+    names = list(_find_modules())
     if " ".join(words[:2]) in names:
         return " ".join(words[:2]), words[2:]
     if words[0] in names:
@@ -191,7 +191,7 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
     raise UserError(f"There is no command '{words[0]} {words[1]}'.{did_you_mean(words[1], group)}")
 
 
-def _modules() -> dict[str, str]:
+def _find_modules() -> dict[str, str]:
     """Maps each command to its module: `commands/data/check.py` is "data check"."""
     found = {}
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -204,7 +204,7 @@ def _modules() -> dict[str, str]:
 
 def _load(name: str, module: str) -> Command:
     code = importlib.import_module(module)
-    text = _docstring(Path(inspect.getfile(code)))
+    text = _read_docstring(Path(inspect.getfile(code)))
     summary, *paragraphs = text.split("\n\n")
     # An example is indented; where it is all that follows the summary, formatters outdent it.
     examples = [p for p in paragraphs if p.startswith(("    ", "tftpu "))]
@@ -218,25 +218,25 @@ def _load(name: str, module: str) -> Command:
     )
 
 
-def _path(module: str) -> Path:
+def _find_source(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"No module named {module!r}")
     return Path(spec.origin)
 
 
-def _docstring(path: Path) -> str:
+def _read_docstring(path: Path) -> str:
     """Returns the docstring of a file, which `python -OO` removes from the module."""
     return path.read_text().split('"""', 2)[1].strip()
 
 
-def _explained(flag: Flag) -> str:
+def _describe_flag(flag: Flag) -> str:
     if flag.required:
         return flag.help if flag.positional else f"{flag.help} (required)"
     return f"{flag.help} (default: {flag.shown})" if flag.shown else flag.help
 
 
-def _table(rows: Sequence[tuple[str, str]]) -> str:
+def _format_table(rows: Sequence[tuple[str, str]]) -> str:
     """Formats rows of two columns; the second is wrapped."""
     width = 2 + min(30, max((len(first) for first, _ in rows), default=0))
     lines = []

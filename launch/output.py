@@ -13,21 +13,21 @@ def outlive_readers() -> None:
     which standard error says once; metrics and checkpoints are in the workdir as ever.
     """
     if sys.stdout is not None:
-        sys.stdout = _outliving(sys.stdout, os.dup(2) if sys.stderr is not None else None)
+        sys.stdout = _wrap_stream(sys.stdout, os.dup(2) if sys.stderr is not None else None)
     if sys.stderr is not None:
-        sys.stderr = _outliving(sys.stderr, None)
+        sys.stderr = _wrap_stream(sys.stderr, None)
 
 
-def reader_is_gone() -> bool:
+def is_reader_gone() -> bool:
     """Returns whether what is printed is lost, so that a filter need not go on."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, _Descriptor) and raw.lost
+    return isinstance(raw, _LossyDescriptor) and raw.lost
 
 
-def _outliving(stream: TextIO, notices: int | None) -> TextIO:
+def _wrap_stream(stream: TextIO, notices: int | None) -> TextIO:
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Descriptor(stream.fileno(), notices)),
+        io.BufferedWriter(_LossyDescriptor(stream.fileno(), notices)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=getattr(stream, "line_buffering", False),
@@ -35,7 +35,7 @@ def _outliving(stream: TextIO, notices: int | None) -> TextIO:
     )
 
 
-class _Descriptor(io.FileIO):
+class _LossyDescriptor(io.FileIO):
     """A file descriptor that becomes the null device when a write to it fails.
 
     Args:

@@ -51,7 +51,7 @@ def entries() -> list[Entry]:
             ),
             command.takes_config,
         )
-        for name, command in main.commands().items()
+        for name, command in main.load_commands().items()
     ]
 
 

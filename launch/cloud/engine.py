@@ -8,7 +8,7 @@ from tftpu.launch.settings import own_code
 from tftpu.tpu.slices import Slice
 
 
-def for_slice(experiment: Experiment, wanted: Slice) -> str:
+def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
     """Checks that a config can be trained on a slice, and returns the name of the engine.
 
     Args:
@@ -36,11 +36,11 @@ def for_slice(experiment: Experiment, wanted: Slice) -> str:
         )
     if wanted.slices > 1:
         check_between_slices(mesh_sizes(experiment.cluster.mesh, wanted.replicas), wanted.slices)
-    own_code.validate(experiment, _data_shares(experiment.cluster, wanted))
+    own_code.validate(experiment, _count_data_shares(experiment.cluster, wanted))
     return name
 
 
-def _data_shares(cluster: Cluster, wanted: Slice) -> int | None:
+def _count_data_shares(cluster: Cluster, wanted: Slice) -> int | None:
     """Returns how many shares a global batch is cut into; None if only the machines choose."""
     if cluster.mesh == AUTO:
         return None

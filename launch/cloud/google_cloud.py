@@ -22,7 +22,7 @@ def require(module: str) -> None:
         ) from error
 
 
-def project(given: str | None) -> str:
+def resolve_project(given: str | None) -> str:
     """Returns the project: `--project`, else GOOGLE_CLOUD_PROJECT.
 
     Raises:
@@ -56,28 +56,32 @@ def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         raise UserError(
             f"There are no credentials for Google Cloud ({what}): run `{LOGIN}`."
         ) from error
-    except _lost() as error:
-        raise ConnectionLost(f"No answer from Google Cloud ({what}): {_said(error)}") from error
+    except _list_connection_errors() as error:
+        raise ConnectionLost(
+            f"No answer from Google Cloud ({what}): {_format_error(error)}"
+        ) from error
     except exceptions.PermissionDenied as error:
         raise UserError(
-            f"Permission denied ({what}): {_said(error)} Ask the owner of the project for the "
+            f"Permission denied ({what}): {_format_error(error)} Ask the owner of the project for the "
             "role that the message names, or for roles/aiplatform.user or roles/tpu.admin."
         ) from error
     except exceptions.ResourceExhausted as error:
         raise UserError(
-            f"The quota is exceeded ({what}): {_said(error)} Request more at "
+            f"The quota is exceeded ({what}): {_format_error(error)} Request more at "
             "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or "
             "slice, or --spot, which has a separate quota."
         ) from error
     except exceptions.GoogleAPICallError as error:
-        raise UserError(f"Google Cloud refused the request ({what}): {_said(error)}") from error
+        raise UserError(
+            f"Google Cloud refused the request ({what}): {_format_error(error)}"
+        ) from error
 
 
 class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
     """A request was sent, and no answer came."""
 
 
-def _lost() -> tuple[type[Exception], ...]:
+def _list_connection_errors() -> tuple[type[Exception], ...]:
     from google.api_core import exceptions
 
     return (
@@ -91,12 +95,12 @@ def _lost() -> tuple[type[Exception], ...]:
     )
 
 
-def _said(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     text = getattr(error, "message", None) or str(error)
     return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
+def _list_read_errors() -> tuple[type[Exception], ...]:
     """Returns the errors of reading a file that is missing, or in a bucket that cannot be read."""
     from google.api_core import exceptions
     from google.auth import exceptions as auth_exceptions
@@ -131,14 +135,14 @@ class Follower:
             data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
         # The file does not exist yet, or has nothing new; or the bucket cannot be read. The run
         # continues, without its lines here.
-        except _unreadable():
+        except _list_read_errors():
             return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)
         return whole.decode(errors="replace")
 
 
-class Folder:
+class BucketFolder:
     """A reader of small files below a folder of a bucket.
 
     Args:
@@ -165,5 +169,5 @@ class Folder:
                 for path, blob in blobs.items()
                 if path.rpartition("/")[2] == name
             }
-        except _unreadable():
+        except _list_read_errors():
             return {}

@@ -15,19 +15,19 @@ from tftpu.version import __version__
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
-def name_of(config: str) -> str:
+def to_resource_name(config: str) -> str:
     """Converts a config's name to one for resources of Google Cloud: a-z, 0-9 and dashes."""
     stem = Path(config).name.removesuffix(".py").lower()
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
-def unique_name(config: str) -> str:
+def make_unique_name(config: str) -> str:
     """Returns a unique name, by which a job is found if its creation request got no answer."""
-    return f"{name_of(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
+    return f"{to_resource_name(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 
-def container_command(
+def build_container_command(
     shipment: Shipment, workdir: str, arguments: list[str], *, before: str = ""
 ) -> list[str]:
     """Returns the command of a container that installs what was shipped, and trains.
@@ -38,12 +38,12 @@ def container_command(
         arguments: further flags of `tftpu train`.
         before: lines of bash that run first, and may change the array `arguments`.
     """
-    setup = container_setup(shipment, workdir, arguments)
+    setup = build_container_setup(shipment, workdir, arguments)
     lines = [setup, *([before] if before else []), "receive\ninstall\ntrain"]
     return ["bash", "-c", "\n".join(lines)]
 
 
-def container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> str:
+def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> str:
     """Returns the shell functions of that command, and its values."""
     lines = [
         "set -eu",
@@ -52,12 +52,12 @@ def container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> s
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
         # tftpu's image brings the TensorFlow for TPUs, which the JAX engine's would overwrite.
         *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
-        shipment.script(workdir, arguments),
+        shipment.build_script(workdir, arguments),
     ]
     return "\n".join(lines)
 
 
-def commented(text: str) -> str:
+def to_comments(text: str) -> str:
     """Returns lines as comments of YAML."""
     return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
@@ -102,7 +102,7 @@ def check_bucket_folder(flag: str, path: str) -> None:
         )
 
 
-def seconds(flag: str, duration: str) -> int:
+def parse_duration(flag: str, duration: str) -> int:
     """Converts "90m", "24h" or "7d" to seconds.
 
     Args:
@@ -121,7 +121,7 @@ def seconds(flag: str, duration: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def labels(config: str, slice_name: str, given: str) -> dict[str, str]:
+def build_labels(config: str, slice_name: str, given: str) -> dict[str, str]:
     """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
 
     Raises:
@@ -129,7 +129,7 @@ def labels(config: str, slice_name: str, given: str) -> dict[str, str]:
     """
     own = {
         "tftpu": __version__.replace(".", "-"),
-        "config": name_of(config)[:63].rstrip("-"),
+        "config": to_resource_name(config)[:63].rstrip("-"),
         "slice": slice_name,
     }
     for item in filter(None, given.split(",")):

@@ -38,7 +38,7 @@ def run(options: Options) -> None:
         own_code.validate(experiment)
     elif options.overrides:
         raise UserError(f"tftpu doctor needs --config=NAME for {options.overrides[0]}.")
-    facts, problems = examine(Machine(), _buckets(experiment, options.workdir))
+    facts, problems = examine(Machine(), _list_buckets(experiment, options.workdir))
     if problems:
         facts["TensorFlow sees"] = "not checked: fix the problems below first"
     else:
@@ -74,7 +74,7 @@ def examine(machine: Machine, buckets: list[str]) -> tuple[dict[str, str], list[
     return facts, problems
 
 
-def _buckets(experiment: Experiment | None, workdir: str | None) -> list[str]:
+def _list_buckets(experiment: Experiment | None, workdir: str | None) -> list[str]:
     paths = [workdir, experiment.data.data_dir if experiment else None]
     found = [re.match(r"gs://([^/]+)", path or "") for path in paths]
     return sorted({match[1] for match in found if match})

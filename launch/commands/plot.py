@@ -42,7 +42,7 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-class Best(NamedTuple):
+class BestCheckpoint(NamedTuple):
     """The checkpoint that is marked as the best: its step, and the evaluation's metric there."""
 
     step: int
@@ -51,11 +51,11 @@ class Best(NamedTuple):
 
 
 @dataclasses.dataclass
-class Curves:
+class RunCurves:
     """The curves of a run, by metric and split, and its best checkpoint."""
 
     curves: dict[tuple[str, str], Curve] = dataclasses.field(default_factory=dict)
-    best: Best | None = None
+    best: BestCheckpoint | None = None
 
 
 def run(options: Options) -> None:
@@ -70,12 +70,12 @@ def run(options: Options) -> None:
         raise UserError(f"tftpu plot needs matplotlib: run `{installation.command('plot')}`.")
     if not output.endswith((".png", ".svg", ".pdf")):
         raise UserError(f"--output={output}: the file must end in .png, .svg or .pdf.")
-    runs = {name: curves(workdir) for name, workdir in zip(names(workdirs), workdirs)}
-    draw(runs, panels(runs, metrics), output, log)
+    runs = {name: read_curves(workdir) for name, workdir in zip(choose_labels(workdirs), workdirs)}
+    draw(runs, select_metrics(runs, metrics), output, log)
     print(f"{len(runs)} run(s) in {output}")
 
 
-def names(workdirs: Sequence[str]) -> list[str]:
+def choose_labels(workdirs: Sequence[str]) -> list[str]:
     """Returns a label for each run: its folder's name, or the full path if that is ambiguous."""
     short = [os.path.basename(os.path.normpath(workdir)) for workdir in workdirs]
     if len(set(short)) == len(short):
@@ -85,13 +85,13 @@ def names(workdirs: Sequence[str]) -> list[str]:
     return list(workdirs)
 
 
-def curves(workdir: str) -> Curves:
+def read_curves(workdir: str) -> RunCurves:
     """Reads the curves of a run; values that are not finite are left out.
 
     Raises:
         UserError: it has none.
     """
-    found = Curves(best=_best(workdir))
+    found = RunCurves(best=_read_best(workdir))
     for step, split, numbers in lines.read(files.join(workdir, "metrics.jsonl")):
         for name, value in numbers.items():
             if math.isfinite(value):
@@ -103,7 +103,7 @@ def curves(workdir: str) -> Curves:
     return found
 
 
-def panels(runs: Mapping[str, Curves], metrics: str) -> list[str]:
+def select_metrics(runs: Mapping[str, RunCurves], metrics: str) -> list[str]:
     """Returns the metrics to draw, in order: the wanted ones, or all metrics of any run.
 
     Raises:
@@ -121,14 +121,14 @@ def panels(runs: Mapping[str, Curves], metrics: str) -> list[str]:
     return first + sorted(known - set(first))
 
 
-def draw(runs: Mapping[str, Curves], metrics: Sequence[str], output: str, log: bool) -> None:
+def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log: bool) -> None:
     """Writes the picture: a panel for each metric, a colour for each run."""
     import matplotlib
 
     matplotlib.use("Agg")  # needs no screen
     from matplotlib import pyplot
 
-    rows = _rows(len(metrics))
+    rows = _split_rows(len(metrics))
     width, height = 5.2 * max(rows), 3.6 * len(rows)
     figure = pyplot.figure(figsize=(width, height), layout="constrained")
     colours = pyplot.get_cmap("tab10" if len(runs) <= 10 else "tab20")
@@ -143,7 +143,7 @@ def draw(runs: Mapping[str, Curves], metrics: Sequence[str], output: str, log: b
             name = left.pop(0)
             for index, (label, found) in enumerate(runs.items()):
                 _draw_run(axis, name, label, found, colours(index % colours.N))
-            _finish(axis, name, log)
+            _set_axes(axis, name, log)
             handles |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
@@ -156,7 +156,7 @@ def draw(runs: Mapping[str, Curves], metrics: Sequence[str], output: str, log: b
         pyplot.close(figure)
 
 
-def _draw_run(axis: Any, name: str, label: str, found: Curves, colour: Any) -> None:
+def _draw_run(axis: Any, name: str, label: str, found: RunCurves, colour: Any) -> None:
     """Draws training thin and pale, evaluation strong and dashed, and a star at the best."""
     for split in _SPLITS:
         curve = found.curves.get((name, split))
@@ -184,7 +184,7 @@ def _draw_run(axis: Any, name: str, label: str, found: Curves, colour: Any) -> N
         )
 
 
-def _finish(axis: Any, name: str, log: bool) -> None:
+def _set_axes(axis: Any, name: str, log: bool) -> None:
     """Sets the axes of a panel."""
     axis.set_title(name)
     axis.set_xlabel("step")
@@ -195,14 +195,14 @@ def _finish(axis: Any, name: str, log: bool) -> None:
         axis.set_yscale("log")
 
 
-def _rows(count: int) -> list[int]:
+def _split_rows(count: int) -> list[int]:
     """Returns the number of panels in each row, as equal as possible, so that none is empty."""
     rows = -(-count // _COLUMNS)
     return [count // rows + (row < count % rows) for row in range(rows)]
 
 
-def _best(workdir: str) -> Best | None:
+def _read_best(workdir: str) -> BestCheckpoint | None:
     """Reads which checkpoint is the best; None if none is marked."""
     path = files.join(workdir, "checkpoints", "best")
     record = side_files.read(path, step=int, metric=str, value=float)
-    return Best(record["step"], record["metric"], record["value"]) if record else None
+    return BestCheckpoint(record["step"], record["metric"], record["value"]) if record else None

@@ -123,8 +123,8 @@ def run(options: Options) -> None:
     if options.generate:
         _price_text(options)
         return
-    other = _other(options) if options.compare else None
-    report = _read_or_checked(options)
+    other = _load_other_report(options) if options.compare else None
+    report = _read_or_compile_report(options)
     if other is None:
         print_report(report, options.explain)
     else:
@@ -176,23 +176,23 @@ def _write(path: str, data: bytes) -> None:
         ) from error
 
 
-def _other(options: Options) -> "Report":
+def _load_other_report(options: Options) -> "Report":
     """Returns the report to compare with; what is compiled for it is that config, as it is."""
     other = str(options.compare)
     if not preflight_reports.is_config(other):
         return preflight_reports.read("compare", other)
     if options.config:
         options.experiment()  # whose mistakes should not wait for the other's compilation
-    return _checked(dataclasses.replace(options, config=other, overrides=()))
+    return _find_or_compile_report(dataclasses.replace(options, config=other, overrides=()))
 
 
-def _read_or_checked(options: Options) -> "Report":
+def _read_or_compile_report(options: Options) -> "Report":
     if options.report:
         return preflight_reports.read("report", options.report)
-    return _checked(options)
+    return _find_or_compile_report(options)
 
 
-def _checked(options: Options) -> "Report":
+def _find_or_compile_report(options: Options) -> "Report":
     """Returns the report of the config.
 
     It is loaded right before it is compiled: configs of two folders may import modules of the same

@@ -64,7 +64,11 @@ def run(options: Options) -> None:
     if len(workdirs) > 2:
         raise UserError(f"tftpu profile compares two runs, and got {len(workdirs)}.")
     profiles = [read(workdir) for workdir in workdirs]
-    lines = summary(profiles[0]) if len(profiles) == 1 else comparison(profiles[0], profiles[1])
+    lines = (
+        describe_profile(profiles[0])
+        if len(profiles) == 1
+        else compare_profiles(profiles[0], profiles[1])
+    )
     print("\n".join(lines))
 
 
@@ -89,17 +93,17 @@ def read(workdir: str) -> Profile:
                 traces.append(os.path.join(copy, name))
                 with open(traces[-1], "wb") as file:
                     file.write(files.read(files.join(path, name)))
-        return _profile(path, traces)
+        return _summarize_traces(path, traces)
 
 
-def summary(profile: Profile) -> list[str]:
+def describe_profile(profile: Profile) -> list[str]:
     """Returns lines that describe one profile."""
     median, least, most = profile.step_ms
     lines = [
         f"Profile {profile.path}: {profile.steps} steps on {profile.device}",
         f"  step        {median:.4g} ms (from {least:.4g} to {most:.4g})",
         f"  input       {profile.input_share:.1%} of the step is waiting for data",
-        f"  bound by    {bound_by(profile)}",
+        f"  bound by    {find_bottleneck(profile)}",
         "",
         f"  {'ms a step':>10}  {'share':>6}  {'where':6}  op",
     ]
@@ -108,21 +112,21 @@ def summary(profile: Profile) -> list[str]:
     return lines
 
 
-def comparison(one: Profile, two: Profile) -> list[str]:
+def compare_profiles(one: Profile, two: Profile) -> list[str]:
     """Returns lines that compare two profiles."""
     rows = [
         ("step, ms", one.step_ms[0], two.step_ms[0]),
         ("input wait, ms", one.input_share * one.step_ms[0], two.input_share * two.step_ms[0]),
     ]
-    kinds = [_by_kind(one), _by_kind(two)]
+    kinds = [_sum_by_kind(one), _sum_by_kind(two)]
     changed = sorted(
         set(kinds[0]) | set(kinds[1]),
         key=lambda kind: -abs(kinds[1].get(kind, 0.0) - kinds[0].get(kind, 0.0)),
     )
     rows += [(kind, kinds[0].get(kind, 0.0), kinds[1].get(kind, 0.0)) for kind in changed[:TOP]]
     lines = [
-        f"A  {one.path}: {one.steps} steps on {one.device}, bound by {bound_by(one)}",
-        f"B  {two.path}: {two.steps} steps on {two.device}, bound by {bound_by(two)}",
+        f"A  {one.path}: {one.steps} steps on {one.device}, bound by {find_bottleneck(one)}",
+        f"B  {two.path}: {two.steps} steps on {two.device}, bound by {find_bottleneck(two)}",
         "",
         f"  {'':36}{'A':>10}{'B':>10}{'B - A':>10}{'B / A':>8}",
     ]
@@ -132,7 +136,7 @@ def comparison(one: Profile, two: Profile) -> list[str]:
     return [*lines, "", "  Below the first two rows: milliseconds a step by kind of op."]
 
 
-def bound_by(profile: Profile) -> str:
+def find_bottleneck(profile: Profile) -> str:
     """Returns what bounds the speed of the step."""
     if profile.input_share > 0.2:
         return "the input pipeline: see tftpu data check"
@@ -141,14 +145,14 @@ def bound_by(profile: Profile) -> str:
     return "the device" if profile.device_share > 0.7 else "the host"
 
 
-def _profile(path: str, traces: list[str]) -> Profile:
-    overview = _tool(traces, "overview_page")
+def _summarize_traces(path: str, traces: list[str]) -> Profile:
+    overview = _convert_traces(traces, "overview_page")
     facts: dict[str, Any] = {}
     for table in overview:
         facts |= table.get("p", {})
     device = facts.get("device_type", "CPU")
-    marked, waited = _marked(traces)
-    times = marked if device == "CPU" else _step_times(overview)
+    marked, waited = _read_marked_steps(traces)
+    times = marked if device == "CPU" else _read_step_times(overview)
     if not times:
         raise UserError(f"The profile {path!r} holds no complete step: profile more steps.")
     step = statistics.median(times)
@@ -160,17 +164,17 @@ def _profile(path: str, traces: list[str]) -> Profile:
         (step, min(times), max(times)),
         min(1.0, waited / sum(times)),
         on_device / step,
-        _ops(traces, len(times)),
+        _list_ops(traces, len(times)),
     )
 
 
-def _marked(traces: list[str]) -> tuple[list[float], float]:
+def _read_marked_steps(traces: list[str]) -> tuple[list[float], float]:
     """Returns the milliseconds of each step by its marker, and their total wait for input.
 
     On a CPU, xprof itself computes no step times.
     """
     times, waited = [], 0.0
-    for event in _tool(traces, "trace_viewer")["traceEvents"]:
+    for event in _convert_traces(traces, "trace_viewer")["traceEvents"]:
         facts = event.get("args", {})
         if event.get("name") == "train" and "step_num" in facts:
             times.append(event["dur"] / 1e3)
@@ -179,7 +183,7 @@ def _marked(traces: list[str]) -> tuple[list[float], float]:
     return times, waited
 
 
-def _step_times(overview: list[dict]) -> list[float]:
+def _read_step_times(overview: list[dict]) -> list[float]:
     """Returns the milliseconds of each step by the timelines of the devices."""
     for table in overview:
         columns = [column["id"] for column in table.get("cols", [])]
@@ -189,9 +193,9 @@ def _step_times(overview: list[dict]) -> list[float]:
     return []
 
 
-def _ops(traces: list[str], steps: int) -> list[Op]:
+def _list_ops(traces: list[str], steps: int) -> list[Op]:
     """Returns all ops, the costliest first."""
-    table = _tool(traces, "framework_op_stats")[0]
+    table = _convert_traces(traces, "framework_op_stats")[0]
     columns = [column["id"] for column in table["cols"]]
     places = [
         columns.index(name) for name in ("host_or_device", "type", "operation", "total_self_time")
@@ -200,24 +204,24 @@ def _ops(traces: list[str], steps: int) -> list[Op]:
     for row in table["rows"]:
         where, kind, name, microseconds = (row["c"][place]["v"] for place in places)
         if kind not in ("IDLE", "Dataset"):  # the threads of the pipeline are not part of the step
-            ops.append(Op(where, kind, _short(name), microseconds / 1e3 / steps))
+            ops.append(Op(where, kind, _shorten_name(name), microseconds / 1e3 / steps))
     return sorted(ops, key=lambda op: -op.ms)
 
 
-def _by_kind(profile: Profile) -> dict[str, float]:
+def _sum_by_kind(profile: Profile) -> dict[str, float]:
     kinds: dict[str, float] = {}
     for op in profile.ops:
         kinds[op.kind] = kinds.get(op.kind, 0.0) + op.ms
     return kinds
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Returns an op's name without the loops and tapes around it."""
     outer = ("while", "body", "cond", "gradient_tape")
     return "/".join(p for p in name.split("/") if p not in outer and not p.startswith("_"))
 
 
-def _tool(traces: list[str], tool: str) -> Any:
+def _convert_traces(traces: list[str], tool: str) -> Any:
     from xprof.convert import raw_to_tool_data
 
     with _quiet():

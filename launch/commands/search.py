@@ -77,30 +77,30 @@ def run(options: Options) -> None:
     from tftpu.launch.search import report, space
     from tftpu.launch.search.trials import Trials
 
-    workdir = _workdir(options)
+    workdir = _resolve_workdir(options)
     if options.report:
         _check_alone(options)
     given = options.join or options.report
-    plan, experiment = _recorded(options, workdir) if given else _planned(options)
+    plan, experiment = _load_plan(options, workdir) if given else _build_plan(options)
     dimensions = space.parse(plan.space, experiment)
     if options.report:
-        _show(plan, plan.study(workdir), dimensions, workdir)
+        _show(plan, plan.open_study(workdir), dimensions, workdir)
         return
     _check(options, plan, experiment, dimensions)
     replaced = plans.record(plan, workdir)
     if replaced:
         print(f"Removed from {workdir}: {replaced}.", flush=True)
-    study = plan.study(workdir)
+    study = plan.open_study(workdir)
     trials, stopped = Trials(plan, workdir, study, dimensions), ""
     try:
-        stopped = _carry_out(options.parallel or 1, plan, workdir, study, trials)
+        stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
     finally:  # a search that failed has found something, too
         report.write_result(plan, study, workdir)
         _show(plan, study, dimensions, workdir)
     if stopped:
         print(f"tftpu: Stopped by {stopped}: the same command continues.", file=sys.stderr)
         sys.exit(PREEMPTED)
-    if not report.best_first(plan, study.get_trials(deepcopy=False)):
+    if not report.rank_complete(plan, study.get_trials(deepcopy=False)):
         raise UserError("No trial is complete, so nothing was found: its reason is above.")
 
 
@@ -108,10 +108,10 @@ def _show(plan: "Plan", study: Any, dimensions: "list[Dimension]", workdir: str)
     from tftpu.launch.search import pictures, report
 
     drawn = pictures.write(plan, study, dimensions, workdir)
-    print(report.text(plan, study, workdir, drawn), flush=True)
+    print(report.format_result(plan, study, workdir, drawn), flush=True)
 
 
-def _workdir(options: Options) -> str:
+def _resolve_workdir(options: Options) -> str:
     if options.workdir:
         return options.workdir
     if not options.config or options.join:
@@ -129,7 +129,7 @@ def _check_alone(options: Options) -> None:
         raise UserError("--report runs no trials: leave out --join and --parallel.")
 
 
-def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
+def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
     """Returns the plan of the workdir, whose flags are not given again, and its config."""
     from tftpu.launch.search import plan as plans
 
@@ -140,7 +140,7 @@ def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
                 f"The search in {workdir!r} has its own plan, so {given} cannot change it: "
                 "leave it out."
             )
-    plan = plans.recorded(workdir)
+    plan = plans.read_recorded(workdir)
     if plan is None:
         raise UserError(f"There is no search in {workdir!r}: its {plans.FILE} is missing.")
     if not options.config and plan.config.endswith(".py") and not own_code.was_named(plan.config):
@@ -157,7 +157,7 @@ def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
             "name any transform graph, which is a program: if you trust them, give the config, "
             f"--config={plan.config}."
         )
-    changed = plans.differences(plan.fields, plans.fields_of(experiment))
+    changed = plans.describe_differences(plan.fields, plans.extract_fields(experiment))
     if changed and options.join:
         raise UserError(
             f"--join: {plan.config} is not the config of the search in {workdir!r}: {changed}. "
@@ -168,7 +168,7 @@ def _recorded(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
     return plan, experiment
 
 
-def _planned(options: Options) -> "tuple[Plan, Experiment]":
+def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
     """Returns the plan that the flags describe, after checks that need no data; and its config."""
     from tftpu.launch.search import checks
     from tftpu.launch.search import plan as plans
@@ -183,11 +183,11 @@ def _planned(options: Options) -> "tuple[Plan, Experiment]":
         raise UserError("--budget_usd needs the --slice=NAME that the trials are priced for.")
     given = {name: getattr(options, name) for name in plans.GIVEN}
     given["space"] = options.space or config_flags.space(options.config)
-    given["metric"] = checks.metric_of(options.metric, options.overrides, experiment)
+    given["metric"] = checks.choose_metric(options.metric, options.overrides, experiment)
     plan = plans.Plan(
         config=experiment.config_file or options.config,
         overrides=options.overrides,
-        fields=plans.fields_of(experiment),
+        fields=plans.extract_fields(experiment),
         **{name: value for name, value in given.items() if value is not None},
     )
     return plan, experiment
@@ -205,7 +205,7 @@ def _check(
         pricing.check()
 
 
-def _carry_out(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "Trials") -> str:
+def _run_trials(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "Trials") -> str:
     """Runs trials until all have ended; returns the name of the signal that stopped them, or ""."""
     from tftpu.launch.search import child
     from tftpu.launch.search.logs import Logs

@@ -48,18 +48,18 @@ def run(options: Options) -> None:
     found, missing = [], []
     for workdir in options.workdirs:
         try:
-            found.append(status(workdir))
+            found.append(read_status(workdir))
         except UserError as error:
             missing.append(error)
     if found and options.json:
         _print_json(found)
     elif found:
-        print("\n\n".join("\n".join(lines(record)) for record in found))
+        print("\n\n".join("\n".join(format_status(record)) for record in found))
     if missing:
         raise UserError(" ".join(map(str, missing)))
 
 
-def status(workdir: str) -> dict[str, Any]:
+def read_status(workdir: str) -> dict[str, Any]:
     """Returns the state of a run: step, throughput, time left, checkpoints, metrics and account.
 
     Raises:
@@ -76,11 +76,11 @@ def status(workdir: str) -> dict[str, Any]:
     if account is None:
         raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
     state = account.state
-    if state == goodput.RUNNING and not _alive(workdir, account):
+    if state == goodput.RUNNING and not _is_alive(workdir, account):
         state = "crashed"
     facts = dataclasses.asdict(account.facts)
     del facts["global_batch_size"]
-    metrics = _last_metrics(workdir)
+    metrics = _read_last_metrics(workdir)
     # goodput.json is written every 10 s, metrics.jsonl at every log line.
     logged = max((int(last["step"]) for last in metrics.values()), default=0)
     facts["step"] = max(facts["step"] or 0, logged)
@@ -91,7 +91,7 @@ def status(workdir: str) -> dict[str, Any]:
         "state": state,
         "process": f"{account.process} on {account.host}",
         "updated": account.updated,
-        "checkpoints": _checkpoints(workdir),
+        "checkpoints": _find_checkpoints(workdir),
         "metrics": metrics,
         "goodput": account.goodput,
         "wall_seconds": account.wall_seconds,
@@ -99,7 +99,7 @@ def status(workdir: str) -> dict[str, Any]:
     }
 
 
-def lines(record: dict[str, Any]) -> list[str]:
+def format_status(record: dict[str, Any]) -> list[str]:
     """Formats a status for people."""
     if record["state"] == "starting":
         return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
@@ -138,20 +138,20 @@ def lines(record: dict[str, Any]) -> list[str]:
     return text
 
 
-def _alive(workdir: str, account: goodput.Record) -> bool:
+def _is_alive(workdir: str, account: goodput.Record) -> bool:
     """Returns whether a process uses the workdir: it holds the lock, or wrote recently."""
     held = claims.held(workdir)
     return abs(time.time() - account.updated) < _SILENT if held is None else held
 
 
-def _checkpoints(workdir: str) -> dict[str, Any]:
+def _find_checkpoints(workdir: str) -> dict[str, Any]:
     """Returns the steps of the complete checkpoints, and the best one."""
     folder = files.join(workdir, "checkpoints")
     best = side_files.read(files.join(folder, "best"), step=int, metric=str, value=float)
     return {"steps": manifest.steps(folder), "best": best}
 
 
-def _last_metrics(workdir: str) -> dict[str, dict[str, float]]:
+def _read_last_metrics(workdir: str) -> dict[str, dict[str, float]]:
     """Returns the last line of each split in `metrics.jsonl`."""
     last: dict[str, dict[str, float]] = {}
     for step, split, numbers in line_files.read(files.join(workdir, "metrics.jsonl")):

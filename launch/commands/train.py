@@ -50,10 +50,10 @@ class Options(RunOptions):
 
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
-    carry_out(options, options.experiment())
+    run_training(options, options.experiment())
 
 
-def carry_out(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
+def run_training(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
     """Trains the experiment of options, with callbacks of Keras in addition to its own."""
     if options.watchdog is not None:
         experiment.train.watchdog_seconds = options.watchdog
@@ -77,7 +77,7 @@ def carry_out(options: Options, experiment: Experiment, callbacks: Sequence[Any]
     chief = task.chief
     if chief:
         print(
-            f"tftpu train {options.name}: {_length(experiment.train)} steps of "
+            f"tftpu train {options.name}: {_format_length(experiment.train)} steps of "
             f"{experiment.data.global_batch_size:,} examples, in {workdir}",
             flush=True,
         )
@@ -97,16 +97,16 @@ def _supervise(options: Options, workdir: str) -> None:
     from tftpu.launch.run import supervise
 
     again = command_options.words_of(dataclasses.replace(options, restarts=0))
-    command = [sys.executable, *_interpreter_flags(), "-c", _MAIN, "train", *again]
+    command = [sys.executable, *_list_interpreter_flags(), "-c", _MAIN, "train", *again]
     sys.exit(supervise.run(command, workdir, options.restarts))
 
 
-def _interpreter_flags() -> list[str]:
+def _list_interpreter_flags() -> list[str]:
     """Returns the flags of this interpreter, and -P: `_MAIN` adds the working directory."""
     return ["-P", *["-O"] * sys.flags.optimize]
 
 
-def _length(train: Train) -> str:
+def _format_length(train: Train) -> str:
     return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
 
 
@@ -129,16 +129,16 @@ def _check_same_run(
         return
     for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
         now = getattr(experiment, group)
-        recorded = _fields(before.get(group))
-        fields = _fields(to_plain(now))
+        recorded = _extract_fields(before.get(group))
+        fields = _extract_fields(to_plain(now))
         if dataclasses.is_dataclass(now):
-            recorded = _defaults(now) | recorded  # of fields newer than the run
+            recorded = _list_defaults(now) | recorded  # of fields newer than the run
             for name in operational_fields(now):
                 recorded.pop(name, None)
                 fields.pop(name, None)
         if group == "model" and experiment.model.lora:  # the digest of these weights is compared
             recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
-        differing = _differences(group, recorded, fields)
+        differing = _list_differences(group, recorded, fields)
         if differing:
             shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
             raise UserError(
@@ -147,7 +147,7 @@ def _check_same_run(
             )
 
 
-def _fields(plain: Any) -> dict[str, Any]:
+def _extract_fields(plain: Any) -> dict[str, Any]:
     """Returns the fields of a group of a config, as JSON; "" is the group itself without fields."""
     if not isinstance(plain, dict) or "class" not in plain:
         return {"": plain}
@@ -160,7 +160,7 @@ def _fields(plain: Any) -> dict[str, Any]:
     return plain
 
 
-def _differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns the fields that change the numbers of a run, as "model.width was 8 and is 16"."""
     return [
         f"{f'{group}.{name}'.rstrip('.')} was {before.get(name)!r} and is {now.get(name)!r}"
@@ -169,7 +169,7 @@ def _differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> lis
     ]
 
 
-def _defaults(config: Any) -> dict[str, Any]:
+def _list_defaults(config: Any) -> dict[str, Any]:
     """Returns the defaults of a dataclass as JSON has them."""
     fields = dataclasses.fields(config)
     return {f.name: to_plain(f.default) for f in fields if f.default is not dataclasses.MISSING}

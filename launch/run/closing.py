@@ -1,7 +1,7 @@
 """The block that `tftpu train` prints at the end."""
 
 from tftpu.config import Experiment
-from tftpu.launch.amounts import dollars, milliseconds
+from tftpu.launch.amounts import format_dollars, format_milliseconds
 from tftpu.launch.preflight import predictions
 from tftpu.launch.run import result, sample
 from tftpu.observe import console
@@ -27,7 +27,7 @@ def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], w
     rows.append(("run", f"{workdir}  ({console.duration(trainer.account.clock.wall())})"))
     usd = trainer.account.facts.usd
     if usd is not None:
-        rows.append(("cost", f"{dollars(usd)} at list price, on demand"))
+        rows.append(("cost", f"{format_dollars(usd)} at list price, on demand"))
     restarts = trainer.account.restarts
     over = f", {restarts + 1} starts" if restarts else ""
     for index, row in enumerate(goodput.table(trainer.account.seconds())):
@@ -59,6 +59,6 @@ def _speed(experiment: Experiment, trainer: Trainer, workdir: str) -> list[tuple
     rows = [("speed", text)]
     predicted = predictions.step_times(workdir, trainer.engine.data_shares)
     if predicted:
-        measured = milliseconds(1e3 * experiment.data.global_batch_size / rate)
+        measured = format_milliseconds(1e3 * experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))
     return rows

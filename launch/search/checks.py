@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch.run import conditions
-from tftpu.launch.search.space import Dimension, overrides
+from tftpu.launch.search.space import Dimension, to_overrides
 from tftpu.launch.settings import config_flags, own_code
 
 _BEST = "train.best_metric"
 _DRAWS = 200  # with which a value may be allowed
 
 
-def metric_of(given: str | None, changes: Sequence[str], experiment: Experiment) -> str:
+def choose_metric(given: str | None, changes: Sequence[str], experiment: Experiment) -> str:
     """Returns the metric of a search: that of `--metric`, or else that of the config.
 
     Args:
@@ -50,7 +50,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
         if given:
             raise UserError(f"{given[0]} sets a field of the space: leave out one of them.")
     for dimension in space:
-        for value in _ends(dimension):
+        for value in _list_ends(dimension):
             _check_value(space, dimension.field, value, experiment)
 
 
@@ -59,10 +59,10 @@ def _check_value(
 ) -> None:
     """Raises `UserError` for a value that `tftpu train` would refuse, whatever else is drawn."""
     refusal: UserError | None = None
-    for values in _draws(space, field, value):
+    for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
         try:
-            for change in overrides(values):
+            for change in to_overrides(values):
                 config_flags.override(changed, change)
             own_code.validate(changed)
             return
@@ -71,9 +71,9 @@ def _check_value(
     raise UserError(f"--space: {field}={value} is no value to train with: {refusal}")
 
 
-def _draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
+def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
     """Yields values by field, with one that is given: first beside those of the config."""
-    chance, fixed = random.Random(0), _conditions_of(space, field) | {field: value}
+    chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}
         for dimension in space:
@@ -83,11 +83,11 @@ def _draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[
             if dimension.field in fixed:
                 values[dimension.field] = fixed[dimension.field]
             elif draw or needed is not None:
-                values[dimension.field] = chance.choice(_ends(dimension))
+                values[dimension.field] = chance.choice(_list_ends(dimension))
         yield values
 
 
-def _conditions_of(space: Sequence[Dimension], field: str) -> dict[str, str]:
+def _find_conditions(space: Sequence[Dimension], field: str) -> dict[str, str]:
     """Returns the values of other fields with which a field is drawn."""
     known = {dimension.field: dimension for dimension in space}
     found: dict[str, str] = {}
@@ -97,6 +97,6 @@ def _conditions_of(space: Sequence[Dimension], field: str) -> dict[str, str]:
     return found
 
 
-def _ends(dimension: Dimension) -> Sequence[str]:
+def _list_ends(dimension: Dimension) -> Sequence[str]:
     """Returns the texts of the choices, or of the two bounds."""
     return dimension.choices or (repr(dimension.low), repr(dimension.high))

@@ -37,7 +37,7 @@ def start_server() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-class Child:
+class TrialProcess:
     """A process that trains.
 
     Args:
@@ -91,13 +91,13 @@ def _train(words: list[str], run: str, metric: str, log: str, connection: Connec
     from tftpu.launch.commands import train
     from tftpu.launch.settings.options import parse
 
-    def work() -> None:
+    def run_trial() -> None:
         options = parse("train", train.Options, words)
         experiment = options.experiment()
-        with _ends_told(connection), _claimed(run):
-            train.carry_out(options, experiment, [_reports(metric, connection)])
+        with _report_end(connection), _locked_run(run):
+            train.run_training(options, experiment, [_build_report_callback(metric, connection)])
 
-    sys.exit(main.ended(work))
+    sys.exit(main.run_for_exit_code(run_trial))
 
 
 def _stop_with_the_worker() -> None:
@@ -109,7 +109,7 @@ def _stop_with_the_worker() -> None:
 
 
 @contextlib.contextmanager
-def _ends_told(connection: Connection) -> Iterator[None]:
+def _report_end(connection: Connection) -> Iterator[None]:
     """Tells the worker of the ends that no exit code tells from other mistakes."""
     from tftpu.errors import DivergedError
     from tftpu.storage.owner import HeldError
@@ -123,7 +123,7 @@ def _ends_told(connection: Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _claimed(run: str) -> Iterator[None]:
+def _locked_run(run: str) -> Iterator[None]:
     """Claims a run, which the process of a worker that was killed may still be saving."""
     from tftpu.storage import claims
     from tftpu.storage.owner import HeldError
@@ -141,11 +141,11 @@ def _claimed(run: str) -> Iterator[None]:
         yield
 
 
-def _reports(metric: str, connection: Connection) -> Any:
+def _build_report_callback(metric: str, connection: Connection) -> Any:
     """Returns a callback that reports the metric of every evaluation, and ends a pruned trial."""
     import keras
 
-    class Reports(keras.callbacks.Callback):
+    class ReportCallback(keras.callbacks.Callback):
         """Reports to the search."""
 
         def __init__(self) -> None:
@@ -165,15 +165,15 @@ def _reports(metric: str, connection: Connection) -> Any:
                 self._ask(epoch + 1, float(value), last, text)
 
         def _ask(self, number: int, value: float | None, last: bool, pruned: str) -> None:
-            if _answer(connection, (number, value, last)) == PRUNE:
+            if _ask_worker(connection, (number, value, last)) == PRUNE:
                 print(pruned, flush=True)
                 model: Any = self.model
                 model.stop_training = True
 
-    return Reports()
+    return ReportCallback()
 
 
-def _answer(connection: Connection, message: tuple[int, float | None, bool]) -> str:
+def _ask_worker(connection: Connection, message: tuple[int, float | None, bool]) -> str:
     """Returns the worker's answer to a message; "" if this process is asked to stop before it.
 
     A worker may be gone, or wait for a disk or a bucket for longer than there is time to save.
@@ -181,12 +181,12 @@ def _answer(connection: Connection, message: tuple[int, float | None, bool]) -> 
     asked: list[int] = []
     before: Any = signal.getsignal(signal.SIGTERM)
 
-    def note(number: int, frame: Any) -> None:
+    def record_signal(number: int, frame: Any) -> None:
         asked.append(number)
         if callable(before):
             before(number, frame)
 
-    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGTERM, record_signal)
     try:
         connection.send(message)
         while not connection.poll(0.2) and not asked:

@@ -46,39 +46,39 @@ class Journal(BaseJournalBackend):
         data = sealed("\n".join(map(json.dumps, logs)))
         with self._lock:
             self._read_new()
-            while not _created(self._path(self._files), data):
+            while not _create_file(self._resolve_path(self._files), data):
                 self._read_new()
 
     def _read_new(self) -> None:
         # A file is created after those before it: all that are listed now can be read.
-        listed = 0 if self._files else _highest(self._folder) + 1
-        while (data := _content(self._path(self._files))) is not None:
+        listed = 0 if self._files else _find_highest(self._folder) + 1
+        while (data := _read_content(self._resolve_path(self._files))) is not None:
             try:
-                self._logs += _entries(data)
+                self._logs += _parse_entries(data)
             except ValueError as error:
                 raise UserError(
-                    f"{self._path(self._files)} of the search's record is damaged ({error}): "
+                    f"{self._resolve_path(self._files)} of the search's record is damaged ({error}): "
                     "restore it, or begin anew in another workdir."
                 ) from error
             self._files += 1
         if self._files < listed:
             raise UserError(
-                f"{self._path(self._files)} of the search's record is missing: restore it, or "
+                f"{self._resolve_path(self._files)} of the search's record is missing: restore it, or "
                 "begin anew in another workdir."
             )
 
-    def _path(self, number: int) -> str:
+    def _resolve_path(self, number: int) -> str:
         return files.join(self._folder, f"{number:0{_DIGITS}}.jsonl")
 
 
-def _highest(folder: str) -> int:
+def _find_highest(folder: str) -> int:
     """Returns the highest number of a file in a folder; -1 if there is none."""
     names = buckets.listing(folder) if files.is_remote(folder) else files.names_in(folder)
     found = (re.fullmatch(rf"([0-9]{{{_DIGITS}}})\.jsonl", name) for name in names)
     return max((int(name[1]) for name in found if name), default=-1)
 
 
-def _entries(data: bytes) -> list[dict[str, Any]]:
+def _parse_entries(data: bytes) -> list[dict[str, Any]]:
     """Returns the entries of a file; raises ValueError if it is damaged."""
     if not check_seal(data):
         raise ValueError("without a checksum: of an earlier version of tftpu, or cut off")
@@ -87,7 +87,7 @@ def _entries(data: bytes) -> list[dict[str, Any]]:
     return entries
 
 
-def _content(path: str) -> bytes | None:
+def _read_content(path: str) -> bytes | None:
     """Returns what a file holds; None if there is none."""
     if files.is_remote(path):
         data, generation = buckets.read(path)
@@ -98,7 +98,7 @@ def _content(path: str) -> bytes | None:
         return None
 
 
-def _created(path: str, data: bytes) -> bool:
+def _create_file(path: str, data: bytes) -> bool:
     """Creates a file, whole; returns False if there is one."""
     if files.is_remote(path):
         try:

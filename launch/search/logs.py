@@ -39,29 +39,29 @@ class Logs:
 
     def begin(self, number: int) -> str:
         """Returns the local path of a trial's log, with what earlier workers printed."""
-        path = self._path(number)
-        if self._temporary is not None and files.exists(self.name(number)):
+        path = self._resolve_path(number)
+        if self._temporary is not None and files.exists(self.resolve_destination(number)):
             with open(path, "wb") as file:
-                file.write(files.read(self.name(number)))
+                file.write(files.read(self.resolve_destination(number)))
         return path
 
     def keep(self, number: int) -> str:
         """Uploads the log of a trial, if it is for a bucket; returns why that failed, or ""."""
-        path = self._path(number)
+        path = self._resolve_path(number)
         if self._temporary is None or not os.path.exists(path):
             return ""
         try:
             with open(path, "rb") as file:
-                files.write_whole(self.name(number), file.read())
+                files.write_whole(self.resolve_destination(number), file.read())
         except (OSError, UserError) as error:
             return f"its log could not be kept: {error}"
         return ""
 
-    def name(self, number: int) -> str:
+    def resolve_destination(self, number: int) -> str:
         """Returns where the log of a trial stays."""
         if self._temporary is None:
-            return self._path(number)
+            return self._resolve_path(number)
         return files.join(self._workdir, "trials", f"{number:04d}", "log")
 
-    def _path(self, number: int) -> str:
+    def _resolve_path(self, number: int) -> str:
         return os.path.join(self._folder, f"{number:04d}.log")

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.launch.search.plan import Plan
-from tftpu.launch.search.report import FEWEST, best_first
+from tftpu.launch.search.report import FEWEST, rank_complete
 from tftpu.launch.search.space import Dimension
 from tftpu.storage import files
 
@@ -39,23 +39,23 @@ def write(
         The picture's path, and the importance of the fields, which sums to 1, if any differs;
         None while too few trials are complete.
     """
-    ranked = best_first(plan, study.get_trials(deepcopy=False))
+    ranked = rank_complete(plan, study.get_trials(deepcopy=False))
     if len(ranked) < FEWEST:
         return None
-    importance = _importance(study, ranked)
+    importance = _compute_importance(study, ranked)
     data = io.BytesIO()
-    drawn(plan, study, space, importance).savefig(data, format="png", dpi=110)
+    draw_figure(plan, study, space, importance).savefig(data, format="png", dpi=110)
     path = files.join(workdir, FILE)
     files.write_whole(path, data.getvalue())
     return path, importance
 
 
-def drawn(
+def draw_figure(
     plan: Plan, study: optuna.Study, space: Sequence[Dimension], importance: dict[str, float]
 ) -> Figure:
     """Returns the picture of a search with complete trials: its curves, bars and lines."""
     trials = study.get_trials(deepcopy=False)
-    ranked = best_first(plan, trials)
+    ranked = rank_complete(plan, trials)
     colours = {t.number: _MAP(1 - i / (len(ranked) - 1)) for i, t in enumerate(ranked)}
     pruned = [t for t in trials if t.state == TrialState.PRUNED]
     figure = Figure(figsize=(12, 8.5), layout="constrained")
@@ -67,7 +67,7 @@ def drawn(
     return figure
 
 
-def _importance(study: optuna.Study, complete: Sequence[FrozenTrial]) -> dict[str, float]:
+def _compute_importance(study: optuna.Study, complete: Sequence[FrozenTrial]) -> dict[str, float]:
     """Returns the share of each field in how the metric differs, by Optuna's fANOVA.
 
     Fields of a condition, which some trials lack, are not judged.
@@ -128,7 +128,7 @@ def _draw_parallel(
     values = np.array([trial.value for trial in ranked], float)
     low, high = values.min(), values.max()
     for trial in [*pruned, *reversed(ranked)]:
-        heights = [_height(dimension, trial) for dimension in space]
+        heights = [_compute_height(dimension, trial) for dimension in space]
         if trial.value is not None and trial.state == TrialState.COMPLETE:
             heights.append((trial.value - low) / ((high - low) or 1))
         axes.plot(
@@ -141,7 +141,7 @@ def _draw_parallel(
             alpha=1 if trial.number in colours else 0.6,
         )
     labels = [
-        *(_marks(dimension) for dimension in space),
+        *(_list_marks(dimension) for dimension in space),
         [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")],
     ]
     for position, marks in enumerate(labels):
@@ -161,7 +161,7 @@ def _draw_parallel(
     axes.spines[:].set_visible(False)
 
 
-def _height(dimension: Dimension, trial: FrozenTrial) -> float:
+def _compute_height(dimension: Dimension, trial: FrozenTrial) -> float:
     """Returns where a trial crosses the axis of a field, from 0 to 1; nan where it has none."""
     if dimension.field not in trial.params:
         return math.nan
@@ -173,7 +173,7 @@ def _height(dimension: Dimension, trial: FrozenTrial) -> float:
     return (scale(value) - low) / (high - low)
 
 
-def _marks(dimension: Dimension) -> list[tuple[float, str]]:
+def _list_marks(dimension: Dimension) -> list[tuple[float, str]]:
     """Returns the heights on the axis of a field that are labelled, and their labels."""
     if dimension.kind == "choice":
         last = len(dimension.choices) - 1

@@ -78,7 +78,7 @@ class Plan:
         best = f"--config.train.best_metric={self.metric}"
         return [*self.overrides, *([] if best in self.overrides else [best])]
 
-    def words(self, drawn: list[str], run: str) -> list[str]:
+    def build_arguments(self, drawn: list[str], run: str) -> list[str]:
         """Returns the command line of a trial, after the name of the command.
 
         Args:
@@ -87,7 +87,7 @@ class Plan:
         """
         return [f"--config={self.config}", *self.changes, *drawn, f"--workdir={run}"]
 
-    def sampler_for(self, number: int) -> samplers.BaseSampler:
+    def build_sampler(self, number: int) -> samplers.BaseSampler:
         """Returns the sampler that draws a trial.
 
         Each has its own seed: of several machines, and of a search that is continued, none draws
@@ -111,31 +111,31 @@ class Plan:
                 warn_independent_sampling=False,
             )
 
-    def study(self, workdir: str) -> optuna.Study:
+    def open_study(self, workdir: str) -> optuna.Study:
         """Returns the study in a workdir, which is created if there is none."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         return optuna.create_study(
             storage=JournalStorage(Journal(files.join(workdir, "study"))),
             study_name="search",
             direction=self.direction,
-            pruner=self._pruner(),
+            pruner=self._build_pruner(),
             load_if_exists=True,
         )
 
-    def _pruner(self) -> pruners.BasePruner:
+    def _build_pruner(self) -> pruners.BasePruner:
         if self.pruner == "median":
             return pruners.MedianPruner(n_startup_trials=4)
         return pruners.HyperbandPruner() if self.pruner == "hyperband" else pruners.NopPruner()
 
 
-def fields_of(experiment: Experiment) -> dict[str, Any]:
+def extract_fields(experiment: Experiment) -> dict[str, Any]:
     """Returns the fields of a config that change its runs, as plain data by their names."""
-    flat = _flat(to_plain(keras_objects.recorded(experiment)))
+    flat = _flatten(to_plain(keras_objects.recorded(experiment)))
     left_out = tuple(f"{name}." for name in operational_fields(experiment))
     return {name: value for name, value in flat.items() if not f"{name}.".startswith(left_out)}
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+def describe_differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Returns the fields of two configs that differ, in words; "" if none does."""
     found = [
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
@@ -145,7 +145,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(found[:_SHOWN]) + (", …" if found[_SHOWN:] else "")
 
 
-def recorded(workdir: str) -> Plan | None:
+def read_recorded(workdir: str) -> Plan | None:
     """Returns the plan of a workdir; None if there is none.
 
     Raises:
@@ -193,12 +193,12 @@ def record(plan: Plan, workdir: str) -> str:
     Raises:
         UserError: the workdir has another search, or cannot be written.
     """
-    before, replaced = recorded(workdir), ""
-    changed = _change(before, plan) if before is not None else ""
+    before, replaced = read_recorded(workdir), ""
+    changed = _describe_change(before, plan) if before is not None else ""
     try:
         if before is not None and changed:
             with claims.claim(files.join(workdir, "asking")):
-                replaced = _given_way(before, workdir)
+                replaced = _remove_failed(before, workdir)
             if not replaced:
                 raise UserError(
                     f"The workdir {workdir!r} holds a search that differs in {changed}. Give this "
@@ -214,7 +214,7 @@ def record(plan: Plan, workdir: str) -> str:
     return replaced
 
 
-def _change(before: Plan, plan: Plan) -> str:
+def _describe_change(before: Plan, plan: Plan) -> str:
     """Returns what differs between two plans that a search cannot change; "" if nothing does."""
     # What overrides change is among the fields, as far as it changes a run.
     left_out = ("overrides", *_LATER)
@@ -223,7 +223,7 @@ def _change(before: Plan, plan: Plan) -> str:
     for name in sorted(names, key=lambda name: (name != "metric", name == "fields")):
         was, now = getattr(before, name), getattr(plan, name)
         if name == "fields":
-            differing = differences(was, now)
+            differing = describe_differences(was, now)
             if differing:
                 return f"config: {differing}"
         elif name == "config" and os.path.basename(was) == os.path.basename(now):
@@ -233,9 +233,9 @@ def _change(before: Plan, plan: Plan) -> str:
     return ""
 
 
-def _given_way(before: Plan, workdir: str) -> str:
+def _remove_failed(before: Plan, workdir: str) -> str:
     """Removes a search whose trials all failed; returns what it was, or "" if it is another."""
-    trials = before.study(workdir).get_trials(deepcopy=False)
+    trials = before.open_study(workdir).get_trials(deepcopy=False)
     if any(trial.state != TrialState.FAIL for trial in trials):
         return ""
     for folder in ("study", "trials", "logs"):
@@ -243,7 +243,7 @@ def _given_way(before: Plan, workdir: str) -> str:
     return f"{counted(len(trials), 'trial')} of an earlier search, none of which succeeded"
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
     """Returns the parts of plain data by their paths, such as "model.width"."""
     if isinstance(value, dict):
         parts = value.items()
@@ -255,5 +255,5 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     for name, part in parts:
         inside = f"{path}.{name}" if path else str(name)
         if not inside.endswith("description.config.name"):  # Keras numbers its objects
-            found |= _flat(part, inside)
+            found |= _flatten(part, inside)
     return found

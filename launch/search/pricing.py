@@ -16,9 +16,9 @@ _USER_ERROR = 2  # the exit code of a config that preflight refuses
 # In a process of its own: JAX would be told to use the CPU, and so would the trials.
 _CHECK = """
 import sys
-from tftpu.launch.main import ended
+from tftpu.launch.main import run_for_exit_code
 from tftpu.preflight.compiling.compiler import check_machine
-sys.exit(ended(check_machine))
+sys.exit(run_for_exit_code(check_machine))
 """
 
 

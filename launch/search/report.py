@@ -7,10 +7,10 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.errors import counted
-from tftpu.launch.amounts import dollars
+from tftpu.launch.amounts import format_dollars
 from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import OVERRIDES, STOPPED_AT, USD, WHY
-from tftpu.launch.search.worker import shown
+from tftpu.launch.search.worker import format_overrides
 from tftpu.storage import files
 
 FEWEST = 4  # complete trials of a picture
@@ -23,7 +23,7 @@ _NAMES = {
 }
 
 
-def text(
+def format_result(
     plan: Plan,
     study: optuna.Study,
     workdir: str,
@@ -39,11 +39,13 @@ def text(
     """
     trials = study.get_trials(deepcopy=False)
     rows: list[tuple[str, str]] = []
-    lines = ["", _counts(plan, study, trials, workdir)]
-    lines += [f"  trial {t.number:<4} {t.user_attrs[WHY]}" for t in trials if _failed(t)][:_ROWS]
-    best = best_first(plan, trials)
-    for trial in [t for t in best if not _repeated(t)][:_ROWS]:
-        words = shown(trial.user_attrs[OVERRIDES])
+    lines = ["", _format_counts(plan, study, trials, workdir)]
+    lines += [f"  trial {t.number:<4} {t.user_attrs[WHY]}" for t in trials if _has_failed(t)][
+        :_ROWS
+    ]
+    best = rank_complete(plan, trials)
+    for trial in [t for t in best if not _is_repeated(t)][:_ROWS]:
+        words = format_overrides(trial.user_attrs[OVERRIDES])
         lines.append(f"  trial {trial.number:<4} {plan.metric} {trial.value:.4g}  {words}")
     if drawn and drawn[1]:
         shares = "  ".join(f"{name} {share:.0%}" for name, share in drawn[1].items())
@@ -51,7 +53,7 @@ def text(
     if best:
         run = files.join(workdir, "trials", f"{best[0].number:04d}", "run")
         rows += [
-            ("best config", command(plan, best[0])),
+            ("best config", format_command(plan, best[0])),
             ("its run", f"tftpu evaluate --workdir={shlex.quote(run)}"),
         ]
     rows.append(("picture", drawn[0] if drawn else f"once {FEWEST} trials are complete"))
@@ -62,7 +64,7 @@ def text(
 def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
     """Writes `result.json`, the best trial for programs; nothing while there is none."""
     trials = study.get_trials(deepcopy=False)
-    best = best_first(plan, trials)
+    best = rank_complete(plan, trials)
     if not best:
         return
     record = {
@@ -79,37 +81,37 @@ def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
     files.write_whole(files.join(workdir, "result.json"), text.encode())
 
 
-def best_first(plan: Plan, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+def rank_complete(plan: Plan, trials: list[FrozenTrial]) -> list[FrozenTrial]:
     """Returns the trials that are complete, the best one first.
 
     Those that repeat the number of another one, and have no run, come after it.
     """
-    done = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=_repeated)
+    done = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=_is_repeated)
     return sorted(done, key=lambda t: t.value or 0.0, reverse=plan.direction == "maximize")
 
 
-def command(plan: Plan, trial: FrozenTrial) -> str:
+def format_command(plan: Plan, trial: FrozenTrial) -> str:
     """Returns the command that trains the config of a trial."""
     words = [f"--config={plan.config}", *plan.changes, *trial.user_attrs[OVERRIDES]]
     return " ".join(["tftpu train", *map(shlex.quote, words)])
 
 
-def _counts(plan: Plan, study: optuna.Study, trials: list[FrozenTrial], workdir: str) -> str:
+def _format_counts(plan: Plan, study: optuna.Study, trials: list[FrozenTrial], workdir: str) -> str:
     numbers = {name: sum(t.state == state for t in trials) for state, name in _NAMES.items()}
     counts = ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
     line = f"{counted(len(trials), 'trial')} of {plan.trials} in {workdir}: {counts or 'none yet'}"
     if plan.slice:
         usd = sum(t.user_attrs.get(USD, 0.0) for t in trials)
-        line += f"; {dollars(usd)} on {plan.slice}, as preflight predicts"
+        line += f"; {format_dollars(usd)} on {plan.slice}, as preflight predicts"
         if plan.budget_usd is not None and study.user_attrs.get(STOPPED_AT) == plan.budget_usd:
-            line += f", and the next trial exceeds the budget of {dollars(plan.budget_usd)}"
+            line += f", and the next trial exceeds the budget of {format_dollars(plan.budget_usd)}"
     return line
 
 
-def _repeated(trial: FrozenTrial) -> bool:
+def _is_repeated(trial: FrozenTrial) -> bool:
     """Returns whether a trial that is complete has its number from one of the same values."""
     return WHY in trial.user_attrs
 
 
-def _failed(trial: FrozenTrial) -> bool:
+def _has_failed(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.FAIL and WHY in trial.user_attrs

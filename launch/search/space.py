@@ -27,7 +27,7 @@ _FORM = "FIELD=uniform:LOW..HIGH, FIELD=log:LOW..HIGH or FIELD=choice:A,B"
 _LARGEST = 2**53  # whole numbers are kept as float64 on their way
 
 
-class Suggests(Protocol):
+class TrialProtocol(Protocol):
     """A trial of Optuna."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
@@ -64,7 +64,7 @@ class Dimension:
     choices: tuple[str, ...] = ()
     only_if: tuple[str, str] | None = None
 
-    def suggest(self, trial: Suggests) -> str:
+    def suggest(self, trial: TrialProtocol) -> str:
         """Returns the text of a value that a trial draws."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.field, self.choices)
@@ -90,7 +90,7 @@ def parse(texts: Sequence[str], experiment: Experiment) -> list[Dimension]:
     """
     found: dict[str, Dimension] = {}
     for text in texts:
-        dimension = _dimension(text, experiment)
+        dimension = _parse_dimension(text, experiment)
         if dimension.field in found:
             raise UserError(f"--space: {dimension.field} is named twice.")
         _check_condition(text, dimension, found)
@@ -100,25 +100,25 @@ def parse(texts: Sequence[str], experiment: Experiment) -> list[Dimension]:
     return list(found.values())
 
 
-def suggest(space: Sequence[Dimension], trial: Suggests) -> list[str]:
+def suggest(space: Sequence[Dimension], trial: TrialProtocol) -> list[str]:
     """Returns the overrides that a trial draws, such as "--config.model.width=64"."""
     values: dict[str, str] = {}
     for dimension in space:
-        if dimension.only_if is None or _holds(dimension.only_if, values):
+        if dimension.only_if is None or _is_met(dimension.only_if, values):
             values[dimension.field] = dimension.suggest(trial)
-    return overrides(values)
+    return to_overrides(values)
 
 
-def overrides(values: Mapping[str, str]) -> list[str]:
+def to_overrides(values: Mapping[str, str]) -> list[str]:
     """Returns the overrides of a config that set fields to values."""
     return [f"--config.{field}={value}" for field, value in values.items()]
 
 
-def _holds(condition: tuple[str, str], values: Mapping[str, str]) -> bool:
+def _is_met(condition: tuple[str, str], values: Mapping[str, str]) -> bool:
     return values.get(condition[0]) == condition[1]
 
 
-def _dimension(text: str, experiment: Experiment) -> Dimension:
+def _parse_dimension(text: str, experiment: Experiment) -> Dimension:
     match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\w+):(.+?)(?:\s+if\s+([\w.]+)=(.+?))?\s*", text)
     if not match:
         raise UserError(f"--space={text}: write {_FORM}.")
@@ -129,9 +129,9 @@ def _dimension(text: str, experiment: Experiment) -> Dimension:
     field = field.removeprefix("config.")
     if kind == "choice":
         return Dimension(
-            field, kind, choices=_choices(text, field, values, experiment), only_if=only_if
+            field, kind, choices=_parse_choices(text, field, values, experiment), only_if=only_if
         )
-    low, high, whole = _bounds(text, field, values, experiment)
+    low, high, whole = _parse_bounds(text, field, values, experiment)
     if not low < high:
         raise UserError(f"--space={text}: {low:g} is not below {high:g}.")
     if kind == "log" and low <= 0:
@@ -139,7 +139,7 @@ def _dimension(text: str, experiment: Experiment) -> Dimension:
     return Dimension(field, kind, whole, low, high, only_if=only_if)
 
 
-def _choices(text: str, field: str, values: str, experiment: Experiment) -> tuple[str, ...]:
+def _parse_choices(text: str, field: str, values: str, experiment: Experiment) -> tuple[str, ...]:
     try:
         found = tuple(config_values.split(f"({values})"))
     except ValueError as error:
@@ -154,7 +154,7 @@ def _choices(text: str, field: str, values: str, experiment: Experiment) -> tupl
     return found
 
 
-def _bounds(
+def _parse_bounds(
     text: str, field: str, values: str, experiment: Experiment
 ) -> tuple[float, float, bool]:
     parts = values.split("..")
@@ -173,12 +173,12 @@ def _bounds(
         raise UserError(f"--space={text}: a whole number is beyond 2^53: give smaller bounds.")
     if not math.isfinite(high - low):
         raise UserError(f"--space={text}: no number is as large as the width of this range.")
-    if float in _types(experiment, field):
+    if float in _list_types(experiment, field):
         return float(low), float(high), False
     return low, high, True
 
 
-def _types(experiment: Experiment, field: str) -> tuple[Any, ...]:
+def _list_types(experiment: Experiment, field: str) -> tuple[Any, ...]:
     """Returns the types that a field may have."""
     *path, name = field.split(".")
     kind = declared_types(type(functools.reduce(getattr, path, experiment)))[name]

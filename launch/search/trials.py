@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.launch.search import space
 from tftpu.launch.search.plan import Plan, check_overrides
-from tftpu.launch.search.watch import Watch
+from tftpu.launch.search.watch import LeaseWatch
 from tftpu.storage import claims, files
 from tftpu.storage.owner import HeldError, LostError, refusal
 
@@ -24,7 +24,7 @@ STOPPED_AT = "stopped_at_usd"  # the budget that the next trial did not fit
 
 
 @dataclasses.dataclass
-class Taken:
+class ClaimedTrial:
     """A trial that this process has claimed.
 
     Attributes:
@@ -57,28 +57,28 @@ class Trials:
     ):
         self._plan, self._workdir, self._study = plan, workdir, study
         self._dimensions = dimensions
-        self._watch = Watch()
+        self._watch = LeaseWatch()
 
     @property
     def over(self) -> bool:
         """True once all trials have ended, or those that the budget pays for."""
         if self.count(FINISHED) >= self._plan.trials:
             return True
-        return self._over_budget() and not any(map(self._may_run, self._running()))
+        return self._is_over_budget() and not any(map(self._can_run, self._list_running()))
 
     def count(self, states: Sequence[TrialState]) -> int:
         """Returns the number of trials in some states."""
         return len(self._study.get_trials(deepcopy=False, states=tuple(states)))
 
-    def folder(self, number: int) -> str:
+    def resolve_folder(self, number: int) -> str:
         """Returns the folder of a trial."""
         return files.join(self._workdir, "trials", f"{number:04d}")
 
-    def run(self, number: int) -> str:
+    def resolve_workdir(self, number: int) -> str:
         """Returns the workdir of a trial's run."""
-        return files.join(self.folder(number), "run")
+        return files.join(self.resolve_folder(number), "run")
 
-    def take(self, own: set[int]) -> Taken | None:
+    def claim_next_trial(self, own: set[int]) -> ClaimedTrial | None:
         """Claims a trial: one whose worker is gone, or a new one; None if there is none now.
 
         It waits for no other machine: all threads of this process wait for it.
@@ -86,28 +86,28 @@ class Trials:
         Args:
             own: numbers of the trials that this process runs, whose claims do not exclude it.
         """
-        taken = self._left_behind(own)
-        if taken is not None or self._over_budget() or not self._wanted():
+        taken = self._claim_left_behind(own)
+        if taken is not None or self._is_over_budget() or not self._is_trial_wanted():
             return taken
         try:
-            with self._asking():
-                return self._new() if self._wanted() else None
+            with self._locked_study():
+                return self._claim_new() if self._is_trial_wanted() else None
         except HeldError:  # another machine asks at this moment
             return None
 
-    def lost(self, number: int) -> bool:
+    def is_lost(self, number: int) -> bool:
         """Returns whether another worker may have taken a trial that this process claimed."""
         try:
-            claims.check(self._worker(number))
+            claims.check(self._resolve_worker_folder(number))
         except (LostError, OSError):  # it was suspended, or the bucket was out of reach
             return True
         return False
 
-    def finished(self, number: int) -> bool:
+    def is_finished(self, number: int) -> bool:
         """Returns whether a trial has ended."""
-        return self._frozen(number).state in FINISHED
+        return self._read_frozen(number).state in FINISHED
 
-    def twin(self, taken: Taken) -> FrozenTrial | None:
+    def find_duplicate(self, taken: ClaimedTrial) -> FrozenTrial | None:
         """Returns a trial with the same overrides that is complete or pruned; None without one."""
         over = (TrialState.COMPLETE, TrialState.PRUNED)
         for trial in self._study.get_trials(deepcopy=False, states=over):
@@ -115,13 +115,13 @@ class Trials:
                 return trial
         return None
 
-    def affords(self, trial: optuna.Trial, usd: float) -> bool:
+    def reserve_budget(self, trial: optuna.Trial, usd: float) -> bool:
         """Books what a trial costs; returns False, and ends the search, if the budget is exceeded.
 
         Raises:
             HeldError: another machine asks at this moment.
         """
-        with self._asking():
+        with self._locked_study():
             others = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
             spent = sum(t.user_attrs.get(USD, 0.0) for t in others)
             budget = self._plan.budget_usd
@@ -132,86 +132,90 @@ class Trials:
             return True
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _locked_study(self) -> Iterator[None]:
         """Excludes other machines while a trial is created or booked; raises HeldError at once."""
         place = files.join(self._workdir, "asking")
-        if not self._watch.free(place):
+        if not self._watch.is_free(place):
             raise refusal(place, None)
         with claims.claim(place):
             yield
 
-    def _wanted(self) -> bool:
+    def _is_trial_wanted(self) -> bool:
         return self.count(tuple(TrialState)) < self._plan.trials
 
-    def _over_budget(self) -> bool:
+    def _is_over_budget(self) -> bool:
         stopped, budget = self._study.user_attrs.get(STOPPED_AT), self._plan.budget_usd
         return stopped is not None and budget is not None and budget <= stopped
 
-    def _running(self) -> list[FrozenTrial]:
+    def _list_running(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
-    def _frozen(self, number: int) -> FrozenTrial:
+    def _read_frozen(self, number: int) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[number]
 
-    def _may_run(self, frozen: FrozenTrial) -> bool:
+    def _can_run(self, frozen: FrozenTrial) -> bool:
         """Returns whether the budget allows a trial that has begun: it is booked, or none is."""
-        return USD in frozen.user_attrs or not self._over_budget()
+        return USD in frozen.user_attrs or not self._is_over_budget()
 
-    def _left_behind(self, own: set[int]) -> Taken | None:
-        for frozen in self._running():
+    def _claim_left_behind(self, own: set[int]) -> ClaimedTrial | None:
+        for frozen in self._list_running():
             number = frozen.number
-            if number in own or not self._may_run(frozen):
+            if number in own or not self._can_run(frozen):
                 continue
-            claim = self._claimed(number) if self._watch.free(self._worker(number)) else None
+            claim = (
+                self._try_claim(number)
+                if self._watch.is_free(self._resolve_worker_folder(number))
+                else None
+            )
             if claim is None:
                 continue
             with contextlib.ExitStack() as refused:
                 refused.push(claim)
-                frozen = self._frozen(number)
+                frozen = self._read_frozen(number)
                 if frozen.state != TrialState.RUNNING:  # its worker has just told its end
                     continue
-                self._study.sampler = self._plan.sampler_for(number)
-                trial = _again(self._study, frozen)
+                self._study.sampler = self._plan.build_sampler(number)
+                trial = _reopen_trial(self._study, frozen)
                 words = frozen.user_attrs.get(OVERRIDES)
                 # None: its worker was killed while it drew.
-                words = self._drawn(trial) if words is None else check_overrides(words)
-                return Taken(trial, frozen, words, True, refused.pop_all())
+                words = self._draw_overrides(trial) if words is None else check_overrides(words)
+                return ClaimedTrial(trial, frozen, words, True, refused.pop_all())
         return None
 
-    def _new(self) -> Taken | None:
+    def _claim_new(self) -> ClaimedTrial | None:
         number = self.count(tuple(TrialState))
-        claim = self._claimed(number)  # before anybody can find it left behind
+        claim = self._try_claim(number)  # before anybody can find it left behind
         if claim is None:
             return None
         with contextlib.ExitStack() as refused:
             refused.push(claim)
-            self._study.sampler = self._plan.sampler_for(number)
+            self._study.sampler = self._plan.build_sampler(number)
             trial = self._study.ask()
             if trial.number != number:  # this process was suspended, and another one has asked
                 return None
-            words = self._drawn(trial)
-            return Taken(trial, self._frozen(number), words, False, refused.pop_all())
+            words = self._draw_overrides(trial)
+            return ClaimedTrial(trial, self._read_frozen(number), words, False, refused.pop_all())
 
-    def _drawn(self, trial: optuna.Trial) -> list[str]:
+    def _draw_overrides(self, trial: optuna.Trial) -> list[str]:
         words = space.suggest(self._dimensions, trial)
         trial.set_user_attr(OVERRIDES, words)
         return words
 
-    def _claimed(self, number: int) -> contextlib.ExitStack | None:
+    def _try_claim(self, number: int) -> contextlib.ExitStack | None:
         """Claims a trial until the stack is closed; returns None if another worker has it."""
         stack = contextlib.ExitStack()
         try:
-            stack.enter_context(claims.claim(self._worker(number)))
+            stack.enter_context(claims.claim(self._resolve_worker_folder(number)))
         except HeldError:
             return None
         return stack
 
-    def _worker(self, number: int) -> str:
+    def _resolve_worker_folder(self, number: int) -> str:
         """Returns the folder that the worker of a trial claims."""
-        return files.join(self.folder(number), "worker")
+        return files.join(self.resolve_folder(number), "worker")
 
 
-def _again(study: optuna.Study, frozen: FrozenTrial) -> optuna.Trial:
+def _reopen_trial(study: optuna.Study, frozen: FrozenTrial) -> optuna.Trial:
     """Returns a trial that another process asked for, to report to.
 
     Optuna has no public name for a trial's id in its storage; tried with 5.0.

@@ -10,13 +10,13 @@ from tftpu.storage import buckets, claims, files, lease, owner, side_files
 from tftpu.storage.owner import Owner
 
 
-class Watch:
+class LeaseWatch:
     """Remembers which leases it saw, and since when each of them is the same."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # by folder: the generation, and when
 
-    def free(self, folder: str) -> bool:
+    def is_free(self, folder: str) -> bool:
         """Returns whether nobody holds a folder, as far as one look tells, without waiting.
 
         An owner on another machine is gone once its lease has been seen unchanged for `EXPIRES`

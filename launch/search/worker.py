@@ -11,13 +11,13 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.errors import UserError
-from tftpu.launch.amounts import dollars
+from tftpu.launch.amounts import format_dollars
 from tftpu.launch.run import result
 from tftpu.launch.search import pricing
-from tftpu.launch.search.child import DIVERGED, HELD, PRUNE, Child
+from tftpu.launch.search.child import DIVERGED, HELD, PRUNE, TrialProcess
 from tftpu.launch.search.logs import Logs
 from tftpu.launch.search.plan import Plan
-from tftpu.launch.search.trials import BEHIND, USD, WHY, Taken, Trials
+from tftpu.launch.search.trials import BEHIND, USD, WHY, ClaimedTrial, Trials
 from tftpu.runtime.preemption import PREEMPTED
 from tftpu.storage import files, lines
 from tftpu.storage.owner import HeldError
@@ -44,7 +44,7 @@ class Workers:
         self._plan, self._study, self._trials = plan, study, trials
         self._logs, self._say = logs, say
         self._lock = threading.Lock()  # claims of one process do not exclude one another
-        self._running: dict[int, Child | None] = {}  # by number; None: not started yet
+        self._running: dict[int, TrialProcess | None] = {}  # by number; None: not started yet
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []
         self._failures = 0
@@ -65,7 +65,7 @@ class Workers:
         Raises:
             UserError: trials failed before any was complete, or cannot be priced.
         """
-        threads = [threading.Thread(target=self._guarded) for _ in range(parallel)]
+        threads = [threading.Thread(target=self._run_worker) for _ in range(parallel)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -74,23 +74,23 @@ class Workers:
         if self._errors:
             raise self._errors[0]
 
-    def _guarded(self) -> None:
+    def _run_worker(self) -> None:
         try:
-            self._work()
+            self._run_trials()
         except BaseException as error:
             self._errors.append(error)
             self.stop()
 
-    def _work(self) -> None:
+    def _run_trials(self) -> None:
         while not self._stopped.is_set():
             with self._lock:
-                taken = self._trials.take(set(self._running))
+                taken = self._trials.claim_next_trial(set(self._running))
                 if taken is not None:
                     self._running[taken.trial.number] = None
             if taken is not None:
                 try:
                     with taken.claim:
-                        self._carry_out(taken)
+                        self._run_trial(taken)
                 finally:
                     with self._lock:
                         del self._running[taken.trial.number]
@@ -99,30 +99,30 @@ class Workers:
             else:
                 self._stopped.wait(_POLL_S)
 
-    def _carry_out(self, taken: Taken) -> None:
+    def _run_trial(self, taken: ClaimedTrial) -> None:
         number = taken.trial.number
         again = "again" if taken.resumed else "begins"
-        self._say_of(number, f"{again}  {shown(taken.words)}")
-        twin = self._trials.twin(taken)
+        self._print_status(number, f"{again}  {format_overrides(taken.words)}")
+        twin = self._trials.find_duplicate(taken)
         if twin is not None:  # a run of the same config would end with the same number
-            self._repeat(taken, twin)
+            self._copy_result(taken, twin)
             return
         log = self._logs.begin(number)
-        words = self._plan.words(taken.words, self._trials.run(number))
+        words = self._plan.build_arguments(taken.words, self._trials.resolve_workdir(number))
         try:
-            if self._affordable(taken, words, log):
+            if self._price_trial(taken, words, log):
                 self._train(taken, words, log)
         finally:
             failure = self._logs.keep(number)
             if failure:
-                self._say_of(number, failure)
+                self._print_status(number, failure)
 
-    def _train(self, taken: Taken, words: list[str], log: str) -> None:
+    def _train(self, taken: ClaimedTrial, words: list[str], log: str) -> None:
         """Runs a trial and tells how it ended, unless it is to be resumed."""
         number = taken.trial.number
-        run = self._trials.run(number)
+        run = self._trials.resolve_workdir(number)
         try:
-            child = Child(words, run, self._plan.metric, log)
+            child = TrialProcess(words, run, self._plan.metric, log)
         except (EOFError, OSError):
             if self._stopped.wait(_POLL_S):  # a signal to all processes has ended the server, too
                 return
@@ -134,35 +134,35 @@ class Workers:
             outcome, evaluated = self._follow(taken, run, child)
             code = child.wait()
         except UpdateFinishedTrialError:  # while this process was suspended
-            self._say_of(number, _ELSEWHERE)
+            self._print_status(number, _ELSEWHERE)
             return
         finally:  # of an error, too: a process that nobody answers would wait for ever
             child.close()
         if code == PREEMPTED or (code and self._stopped.is_set()):
             return  # it is resumed by whoever continues the search
-        if self._trials.lost(number):
-            self._say_of(number, _ELSEWHERE)
+        if self._trials.is_lost(number):
+            self._print_status(number, _ELSEWHERE)
         elif outcome == HELD:
-            self._say_of(number, "another process still saves its run: tried again")
+            self._print_status(number, "another process still saves its run: tried again")
         elif outcome == DIVERGED:
-            self._tell(taken, TrialState.PRUNED, "diverged")
+            self._report_end(taken, TrialState.PRUNED, "diverged")
         elif code:
-            self._fail(taken, f"{_ended(code)}: {_last_line(log)}")
+            self._fail(taken, f"{_describe_exit(code)}: {_read_last_line(log)}")
         elif not evaluated:
             self._fail(taken, f"no evaluation had {self._plan.metric}")
         else:
-            self._tell_result(taken, run, outcome == PRUNE)
+            self._report_result(taken, run, outcome == PRUNE)
 
-    def _tell_result(self, taken: Taken, run: str, pruned: bool) -> None:
+    def _report_result(self, taken: ClaimedTrial, run: str, pruned: bool) -> None:
         found = result.read(run) or {}
         if pruned:
-            self._tell(taken, TrialState.PRUNED, f"pruned after {found.get('steps')} steps")
+            self._report_end(taken, TrialState.PRUNED, f"pruned after {found.get('steps')} steps")
         elif not found.get("best"):
-            self._tell(taken, TrialState.PRUNED, f"{self._plan.metric} was never finite")
+            self._report_end(taken, TrialState.PRUNED, f"{self._plan.metric} was never finite")
         else:
             self._succeed(taken, found["best"]["value"])
 
-    def _affordable(self, taken: Taken, words: list[str], log: str) -> bool:
+    def _price_trial(self, taken: ClaimedTrial, words: list[str], log: str) -> bool:
         """Returns whether a trial is to run: it fits the slice, and the budget."""
         plan, number = self._plan, taken.trial.number
         if not plan.slice or USD in taken.frozen.user_attrs:
@@ -171,29 +171,29 @@ class Workers:
             price = pricing.price(words, plan.slice, log, self._stopped)
         except pricing.CannotRunError as error:
             raise UserError(
-                f"Trial {number} has no price: {error}: {_last_line(log)}. See "
-                f"{self._logs.name(number)}. The same command tries it again."
+                f"Trial {number} has no price: {error}: {_read_last_line(log)}. See "
+                f"{self._logs.resolve_destination(number)}. The same command tries it again."
             ) from error
         except UserError as error:
-            self._fail(taken, f"{error}: {_last_line(log)}")
+            self._fail(taken, f"{error}: {_read_last_line(log)}")
             return False
         if price is None:
             return False
         if price.refusal:
-            self._tell(taken, TrialState.PRUNED, price.refusal)
+            self._report_end(taken, TrialState.PRUNED, price.refusal)
             return False
         while not self._stopped.is_set():
             with contextlib.suppress(HeldError), self._lock:
-                affords = self._trials.affords(taken.trial, price.usd)
-                cost = f"{dollars(price.usd)} on {plan.slice}"
-                self._say_of(
+                affords = self._trials.reserve_budget(taken.trial, price.usd)
+                cost = f"{format_dollars(price.usd)} on {plan.slice}"
+                self._print_status(
                     number, cost if affords else f"{cost}: above the budget, the search ends"
                 )
                 return affords
             self._stopped.wait(_POLL_S)
         return False
 
-    def _follow(self, taken: Taken, run: str, child: Child) -> tuple[str, bool]:
+    def _follow(self, taken: ClaimedTrial, run: str, child: TrialProcess) -> tuple[str, bool]:
         """Reports the evaluations of a trial until it ends.
 
         Returns:
@@ -209,7 +209,7 @@ class Workers:
                 known.add(number)
 
         # Evaluations that a worker did not report before it was killed.
-        evaluations = _evaluations(run, self._plan.metric)
+        evaluations = _read_evaluations(run, self._plan.metric)
         for number, value in enumerate(evaluations, 1):
             report(number, value)
         evaluated = bool(evaluations)
@@ -232,32 +232,32 @@ class Workers:
             with contextlib.suppress(OSError):  # it was killed meanwhile
                 child.connection.send(PRUNE if pruned else "")
 
-    def _repeat(self, taken: Taken, twin: FrozenTrial) -> None:
+    def _copy_result(self, taken: ClaimedTrial, twin: FrozenTrial) -> None:
         why = f"the same as trial {twin.number}"
         if twin.state == TrialState.COMPLETE:
             self._succeed(taken, twin.values[0], why)
         else:
-            self._tell(taken, twin.state, why)
+            self._report_end(taken, twin.state, why)
 
-    def _succeed(self, taken: Taken, value: float, why: str = "") -> None:
-        if self._told(taken, why, values=value):
+    def _succeed(self, taken: ClaimedTrial, value: float, why: str = "") -> None:
+        if self._tell_study(taken, why, values=value):
             text = f"{self._plan.metric} {value:.4g}"
-            self._say_of(taken.trial.number, f"{text}, {why}" if why else text)
+            self._print_status(taken.trial.number, f"{text}, {why}" if why else text)
 
-    def _fail(self, taken: Taken, why: str) -> None:
-        why = f"{why.rstrip('.')}. See {self._logs.name(taken.trial.number)}."
-        self._tell(taken, TrialState.FAIL, f"failed: {why}")
+    def _fail(self, taken: ClaimedTrial, why: str) -> None:
+        why = f"{why.rstrip('.')}. See {self._logs.resolve_destination(taken.trial.number)}."
+        self._report_end(taken, TrialState.FAIL, f"failed: {why}")
         self._failures += 1
         if self._failures >= _FAILURES and not self._trials.count((TrialState.COMPLETE,)):
             raise UserError(
                 f"{self._failures} trials failed and none is complete, the last one with {why}"
             )
 
-    def _tell(self, taken: Taken, state: TrialState, why: str) -> None:
-        if self._told(taken, why, state=state):
-            self._say_of(taken.trial.number, why)
+    def _report_end(self, taken: ClaimedTrial, state: TrialState, why: str) -> None:
+        if self._tell_study(taken, why, state=state):
+            self._print_status(taken.trial.number, why)
 
-    def _told(self, taken: Taken, why: str, **end: Any) -> bool:
+    def _tell_study(self, taken: ClaimedTrial, why: str, **end: Any) -> bool:
         """Tells the end of a trial; returns False, and says so, if another worker has done it."""
         try:
             if why:
@@ -265,33 +265,33 @@ class Workers:
             self._study.tell(taken.trial, **end)
             return True
         except (UpdateFinishedTrialError, ValueError):
-            if not self._trials.finished(taken.trial.number):
+            if not self._trials.is_finished(taken.trial.number):
                 raise
-            self._say_of(taken.trial.number, _ELSEWHERE)
+            self._print_status(taken.trial.number, _ELSEWHERE)
             return False
 
-    def _say_of(self, number: int, text: str) -> None:
+    def _print_status(self, number: int, text: str) -> None:
         self._say(f"trial {number:<4}{text}")
 
 
-def shown(words: list[str]) -> str:
+def format_overrides(words: list[str]) -> str:
     """Returns the overrides of a trial as people read them."""
     return "  ".join(word.removeprefix("--config.") for word in words)
 
 
-def _evaluations(run: str, metric: str) -> list[float]:
+def _read_evaluations(run: str, metric: str) -> list[float]:
     """Returns the values of a metric that a run has written, nan for one that is no number."""
     found = lines.read(files.join(run, "metrics.jsonl"))
     return [numbers.get(metric, math.nan) for _, split, numbers in found if split == "eval"]
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Returns how a process ended, in words: 137 is that of a machine without memory."""
     names = {128 + number: number.name for number in signal.Signals}
     return f"ended by {names[code]}" if code in names else f"exit code {code}"
 
 
-def _last_line(log: str) -> str:
+def _read_last_line(log: str) -> str:
     with open(log, errors="replace") as file:
         said = [line.strip() for line in file if line.strip()]
     return said[-1] if said else "it printed nothing"

@@ -141,7 +141,7 @@ def modules_of(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
     that its code names, and all that its import has loaded, but the standard library. The names are
     identifiers, such as `half` in `losses.half`.
     """
-    within, others, written = code_imports.reached(code.folder, code.module)
+    within, others, written = code_imports.trace_modules(code.folder, code.module)
     beside = _modules_in(code.folder)
     own = within | {name for name in sys.modules if _package(name) in beside}
     named = {_package(name) for name in others}

@@ -35,13 +35,15 @@ def main(turns: int) -> None:
     engine = tftpu.connect("none", None)
     steps = experiment.train.log_every
 
-    def train(turn: bench.Turn, seen: bool) -> None:
+    def train(turn: bench.ContestantThread, seen: bool) -> None:
         experiment.train.log_every = steps if seen else bench.FOREVER
         with tempfile.TemporaryDirectory() as workdir:
             with engine.scope():
                 trainer = build.build_trainer(experiment, workdir if seen else None)
             data = build.training_data(experiment)
-            trainer.fit(data, steps=bench.FOREVER, callbacks=[bench.CallTurn(turn)], verbose=seen)
+            trainer.fit(
+                data, steps=bench.FOREVER, callbacks=[bench.TurnCallback(turn)], verbose=seen
+            )
 
     watch, inside = _Threads(), _Inside()
     with _terminal(), inside.measured():
@@ -99,7 +101,7 @@ class _Threads:
 
     share = 0.0
 
-    def contestant(self, turn: bench.Turn) -> None:
+    def contestant(self, turn: bench.ContestantThread) -> None:
         """Reads the clocks at each of its turns, which are otherwise empty."""
         began, spent = None, 0.0
         while True:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.support.searches import TINY, table
 from tftpu.launch import startup
 from tftpu.launch.run import result
-from tftpu.launch.search.child import Child
+from tftpu.launch.search.child import TrialProcess
 
 _STEPS = ("--config.train.steps=100", "--config.train.eval_every=25")
 
@@ -62,7 +62,7 @@ def _start(folder: Path, rounds: int) -> None:
             if kind == "as a command":
                 _tftpu("train", *words, f"--workdir={run}")
             else:
-                child = Child([*words, f"--workdir={run}"], run, "loss", str(folder / "log"))
+                child = TrialProcess([*words, f"--workdir={run}"], run, "loss", str(folder / "log"))
                 child.connection.close()  # nobody waits for its report
                 assert child.wait() == 0
             times += [time.monotonic() - began] if number else []  # the first one imports

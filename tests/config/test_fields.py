@@ -54,13 +54,13 @@ def test_a_run_resumes_and_a_search_and_a_data_service_continue_with_other_value
     now = changed(path, another(getattr(functools.reduce(getattr, groups, before), name)))
     assert to_json(now) != to_json(before)
     train._check_same_run(now, workdir)
-    assert plans.differences(plans.fields_of(before), plans.fields_of(now)) == ""
+    assert plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now)) == ""
     assert service.described(now.data) == service.described(before.data)
 
 
 def test_a_search_continues_on_other_devices():
     one, other = changed("cluster.tpu", "none"), changed("cluster.mesh", "fsdp:2")
-    assert plans.differences(plans.fields_of(one), plans.fields_of(other)) == ""
+    assert plans.describe_differences(plans.extract_fields(one), plans.extract_fields(other)) == ""
 
 
 def test_any_other_field_is_compared(workdir):
@@ -68,6 +68,6 @@ def test_any_other_field_is_compared(workdir):
     with pytest.raises(UserError, match=r"data\.shuffle was 16384 and is 7"):
         train._check_same_run(now, workdir)
     before = config_flags.load(CONFIG, [])
-    differing = plans.differences(plans.fields_of(before), plans.fields_of(now))
+    differing = plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now))
     assert differing == "data.shuffle was 16384 and is 7"
     assert service.described(now.data) != service.described(before.data)

@@ -243,7 +243,7 @@ def readers(folder) -> dict:
     (folder / "own/1.0.0/dataset_info.json").write_text(json.dumps(info))
 
     def state() -> None:
-        status.status(str(folder / "run"))
+        status.read_status(str(folder / "run"))
         result.read(str(folder / "run"))
 
     def own() -> None:
@@ -256,7 +256,7 @@ def readers(folder) -> dict:
         "search": (
             "search.json",
             dataclasses.asdict(plan),
-            lambda: search._recorded(options, str(folder)),
+            lambda: search._load_plan(options, str(folder)),
         ),
         "data set": (
             manifest.NAME,

@@ -7,7 +7,7 @@ from tftpu.launch import main
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flags_of, parse, words_of
 
-COMMANDS = main.commands()
+COMMANDS = main.load_commands()
 _ODD = (
     *("", " ", "=", "-", "--", "-1", "0", "1e400", "nan", "inf", "none", "true", "²", "\ud800"),
     *("()", "(1,2)", "(1,(2))", "[" * 200, "'", '"', "\x00", "../..", "gs://", "s3://a", "9" * 40),

@@ -21,12 +21,12 @@ SPACE = ("optimizer.momentum=uniform:0..1",)
 def search(tmp_path_factory):
     """Returns the workdir of a search with two complete trials."""
     workdir = str(tmp_path_factory.mktemp("search"))
-    fields = plans.fields_of(config_flags.load("digits_resnet", []))
+    fields = plans.extract_fields(config_flags.load("digits_resnet", []))
     plan = plans.Plan(
         config="digits_resnet", overrides=(), space=SPACE, metric="accuracy", fields=fields
     )
     plans.record(plan, workdir)
-    study = plan.study(workdir)
+    study = plan.open_study(workdir)
     for value in (0.5, 0.25):
         trial = study.ask()
         trial.suggest_float("optimizer.momentum", 0, 1)
@@ -43,11 +43,11 @@ def copy(search, tmp_path):
 
 def show(workdir) -> None:
     """Reads all that `tftpu search --report` reads of a search."""
-    plan = plans.recorded(str(workdir))
+    plan = plans.read_recorded(str(workdir))
     experiment = config_flags.load(plan.config, list(plan.overrides))
-    plans.differences(plan.fields, plans.fields_of(experiment)).encode()
+    plans.describe_differences(plan.fields, plans.extract_fields(experiment)).encode()
     space.parse(plan.space, experiment)
-    report.text(plan, plan.study(str(workdir)), str(workdir), []).encode()
+    report.format_result(plan, plan.open_study(str(workdir)), str(workdir), []).encode()
 
 
 def test_every_flipped_bit_of_the_journal_is_refused(tmp_path):

@@ -51,11 +51,11 @@ def run(tmp_path):
 def show(workdir) -> None:
     """Prints what `tftpu status` and `tftpu plot` find."""
     with only_user_errors():
-        found = status.status(str(workdir))
-        "\n".join(status.lines(found)).encode()
+        found = status.read_status(str(workdir))
+        "\n".join(status.format_status(found)).encode()
         json.dumps(found).encode()
     with only_user_errors():
-        curves = plot.curves(str(workdir))
+        curves = plot.read_curves(str(workdir))
         assert all(len(c.steps) == len(c.values) for c in curves.curves.values())
 
 

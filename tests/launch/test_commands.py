@@ -80,12 +80,12 @@ def test_one_file_adds_a_command(file, command, tmp_path, monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize("name", command_line.commands())
+@pytest.mark.parametrize("name", command_line.load_commands())
 def test_every_command_has_a_summary_and_an_example_that_parses(name):
-    command = command_line.commands()[name]
+    command = command_line.load_commands()[name]
     assert command.summary.endswith(".")
     assert all(flag.help for flag in command.flags)
-    text = command.help()
+    text = command.format_help()
     assert all(len(line) <= 100 for line in text.splitlines())
     assert command.example
     assert command.example not in command.description
@@ -107,7 +107,7 @@ def test_all_commands_are_described_without_tensorflow_or_google_clients():
     code = (
         # Some packages load a part of google.cloud when the interpreter starts.
         "import sys\nbefore = set(sys.modules)\nfrom tftpu.launch import main\n"
-        "found = main.commands()\n"
+        "found = main.load_commands()\n"
         "print({name: [flag.name for flag in c.flags] for name, c in found.items()}['plot'])\n"
         "loaded = set(sys.modules) - before\n"
         "print({'tensorflow', 'keras', 'google.cloud', 'matplotlib', 'grpc'} & loaded)\n"

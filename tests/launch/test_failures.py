@@ -376,7 +376,7 @@ def test_an_unknown_message_is_not_explained():
 )
 def test_the_layer_is_the_name_without_tensorflows_additions(node, layer):
     expected = "gpt_1/block_0/attention_1" if layer is None else layer or None
-    assert failures.layer(f"[[{{{{node {node}}}}}]]") == expected
+    assert failures.find_layer(f"[[{{{{node {node}}}}}]]") == expected
 
 
 def test_a_known_failure_of_a_command_is_explained_and_exits_with_2(capsys, monkeypatch):

@@ -72,7 +72,7 @@ def check_flags(arguments: list[str]) -> None:
     """Looks the flags up in the help of the command, and its config's fields in the config."""
     flags = [word for word in arguments if word.startswith("--")]
     name = " ".join(arguments[: len(arguments) - len(flags)])
-    known = {flag.name for flag in main.commands()[name].flags}
+    known = {flag.name for flag in main.load_commands()[name].flags}
     overrides = [flag for flag in flags if flag.startswith("--config.")]
     assert {flag[2:].partition("=")[0] for flag in flags if flag not in overrides} <= known
     if overrides:

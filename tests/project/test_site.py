@@ -125,7 +125,7 @@ def test_every_command_and_every_public_name_is_in_the_reference(site):
     from tftpu.launch import main
 
     commands = (site / "reference/commands/index.html").read_text()
-    for name, command in main.commands().items():
+    for name, command in main.load_commands().items():
         assert f"tftpu {name}" in commands
         for flag in command.flags:
             assert flag.usage.partition("=")[0] in commands, flag.usage

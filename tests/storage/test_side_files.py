@@ -37,8 +37,8 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
         path.write_bytes(content)
     readers = {
         checkpoints.best: best,
-        lambda: plot._best(str(tmp_path)): best,
-        lambda: status._checkpoints(str(tmp_path))["best"]: best,
+        lambda: plot._read_best(str(tmp_path)): best,
+        lambda: status._find_checkpoints(str(tmp_path))["best"]: best,
         lambda: predictions.rates(str(tmp_path)): preflight,
         lambda: predictions.step_times(str(tmp_path), 1): preflight,
     }
@@ -96,8 +96,8 @@ def test_a_damaged_line_of_metrics_is_left_out(line, tmp_path):
     )
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\n".join([line, good, line, b""]))
-    assert status._last_metrics(str(tmp_path)) == {"train": {"step": 2, "loss": 0.5}}
-    assert plot.curves(str(tmp_path)).curves["loss", "train"].values == [0.5]
+    assert status._read_last_metrics(str(tmp_path)) == {"train": {"step": 2, "loss": 0.5}}
+    assert plot.read_curves(str(tmp_path)).curves["loss", "train"].values == [0.5]
     Lines(str(path), 4)
     assert good + b"\n" in path.read_bytes()
 
@@ -146,5 +146,5 @@ def test_a_run_starts_and_ends_with_every_side_file_damaged(tmp_path, caplog):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
     assert [line["step"] for line in lines if line["split"] == "train"] == [15, 20]
     assert (workdir / "train.log").read_bytes().startswith(content)
-    found = status.status(str(workdir))
+    found = status.read_status(str(workdir))
     assert found["step"] == 20 and math.isfinite(found["metrics"]["eval"]["loss"])

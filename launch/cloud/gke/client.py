@@ -11,7 +11,7 @@ from typing import Any
 from tftpu import installation
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
-from tftpu.launch.cloud.gke.job import GROUP, PLURAL, VERSION, JobSet, Order, kubectl
+from tftpu.launch.cloud.gke.job import GROUP, PLURAL, VERSION, GkeJob, JobSet, format_kubectl
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 from tftpu.launch.diagnosis import cloud
 from tftpu.launch.diagnosis.machine import Machine
@@ -33,7 +33,7 @@ class NotFoundError(RefusedError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ClusterNamespace:
     """A namespace of a cluster.
 
     Attributes:
@@ -82,14 +82,14 @@ class Cluster:
             if self.find(name) is None:
                 raise UserError(
                     f"{lost} There is no JobSet {name}: the request never arrived. If it appears, "
-                    f"this ends it: {self.command('delete', 'jobset', name)}"
+                    f"this ends it: {self.format_command('delete', 'jobset', name)}"
                 ) from lost
 
     def find(self, name: str) -> JobSet | None:
         """Returns a JobSet with its status; None if it is not there."""
         what = "watching the JobSet"
         try:
-            return self.patiently(
+            return self.call_with_retries(
                 lambda: self._call(what, "get_namespaced_custom_object", name=name)
             )
         except NotFoundError:
@@ -98,12 +98,14 @@ class Cluster:
     def delete(self, name: str) -> None:
         """Deletes a JobSet and, with it, its pods."""
         what = "deleting the JobSet"
-        self.patiently(lambda: self._call(what, "delete_namespaced_custom_object", name=name))
+        self.call_with_retries(
+            lambda: self._call(what, "delete_namespaced_custom_object", name=name)
+        )
 
-    def pods(self, name: str) -> list[Any]:
+    def list_pods(self, name: str) -> list[Any]:
         """Returns the pods of a JobSet, as the client's `V1Pod`."""
         selector = f"jobset.sigs.k8s.io/jobset-name={name}"
-        found = self.patiently(
+        found = self.call_with_retries(
             lambda: call(
                 "watching the pods",
                 self.core.list_namespaced_pod,
@@ -114,7 +116,7 @@ class Cluster:
         )
         return found.items
 
-    def log(self, pod: str, **limits: Any) -> str:
+    def read_log(self, pod: str, **limits: Any) -> str:
         """Returns the output of a pod, "" if it cannot be read.
 
         Args:
@@ -135,11 +137,11 @@ class Cluster:
             return ""
         return answer.data.decode(errors="replace")
 
-    def command(self, verb: str, *words: str) -> str:
+    def format_command(self, verb: str, *words: str) -> str:
         """Returns the command of `kubectl` for this namespace."""
-        return kubectl(verb, [*words], self.namespace, self.context)
+        return format_kubectl(verb, [*words], self.namespace, self.context)
 
-    def patiently(self, function: Callable[[], Any]) -> Any:
+    def call_with_retries(self, function: Callable[[], Any]) -> Any:
         """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
         since = time.monotonic()
         told = False
@@ -177,7 +179,7 @@ def require() -> None:
         ) from error
 
 
-def connect(namespace: str, context: str | None) -> Cluster:
+def connect(namespace: str, context: str | None) -> ClusterNamespace:
     """Returns a namespace of the cluster that the kubeconfig names, once it has answered.
 
     Args:
@@ -190,7 +192,7 @@ def connect(namespace: str, context: str | None) -> Cluster:
     from kubernetes import client, config
 
     settings: Any = client.Configuration()  # whose types differ between its versions
-    settings.retries = False  # `patiently` repeats what may be repeated, without a word
+    settings.retries = False  # `call_with_retries` repeats what may be repeated, without a word
     try:
         api = config.new_client_from_config(
             config_file=os.environ.get("KUBECONFIG") or None,
@@ -199,15 +201,17 @@ def connect(namespace: str, context: str | None) -> Cluster:
         )
     except config.ConfigException as error:
         raise UserError(
-            f"No cluster can be reached ({_first_line(str(error))}): run `{_CREDENTIALS}`, and "
+            f"No cluster can be reached ({_extract_first_line(str(error))}): run `{_CREDENTIALS}`, and "
             "name one of `kubectl config get-contexts` with --context, if it is not the current."
         ) from error
-    cluster = Cluster(client.CustomObjectsApi(api), client.CoreV1Api(api), namespace, context)
+    cluster = ClusterNamespace(
+        client.CustomObjectsApi(api), client.CoreV1Api(api), namespace, context
+    )
     cluster.check()
     return cluster
 
 
-def submit(cluster: Cluster, order: Order, created: JobSet) -> None:
+def submit(cluster: ClusterNamespace, order: GkeJob, created: JobSet) -> None:
     """Uploads what travels, and creates the JobSet.
 
     Raises:
@@ -225,7 +229,7 @@ def submit(cluster: Cluster, order: Order, created: JobSet) -> None:
         why = "Interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
         raise UserError(
             f"{why} The JobSet {name} may run, and incur costs; this ends it: "
-            f"{cluster.command('delete', 'jobset', name)}"
+            f"{cluster.format_command('delete', 'jobset', name)}"
         ) from error
 
 
@@ -249,15 +253,15 @@ def call(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
     try:
         return function(*args, **kwargs)
     except ApiException as error:
-        raise _translated(what, error) from error
+        raise _translate_error(what, error) from error
     except HTTPError as error:
-        said = _first_line(str(error))
+        said = _extract_first_line(str(error))
         raise ConnectionLost(f"No answer from the cluster ({what}): {said}") from error
 
 
-def _translated(what: str, error: Any) -> Exception:
+def _translate_error(what: str, error: Any) -> Exception:
     """Returns the error to raise for an answer with an error of the cluster."""
-    said = _message(error)
+    said = _extract_message(error)
     if error.status == 401:
         return RefusedError(
             f"The cluster did not accept the credentials ({what}): run `{google_cloud.LOGIN}` and "
@@ -275,13 +279,13 @@ def _translated(what: str, error: Any) -> Exception:
     return RefusedError(f"The cluster refused the request ({what}): {said}")
 
 
-def _message(error: Any) -> str:
+def _extract_message(error: Any) -> str:
     """Returns what the cluster said of an error, as one sentence."""
     body = error.body or error.reason or f"status {error.status}"
     with contextlib.suppress(ValueError, KeyError, TypeError):
         body = json.loads(body)["message"]
-    return f"{_first_line(str(body)).rstrip('.')}."
+    return f"{_extract_first_line(str(body)).rstrip('.')}."
 
 
-def _first_line(text: str) -> str:
+def _extract_first_line(text: str) -> str:
     return (text.strip().splitlines() or ["no reason was given"])[0][:300]

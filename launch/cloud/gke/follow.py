@@ -8,15 +8,15 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.launch.cloud.gke import client
 from tftpu.launch.cloud.gke import pods as gke_pods
-from tftpu.launch.cloud.gke.client import Cluster, RefusedError
+from tftpu.launch.cloud.gke.client import ClusterNamespace, RefusedError
 from tftpu.launch.cloud.gke.job import JobSet
-from tftpu.launch.cloud.gke.pods import Log, Pod
+from tftpu.launch.cloud.gke.pods import Pod, PodLog
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 
 _SHOWN = 20  # lines of a pod that failed
 
 
-def watch(cluster: Cluster, name: str, queue_s: float = math.inf) -> None:
+def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> None:
     """Follows a JobSet to its end. Ctrl-C ends the watching, not the run.
 
     Args:
@@ -29,33 +29,33 @@ def watch(cluster: Cluster, name: str, queue_s: float = math.inf) -> None:
         UserError: the run failed, or its pods did not start, or the cluster cannot be reached.
     """
     try:
-        _Watch(cluster, name, queue_s).follow()
+        _JobSetWatcher(cluster, name, queue_s).follow()
     except KeyboardInterrupt:
-        print(f"\nNo longer watching. {still_runs(cluster, name)}")
+        print(f"\nNo longer watching. {describe_running(cluster, name)}")
     except (ConnectionLost, RefusedError) as error:
-        raise UserError(f"{error} {still_runs(cluster, name)}") from error
+        raise UserError(f"{error} {describe_running(cluster, name)}") from error
 
 
-def still_runs(cluster: Cluster, name: str) -> str:
+def describe_running(cluster: ClusterNamespace, name: str) -> str:
     """Returns what to tell of a JobSet that is not watched any more."""
     words = [f"tftpu launch gke-attach {name}", f"--namespace={cluster.namespace}"]
     words += [f"--context={cluster.context}"] if cluster.context else []
     return (
         f"The JobSet {name} runs on, and incurs costs; `{' '.join(words)}` follows it again, and "
-        f"`{cluster.command('delete', 'jobset', name)}` ends it."
+        f"`{cluster.format_command('delete', 'jobset', name)}` ends it."
     )
 
 
-class _Watch:
+class _JobSetWatcher:
     """A JobSet that is followed; arguments as for `watch`."""
 
-    def __init__(self, cluster: Cluster, name: str, queue_s: float):
+    def __init__(self, cluster: ClusterNamespace, name: str, queue_s: float):
         self._cluster = cluster
         self._name = name
         self._queue_s = queue_s
         self._patience_ends = time.monotonic() + queue_s
         self._restarts = 0
-        self._logs: list[Log] = []  # of the first pod of each attempt
+        self._logs: list[PodLog] = []  # of the first pod of each attempt
         self._said = ""
 
     def follow(self) -> None:
@@ -66,15 +66,15 @@ class _Watch:
                     f"There is no JobSet {self._name} in the namespace {self._cluster.namespace}: "
                     "it was deleted, or never was there. Nothing of it runs."
                 )
-            pods = gke_pods.pods_of(self._cluster, self._name)
+            pods = gke_pods.read_pods(self._cluster, self._name)
             self._print_log(pods)
             self._print_state(jobset, pods)
-            if _condition(jobset, "Completed"):
-                print(f"The run has ended, and nothing runs any more. {self._kept()}")
+            if _find_condition(jobset, "Completed"):
+                print(f"The run has ended, and nothing runs any more. {self._describe_kept_logs()}")
                 return
-            failed = _condition(jobset, "Failed")
+            failed = _find_condition(jobset, "Failed")
             if failed:
-                raise UserError(self._failure(failed, pods))
+                raise UserError(self._describe_failure(failed, pods))
             self._end_waiting(jobset, pods)
             time.sleep(client.POLL_S)
 
@@ -83,15 +83,15 @@ class _Watch:
         chiefs = [pod for pod in pods if pod.chief and pod.started]
         for pod in chiefs:
             if pod.name not in [log.pod for log in self._logs]:
-                self._logs.append(Log(self._cluster, pod.name))
+                self._logs.append(PodLog(self._cluster, pod.name))
         for log in self._logs:
             if log.pod in [pod.name for pod in chiefs]:
                 log.print_new()
 
     def _print_state(self, jobset: JobSet, pods: list[Pod]) -> None:
         """Prints how many pods run, and what keeps the others from it, whenever that changes."""
-        said = f"{sum(pod.runs for pod in pods)} of {_expected(jobset)} pods run"
-        restarts, limit = _restarts(jobset), jobset["spec"]["failurePolicy"]["maxRestarts"]
+        said = f"{sum(pod.runs for pod in pods)} of {_count_expected_pods(jobset)} pods run"
+        restarts, limit = _count_restarts(jobset), jobset["spec"]["failurePolicy"]["maxRestarts"]
         if restarts:
             said += f" (restart {restarts} of {limit})"
         codes = collections.Counter(pod.code for pod in pods if pod.code is not None)
@@ -99,7 +99,7 @@ class _Watch:
         waiting = [pod for pod in pods if pod.waits_for]
         if waiting:
             said += f"; {waiting[0].name} waits: {waiting[0].waits_for}"
-        if _condition(jobset, "Suspended"):
+        if _find_condition(jobset, "Suspended"):
             said += "; suspended"
         if said != self._said:
             self._said = said
@@ -107,11 +107,11 @@ class _Watch:
 
     def _end_waiting(self, jobset: JobSet, pods: list[Pod]) -> None:
         """Deletes the JobSet, and raises `UserError`, if its pods wait for too long."""
-        if _restarts(jobset) > self._restarts:
-            self._restarts = _restarts(jobset)
+        if _count_restarts(jobset) > self._restarts:
+            self._restarts = _count_restarts(jobset)
             self._patience_ends = time.monotonic() + self._queue_s
         started = sum(pod.started for pod in pods)
-        if started >= _expected(jobset):
+        if started >= _count_expected_pods(jobset):
             self._patience_ends = math.inf
         if time.monotonic() < self._patience_ends:
             return
@@ -119,43 +119,45 @@ class _Watch:
         why = f" {waiting[0].name} waits: {waiting[0].waits_for}." if waiting else ""
         self._cluster.delete(self._name)
         raise UserError(
-            f"Only {started} of {_expected(jobset)} pods started in the time that "
+            f"Only {started} of {_count_expected_pods(jobset)} pods started in the time that "
             f"--queue_timeout allows.{why} The JobSet {self._name} was deleted. Try another "
             "slice, --spot, or a cluster with a node pool of this slice."
         )
 
-    def _failure(self, failed: dict[str, Any], pods: list[Pod]) -> str:
+    def _describe_failure(self, failed: dict[str, Any], pods: list[Pod]) -> str:
         """Returns why the run failed; prints the last lines of the pod that did, if not shown."""
         said = failed.get("message") or failed.get("reason") or "no reason was given"
-        pod = gke_pods.cause(pods)
+        pod = gke_pods.find_cause(pods)
         if pod is None:
-            return f"The run failed: {said.rstrip('.')}. Nothing runs any more. {self._kept()}"
+            return f"The run failed: {said.rstrip('.')}. Nothing runs any more. {self._describe_kept_logs()}"
         if not pod.chief:
-            lines = self._cluster.log(pod.name, tail_lines=_SHOWN).splitlines()
+            lines = self._cluster.read_log(pod.name, tail_lines=_SHOWN).splitlines()
             print(f"The last lines of {pod.name}:", *lines, sep="\n", flush=True)
         return (
             f"The run failed: {pod.name} ended with code {pod.code} ({said.rstrip('.')}). Nothing "
-            f"runs any more. {self._kept()}"
+            f"runs any more. {self._describe_kept_logs()}"
         )
 
-    def _kept(self) -> str:
+    def _describe_kept_logs(self) -> str:
         """Returns where the output is, and for how long."""
         selector = f"jobset.sigs.k8s.io/jobset-name={self._name}"
-        command = self._cluster.command("logs", f"--selector={selector}", "--tail=-1", "--prefix")
+        command = self._cluster.format_command(
+            "logs", f"--selector={selector}", "--tail=-1", "--prefix"
+        )
         return f"For a day, this shows what the pods printed: {command}"
 
 
-def _condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:
+def _find_condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:
     """Returns a condition of a JobSet if it holds."""
     found = jobset.get("status", {}).get("conditions") or ()
     return next((c for c in found if c["type"] == kind and c["status"] == "True"), None)
 
 
-def _restarts(jobset: JobSet) -> int:
+def _count_restarts(jobset: JobSet) -> int:
     return jobset.get("status", {}).get("restarts", 0)
 
 
-def _expected(jobset: JobSet) -> int:
+def _count_expected_pods(jobset: JobSet) -> int:
     """Returns the number of pods of a JobSet."""
     jobs = jobset["spec"]["replicatedJobs"]
     return sum(j.get("replicas", 1) * j["template"]["spec"]["parallelism"] for j in jobs)

@@ -37,7 +37,7 @@ JobSet = dict[str, Any]  # with the names of the interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class GkeJob:
     """A JobSet to create.
 
     Attributes:
@@ -69,7 +69,7 @@ class Order:
     restarts: int = 10
     spot: bool = False
 
-    def jobset(self, name: str) -> JobSet:
+    def build_jobset(self, name: str) -> JobSet:
         """Returns the JobSet to create.
 
         Raises:
@@ -78,7 +78,7 @@ class Order:
         metadata: dict[str, Any] = {
             "name": name,
             "namespace": self.namespace,
-            "labels": job.labels(self.config, self.slice.name, self.labels),
+            "labels": job.build_labels(self.config, self.slice.name, self.labels),
         }
         if self.slice.hosts > 1:  # the pods of a Job on the machines of one slice
             key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -109,13 +109,13 @@ class Order:
                     {
                         "name": "slice",
                         "replicas": self.slice.slices,
-                        "template": {"spec": self._job()},
+                        "template": {"spec": self._build_job()},
                     }
                 ],
             },
         }
 
-    def _job(self) -> dict[str, Any]:
+    def _build_job(self) -> dict[str, Any]:
         """Returns the Job of a slice: one pod on each host; when one fails, all end."""
         mistake = {"containerName": CONTAINER, "operator": "In", "values": [_MISTAKE]}
         hosts = self.slice.single.hosts
@@ -124,12 +124,12 @@ class Order:
             "completions": hosts,
             "parallelism": hosts,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": job.seconds("timeout", self.timeout),
+            "activeDeadlineSeconds": job.parse_duration("timeout", self.timeout),
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": mistake}]},
-            "template": {"spec": self._pod()},
+            "template": {"spec": self._build_pod()},
         }
 
-    def _pod(self) -> dict[str, Any]:
+    def _build_pod(self) -> dict[str, Any]:
         """Returns the pod of each host."""
         arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
         tpus = {_TPU: str(self.slice.chips_per_host)}
@@ -144,7 +144,7 @@ class Order:
                 {
                     "name": CONTAINER,
                     "image": self.image,
-                    "command": job.container_command(self.shipment, self.workdir, arguments),
+                    "command": job.build_container_command(self.shipment, self.workdir, arguments),
                     "resources": {"limits": tpus, "requests": {**tpus, **_DISK}},
                 }
             ],
@@ -160,8 +160,8 @@ class Order:
 
     def as_yaml(self, created: JobSet) -> str:
         """Formats a JobSet, below the command that takes it."""
-        shipped = self.shipment.description(self.workdir)
-        head = job.commented(f"kubectl apply --filename=FILE\n\n{shipped}")
+        shipped = self.shipment.describe(self.workdir)
+        head = job.to_comments(f"kubectl apply --filename=FILE\n\n{shipped}")
         return head + yaml.dump(created, Dumper=job.Dumper, sort_keys=False)
 
 
@@ -197,7 +197,7 @@ def check_account(name: str) -> None:
         )
 
 
-def kubectl(verb: str, words: list[str], namespace: str, context: str | None) -> str:
+def format_kubectl(verb: str, words: list[str], namespace: str, context: str | None) -> str:
     """Returns a command of `kubectl` for the shell.
 
     Args:

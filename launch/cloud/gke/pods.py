@@ -4,7 +4,7 @@ import dataclasses
 import time
 from typing import Any
 
-from tftpu.launch.cloud.gke.client import Cluster
+from tftpu.launch.cloud.gke.client import ClusterNamespace
 from tftpu.launch.cloud.gke.job import CONTAINER
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -46,13 +46,13 @@ class Pod:
         return self.started and self.code is None
 
 
-def pods_of(cluster: Cluster, jobset: str) -> list[Pod]:
+def read_pods(cluster: ClusterNamespace, jobset: str) -> list[Pod]:
     """Returns the pods of a JobSet by their slices' and hosts' numbers."""
-    found = [_pod(pod) for pod in cluster.pods(jobset)]
+    found = [_convert_pod(pod) for pod in cluster.list_pods(jobset)]
     return sorted(found, key=lambda pod: (pod.index, pod.name))
 
 
-def cause(pods: list[Pod]) -> Pod | None:
+def find_cause(pods: list[Pod]) -> Pod | None:
     """Returns the pod whose failure ended the others; None if none is known to have failed."""
     failed = [pod for pod in pods if pod.code]
 
@@ -63,7 +63,7 @@ def cause(pods: list[Pod]) -> Pod | None:
     return min(failed, key=rank, default=None)
 
 
-def _pod(found: Any) -> Pod:
+def _convert_pod(found: Any) -> Pod:
     """Converts the client's `V1Pod`."""
     metadata, status = found.metadata, found.status
     known = {**(metadata.annotations or {}), **(metadata.labels or {})}
@@ -74,21 +74,21 @@ def _pod(found: Any) -> Pod:
         ended = state.terminated
         return Pod(metadata.name, index, True, "", ended.exit_code, ended.reason or "")
     if state and state.waiting:
-        return Pod(metadata.name, index, False, _reason(state.waiting), None)
+        return Pod(metadata.name, index, False, _format_reason(state.waiting), None)
     unscheduled = [
         c for c in status.conditions or () if c.type == "PodScheduled" and c.status == "False"
     ]
-    waits_for = _reason(unscheduled[0]) if unscheduled else ""
+    waits_for = _format_reason(unscheduled[0]) if unscheduled else ""
     return Pod(metadata.name, index, status.phase != "Pending", waits_for, None)
 
 
-def _reason(state: Any) -> str:
+def _format_reason(state: Any) -> str:
     """Returns a reason and its message as one line."""
     words = [word for word in (state.reason, state.message) if word]
     return ": ".join(words).replace("\n", " ")[:300]
 
 
-class Log:
+class PodLog:
     """A reader of the lines that a pod prints.
 
     Args:
@@ -96,7 +96,7 @@ class Log:
         pod: its name.
     """
 
-    def __init__(self, cluster: Cluster, pod: str):
+    def __init__(self, cluster: ClusterNamespace, pod: str):
         self.pod = pod
         self._cluster = cluster
         self._newest = ""
@@ -106,11 +106,11 @@ class Log:
     def print_new(self) -> None:
         """Prints the lines since the last call; nothing if they cannot be read."""
         began = time.monotonic()
-        text = self._cluster.log(self.pod, timestamps=True, **self._window)
+        text = self._cluster.read_log(self.pod, timestamps=True, **self._window)
         for line in text.splitlines():
             stamp, _, printed = line.partition(" ")
-            if _sortable(stamp) > self._newest:
-                self._newest = _sortable(stamp)
+            if _to_sortable(stamp) > self._newest:
+                self._newest = _to_sortable(stamp)
                 print(printed, flush=True)
         if text:
             self._read_at = began
@@ -119,7 +119,7 @@ class Log:
             self._window = {"since_seconds": int(elapsed) + _CLOCKS_S}
 
 
-def _sortable(stamp: str) -> str:
+def _to_sortable(stamp: str) -> str:
     """Returns a time of RFC 3339 with all nine digits of its fraction, so that texts compare."""
     seconds, _, fraction = stamp.removesuffix("Z").partition(".")
     return f"{seconds}.{fraction:<09}"

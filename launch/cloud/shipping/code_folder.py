@@ -26,12 +26,12 @@ _STAYS = ("__pycache__", "node_modules", "runs")
 _WAY_OUT = "name it in .gitignore, or move it out of the folder"
 
 
-def name_of(folder: Path) -> str:
+def choose_name(folder: Path) -> str:
     """Returns the name that the folder keeps on the machine."""
     return folder.name or "code"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     """Returns the files that travel, by their path in the folder, sorted.
 
     Args:
@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         UserError: a file looks like a secret, a link leads to what does not travel, or the files
             are too large.
     """
-    names = _names(folder)
+    names = _list_files(folder)
     _check_links(folder, names)
     sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
     if sum(sizes.values()) > LIMIT:
@@ -57,7 +57,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     secrets = {
         name: why
         for name, data in files.items()
-        if (why := secret_files.reason(name.rpartition("/")[2], data))
+        if (why := secret_files.find_secret(name.rpartition("/")[2], data))
     }
     if secrets:
         shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
@@ -75,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def data_in(sizes: Mapping[str, int]) -> dict[str, int]:
+def measure_data(sizes: Mapping[str, int]) -> dict[str, int]:
     """Returns the bytes of what is not code: of large files, and of folders with many small ones.
 
     Args:
@@ -104,7 +104,7 @@ def _check_links(folder: Path, names: list[str]) -> None:
         raise UserError(f"{path} is {what} here, or {_WAY_OUT}.")
 
 
-def archive(name: str, files: dict[str, bytes]) -> bytes:
+def build_archive(name: str, files: dict[str, bytes]) -> bytes:
     """Returns a .tar.gz of files in a folder of a given name; equal files give equal bytes."""
     target = io.BytesIO()
     with (
@@ -118,10 +118,10 @@ def archive(name: str, files: dict[str, bytes]) -> bytes:
     return target.getvalue()
 
 
-def _names(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     """Returns the paths of all files that travel."""
     root = next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
-    found = list(_walked(folder))
+    found = list(_walk_folder(folder))
     above = folder.relative_to(root).parents if folder != root else ()
     rules = [name for name in found if name.rpartition("/")[2] == ".gitignore"]
     rules += [str(root / p / ".gitignore") for p in above if (root / p / ".gitignore").exists()]
@@ -129,11 +129,11 @@ def _names(folder: Path) -> list[str]:
         return sorted(found)
     if not shutil.which("git"):
         raise UserError(f"git is needed to apply {rules[0]}: install it, or remove the file.")
-    ignored = _ignored(root, [str((folder / name).relative_to(root)) for name in found])
+    ignored = _find_ignored(root, [str((folder / name).relative_to(root)) for name in found])
     return sorted(name for name in found if str((folder / name).relative_to(root)) not in ignored)
 
 
-def _walked(folder: Path) -> list[str]:
+def _walk_folder(folder: Path) -> list[str]:
     """Returns the paths of all files and links, without the folders that stay in any case."""
     found = []
     for path, folders, names in os.walk(folder):
@@ -153,7 +153,7 @@ def _walked(folder: Path) -> list[str]:
     return found
 
 
-def _ignored(root: Path, names: list[str]) -> set[str]:
+def _find_ignored(root: Path, names: list[str]) -> set[str]:
     """Returns the paths that the `.gitignore` files below a folder name, as git reads them.
 
     A new, empty repository is asked: the user's own may belong to another user, whom git refuses.

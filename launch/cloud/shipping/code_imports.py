@@ -12,7 +12,7 @@ from tftpu.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Import:
+class ExternalImport:
     """The first import of a module that is not in the folder.
 
     Attributes:
@@ -26,7 +26,7 @@ class Import:
     line: int
 
 
-def outside(files: dict[str, bytes], start: str) -> list[Import]:
+def find_external(files: dict[str, bytes], start: str) -> list[ExternalImport]:
     """Returns what a file imports from outside its folder, itself and through its neighbours.
 
     An import that may fail, in a `try` with an `except ImportError`, does not count, nor does one
@@ -39,7 +39,7 @@ def outside(files: dict[str, bytes], start: str) -> list[Import]:
     Raises:
         UserError: a file that is imported is not valid Python. Others of a package may be anything.
     """
-    found, broken = dict[str, Import](), dict[str, Exception]()
+    found, broken = dict[str, ExternalImport](), dict[str, Exception]()
     named, seen, waiting = set[str](), set(), [start]
     while waiting:
         file = waiting.pop(0)
@@ -51,24 +51,24 @@ def outside(files: dict[str, bytes], start: str) -> list[Import]:
         except (SyntaxError, ValueError) as error:
             broken[file] = error
             continue
-        named.update(_named(tree, file.rpartition("/")[0].replace("/", ".")))
-        for module, line in _imports(tree):
-            inside = _inside(files, module)
+        named.update(_iterate_imported_names(tree, file.rpartition("/")[0].replace("/", ".")))
+        for module, line in _iterate_imports(tree):
+            inside = _list_module_files(files, module)
             waiting += inside
             if not inside and module not in sys.stdlib_module_names:
-                found.setdefault(module, Import(module, file, line))
+                found.setdefault(module, ExternalImport(module, file, line))
     for file, error in broken.items():
-        if file == start or _module_of(file) in named:  # not a template beside the modules
+        if file == start or _to_module(file) in named:  # not a template beside the modules
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise UserError(f"{file}{line} is not valid Python: {error}") from error
     return list(found.values())
 
 
-def _module_of(file: str) -> str:
+def _to_module(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def reached(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
+def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
     """Returns the modules of a folder that a module imports by statements, the others, and names.
 
     Every statement counts, of functions too, but those for type checkers. Only files that are
@@ -82,7 +82,7 @@ def reached(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
     within, others, names, waiting = set(), set(), set(), [start]
     while waiting:
         module = waiting.pop()
-        file = _file_of(folder, module)
+        file = _find_file(folder, module)
         if file is None or module.partition(".")[0] == "tftpu":  # in a clone: the one that runs
             others.add(module)
         elif module not in within:
@@ -90,12 +90,12 @@ def reached(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
             package = module if file.name == "__init__.py" else module.rpartition(".")[0]
             with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
                 tree = ast.parse(file.read_bytes())
-                waiting += _named(tree, package)
-                names.update(_identifiers(tree))
+                waiting += _iterate_imported_names(tree, package)
+                names.update(_iterate_identifiers(tree))
     return within, others, names
 
 
-def _identifiers(tree: ast.AST) -> Iterator[str]:
+def _iterate_identifiers(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id
@@ -105,13 +105,13 @@ def _identifiers(tree: ast.AST) -> Iterator[str]:
             yield from node.name.split(".")
 
 
-def _file_of(folder: Path, module: str) -> Path | None:
+def _find_file(folder: Path, module: str) -> Path | None:
     place = folder.joinpath(*module.split("."))
     files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
     return next((file for file in files if file.is_file()), None)
 
 
-def _named(tree: ast.AST, package: str) -> Iterator[str]:
+def _iterate_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
     """Yields what the code of a package imports, with the packages of it; parts may be objects."""
     waiting = [tree]
     while waiting:
@@ -125,17 +125,17 @@ def _named(tree: ast.AST, package: str) -> Iterator[str]:
                 names = [f"{base}.{alias.name}" for alias in node.names]
         parts = [name.split(".") for name in names]
         yield from (".".join(part[:end]) for part in parts for end in range(1, len(part) + 1))
-        waiting += _that_run(node)
+        waiting += _list_executed_children(node)
 
 
-def _inside(files: dict[str, bytes], module: str) -> list[str]:
+def _list_module_files(files: dict[str, bytes], module: str) -> list[str]:
     """Returns the files of a top-level module of the folder: its own, or all of a package."""
     if f"{module}.py" in files:
         return [f"{module}.py"]
     return [name for name in files if name.startswith(f"{module}/") and name.endswith(".py")]
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def _iterate_imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yields the top-level module and the line of each import of a file."""
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -144,24 +144,24 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0], node.lineno
-        waiting += _needed(node)
+        waiting += _list_required_children(node)
 
 
-def _needed(node: ast.AST) -> list[ast.AST]:
+def _list_required_children(node: ast.AST) -> list[ast.AST]:
     """Returns the children of a node, without imports that may fail or that never run."""
-    if isinstance(node, ast.Try) and any(_catches_import_errors(h) for h in node.handlers):
+    if isinstance(node, ast.Try) and any(_is_import_error_handler(h) for h in node.handlers):
         return [*node.orelse, *node.finalbody]
-    return _that_run(node)
+    return _list_executed_children(node)
 
 
-def _that_run(node: ast.AST) -> list[ast.AST]:
+def _list_executed_children(node: ast.AST) -> list[ast.AST]:
     """Returns the children of a node, without imports that never run."""
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         return list(node.orelse)
     return list(ast.iter_child_nodes(node))
 
 
-def _catches_import_errors(handler: ast.ExceptHandler) -> bool:
+def _is_import_error_handler(handler: ast.ExceptHandler) -> bool:
     caught = "BaseException" if handler.type is None else ast.unparse(handler.type)
     names = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
     return any(name in caught for name in names)

@@ -36,8 +36,8 @@ def build() -> bytes:
     Raises:
         UserError: tftpu is not installed.
     """
-    files = {**_code(), **_info()}
-    record = [f"{name},{_digest(data)},{len(data)}" for name, data in files.items()]
+    files = {**_read_code(), **_read_metadata()}
+    record = [f"{name},{_compute_digest(data)},{len(data)}" for name, data in files.items()]
     record.append(f"{_INFO}/RECORD,,")
     files[f"{_INFO}/RECORD"] = ("\n".join(record) + "\n").encode()
     target = io.BytesIO()
@@ -50,7 +50,7 @@ def build() -> bytes:
     return target.getvalue()
 
 
-def _code() -> dict[str, bytes]:
+def _read_code() -> dict[str, bytes]:
     """Returns the files of the package, by their names in a wheel."""
     package = Path(tftpu.__file__).parent
     found = {}
@@ -61,7 +61,7 @@ def _code() -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
-def _info() -> dict[str, bytes]:
+def _read_metadata() -> dict[str, bytes]:
     """Returns the metadata of the installed tftpu, which name its requirements."""
     # A build leaves tftpu.egg-info in a clone, which has no METADATA.
     found = [d for d in metadata.distributions(name="tftpu") if d.read_text("METADATA")]
@@ -78,6 +78,6 @@ def _info() -> dict[str, bytes]:
     return {**files, f"{_INFO}/WHEEL": _WHEEL.encode()}
 
 
-def _digest(data: bytes) -> str:
+def _compute_digest(data: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     return f"sha256={digest}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud.shipping.code_imports import Import
+from tftpu.launch.cloud.shipping.code_imports import ExternalImport
 
 # The extra of each engine on a TPU, and the package of it that drives the TPU.
 _TPU_EXTRAS = {"tensorflow": ("tpu", "tensorflow-tpu"), "jax": ("jax-tpu", "jax")}
@@ -25,9 +25,9 @@ _EXTRAS = ("bigquery", "text")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def pins() -> list[str]:
+def list_pins() -> list[str]:
     """Returns `name==version` of each of tftpu's own requirements, as installed here, sorted."""
-    versions = {name: _version(name) for name in _requirements("tftpu")}
+    versions = {name: _find_version(name) for name in _list_requirements("tftpu")}
     return [
         f"{name}=={version}"
         for name, version in sorted(versions.items())
@@ -35,13 +35,15 @@ def pins() -> list[str]:
     ]
 
 
-def extras(engine: str) -> list[str]:
+def list_extras(engine: str) -> list[str]:
     """Returns the extras of tftpu that the machine gets: the engine's, and those complete here."""
-    complete = [e for e in _EXTRAS if all(_version(name) for name in _requirements("tftpu", e))]
+    complete = [
+        e for e in _EXTRAS if all(_find_version(name) for name in _list_requirements("tftpu", e))
+    ]
     return [_TPU_EXTRAS[engine][0], *complete]
 
 
-def check(imports: list[Import], requirements: str, folder: str, engine: str) -> None:
+def check(imports: list[ExternalImport], requirements: str, folder: str, engine: str) -> None:
     """Raises `UserError` if code imports a module that the machine will not have.
 
     Args:
@@ -51,18 +53,20 @@ def check(imports: list[Import], requirements: str, folder: str, engine: str) ->
         engine: name of the engine that trains there.
     """
     names = [m.group() for line in requirements.splitlines() if (m := _NAME.match(line.strip()))]
-    there = _closure([*_requirements("tftpu"), *_OF_THE_TPU, *map(_normal, names)])
-    for extra in extras(engine):
-        there |= _closure(_requirements("tftpu", extra))
+    there = _compute_closure(
+        [*_list_requirements("tftpu"), *_OF_THE_TPU, *map(_normalize_name, names)]
+    )
+    for extra in list_extras(engine):
+        there |= _compute_closure(_list_requirements("tftpu", extra))
     lines, elsewhere = [], []
     for found in imports:
-        if found.module in _MODULES_THERE or _normal(found.module) in there:
+        if found.module in _MODULES_THERE or _normalize_name(found.module) in there:
             continue
-        packages = [_normal(name) for name in _providers().get(found.module, ())]
+        packages = [_normalize_name(name) for name in _list_providers().get(found.module, ())]
         if there & {*packages}:
             continue
         place = f"{folder}/{found.file}, line {found.line}, imports {found.module}"
-        wanted = [_wanted(name) for name in packages]
+        wanted = [_format_requirement(name) for name in packages]
         if packages and not any(wanted):
             elsewhere.append(
                 f"{place}, which is installed here from a folder: copy it to {folder}."
@@ -78,7 +82,7 @@ def check(imports: list[Import], requirements: str, folder: str, engine: str) ->
         raise UserError(" ".join(elsewhere))
 
 
-def driver(engine: str) -> str:
+def describe_driver(engine: str) -> str:
     """Returns the package that drives the machine's TPU, and what is here if it is another version.
 
     Args:
@@ -94,13 +98,13 @@ def driver(engine: str) -> str:
     else:  # of a tftpu that was installed before it had the extra
         return name
     packages = ("jax",) if engine == "jax" else _OF_THE_TPU[:3]
-    here = {package: _version(package) for package in packages}
+    here = {package: _find_version(package) for package in packages}
     others = [f"{n} {v}" for n, v in here.items() if v and not wanted.specifier.contains(v)]
     wanted.marker = None
     return f"{wanted} (here: {', '.join(others)})" if others else str(wanted)
 
 
-def _wanted(name: str) -> str:
+def _format_requirement(name: str) -> str:
     """Returns a line of requirements.txt for an installed package; "" if it is a local folder's."""
     try:
         installed = metadata.distribution(name)
@@ -116,12 +120,12 @@ def _wanted(name: str) -> str:
 
 
 @functools.cache
-def _providers() -> Mapping[str, list[str]]:
+def _list_providers() -> Mapping[str, list[str]]:
     """Returns the packages that provide each top-level module; reads all metadata, once."""
     return metadata.packages_distributions()
 
 
-def _requirements(name: str, extra: str = "") -> list[str]:
+def _list_requirements(name: str, extra: str = "") -> list[str]:
     """Returns the names of what a package requires here; with an extra, of what that adds."""
     from packaging.requirements import Requirement
 
@@ -134,27 +138,27 @@ def _requirements(name: str, extra: str = "") -> list[str]:
         marker = requirement.marker
         plain = marker is None or marker.evaluate({"extra": ""})
         if plain != bool(extra) and (marker is None or marker.evaluate({"extra": extra})):
-            found.append(_normal(requirement.name))
+            found.append(_normalize_name(requirement.name))
     return found
 
 
-def _closure(names: list[str]) -> set[str]:
+def _compute_closure(names: list[str]) -> set[str]:
     """Returns packages and all that they require, as far as they are installed here."""
     found, waiting = set(), list(names)
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += _requirements(name)
+            waiting += _list_requirements(name)
     return found
 
 
-def _version(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -112,7 +112,7 @@ _ALLOWED = re.compile(r"pragma: ?allowlist[ -]secret\b")
 _ACCOUNT = r'"type"\s*:\s*"(?:service_account|authorized_user|external_account\w*)"'
 
 
-def reason(name: str, data: bytes) -> str:
+def find_secret(name: str, data: bytes) -> str:
     """Returns why a file looks like a secret, such as "Slack Token, line 3"; "" if it does not.
 
     Args:
@@ -122,18 +122,18 @@ def reason(name: str, data: bytes) -> str:
     lower = name.lower()
     if lower not in _EXAMPLES and any(fnmatch.fnmatchcase(lower, known) for known in _NAMES):
         return "its name"
-    for text in _texts(data):
+    for text in _decode_texts(data):
         if lower.endswith(".json") and re.search(_ACCOUNT, text):
             return "credentials for Google Cloud"
         for what, parts in _DOCUMENTS.items():
             if all(re.search(part, text) for part in parts):
                 return what
-        for what, line in _tokens(text):
+        for what, line in _iterate_tokens(text):
             return f"{what}, line {line}"
     return ""
 
 
-def _texts(data: bytes) -> Iterator[str]:
+def _decode_texts(data: bytes) -> Iterator[str]:
     """Yields the content as text, where quotes that a notebook or other JSON escapes stand alone.
 
     Tokens are ASCII, and found so in UTF-8; in UTF-16 and UTF-32 their letters have zeros beside
@@ -143,17 +143,17 @@ def _texts(data: bytes) -> Iterator[str]:
         yield read.decode("latin-1").replace('\\"', '"')
 
 
-def _tokens(text: str) -> Iterator[tuple[str, int]]:
+def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
     """Yields the kind and the line of what looks like a token."""
-    for what, marks, find in _searches():
-        for begin, end in (piece for mark in marks for piece in _pieces(text, mark)):
+    for what, marks, find in _build_searches():
+        for begin, end in (piece for mark in marks for piece in _iterate_pieces(text, mark)):
             if any(map(_is_value, find(text[begin:end]))):
                 rest = text.find("\n", end)  # the comment stands at the end of the line
                 if not _ALLOWED.search(text[begin : rest if rest >= 0 else None]):
                     yield what, text.count("\n", 0, begin) + 1
 
 
-def _pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
+def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
     """Yields begin and end of the lines with a mark; of a long line, what is around the mark."""
     found = text.find(mark)
     while found >= 0:
@@ -165,7 +165,7 @@ def _pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
 
 
 @functools.cache
-def _searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
+def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
     """Returns the kinds of tokens, each with its marks and the function that finds it in a text."""
     from detect_secrets.settings import get_plugins, transient_settings
 

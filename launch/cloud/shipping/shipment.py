@@ -58,10 +58,10 @@ class Shipment:
 
     @property
     def data(self) -> dict[str, int]:
-        """Bytes of data and exports among that folder's files; see `code_folder.data_in`."""
-        return code_folder.data_in(self.code)
+        """Bytes of data and exports among that folder's files; see `code_folder.measure_data`."""
+        return code_folder.measure_data(self.code)
 
-    def address(self, workdir: str) -> str:
+    def resolve_address(self, workdir: str) -> str:
         """Returns the folder in the bucket, beside the run."""
         return f"{workdir}/launch/code-{hashlib.sha256(self.sums.encode()).hexdigest()[:16]}"
 
@@ -71,9 +71,9 @@ class Shipment:
             paths = {name: Path(scratch, name) for name in self.files}
             for name, data in self.files.items():
                 paths[name].write_bytes(data)
-            buckets.upload(paths, self.address(workdir))
+            buckets.upload(paths, self.resolve_address(workdir))
 
-    def script(self, workdir: str, arguments: list[str]) -> str:
+    def build_script(self, workdir: str, arguments: list[str]) -> str:
         """Returns shell functions that receive, install and train; every value is quoted.
 
         Args:
@@ -81,39 +81,41 @@ class Shipment:
             arguments: further flags of `tftpu train`.
         """
         values = {
-            "shipped": self.address(workdir),
+            "shipped": self.resolve_address(workdir),
             "sums": self.sums,
             "package": self.package,
-            "extras": ",".join(packages.extras(self.engine)),
+            "extras": ",".join(packages.list_extras(self.engine)),
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-            "code": code_folder.name_of(self.folder) if self.folder else "",
+            "code": code_folder.choose_name(self.folder) if self.folder else "",
         }
         lines = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
         words = shlex.join(["train", f"--config={self.config}", *arguments])
         body = (Path(__file__).parent / "machine.sh").read_text()
         return "\n".join([*lines, f"arguments=({words})", body])
 
-    def description(self, workdir: str) -> str:
+    def describe(self, workdir: str) -> str:
         """Returns lines that say what travels, how large it is, and what the machine installs."""
-        lines = [f"tftpu uploads to {self.address(workdir)}:"]
+        lines = [f"tftpu uploads to {self.resolve_address(workdir)}:"]
         lines += [
-            f"  {name}  {_size(len(data))}  sha256 {hashlib.sha256(data).hexdigest()}"
+            f"  {name}  {_format_size(len(data))}  sha256 {hashlib.sha256(data).hexdigest()}"
             for name, data in self.files.items()
         ]
         if self.folder:
-            total = _size(sum(self.code.values()))
+            total = _format_size(sum(self.code.values()))
             lines.append(f"{_CODE} is {self.folder}, {len(self.code)} file(s) of {total}:")
             shown = list(self.code.items())[:_SHOWN]
-            lines += [f"  {ascii(name)[1:-1]}  {_size(size)}" for name, size in shown]
+            lines += [f"  {ascii(name)[1:-1]}  {_format_size(size)}" for name, size in shown]
             if len(self.code) > _SHOWN:
                 lines.append(f"  ... and {len(self.code) - _SHOWN} more")
         origin = "the tftpu that is running here" if self.package in self.files else "--package"
         lines.append(f"The machine installs {ascii(self.package)[1:-1]} ({origin}),")
-        lines.append(f"  {packages.driver(self.engine)}, and the versions of this environment:")
-        return "\n".join([*lines, f"  {', '.join(packages.pins())}"]) + "\n"
+        lines.append(
+            f"  {packages.describe_driver(self.engine)}, and the versions of this environment:"
+        )
+        return "\n".join([*lines, f"  {', '.join(packages.list_pins())}"]) + "\n"
 
 
-def of(config: str, package: str | None, engine: str = "tensorflow") -> Shipment:
+def pack(config: str, package: str | None, engine: str = "tensorflow") -> Shipment:
     """Returns what travels for a config.
 
     Args:
@@ -135,18 +137,18 @@ def of(config: str, package: str | None, engine: str = "tensorflow") -> Shipment
     if config.endswith(".py"):
         path = Path(config).absolute()
         folder, config = path.parent, path.name
-        contents = code_folder.contents(folder)
+        contents = code_folder.read_files(folder)
         if config not in contents:
             raise UserError(f"{path} is ignored by a .gitignore, so it would not travel.")
         requirements = contents.get("requirements.txt", b"").decode(errors="replace")
-        imports = code_imports.outside(contents, config)
-        packages.check(imports, requirements, code_folder.name_of(folder), engine)
+        imports = code_imports.find_external(contents, config)
+        packages.check(imports, requirements, code_folder.choose_name(folder), engine)
         code = {name: len(data) for name, data in contents.items()}
-        files[_CODE] = code_folder.archive(code_folder.name_of(folder), contents)
-    files[_CONSTRAINTS] = "".join(f"{pin}\n" for pin in packages.pins()).encode()
+        files[_CODE] = code_folder.build_archive(code_folder.choose_name(folder), contents)
+    files[_CONSTRAINTS] = "".join(f"{pin}\n" for pin in packages.list_pins()).encode()
     files[_OVERRIDES] = _NEVER[engine].encode()
     return Shipment(files, package, config, folder, code, engine)
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count:,} bytes" if count < 1000 else f"{count / 1000:,.1f} kB"

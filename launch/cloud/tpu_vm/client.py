@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.google_cloud import ConnectionLost
-from tftpu.launch.cloud.tpu_vm.job import Order
-from tftpu.launch.cloud.tpu_vm.workers import SAVED, Outcome, Workers
+from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
+from tftpu.launch.cloud.tpu_vm.workers import SAVED, Outcome, SliceWorkers
 from tftpu.launch.diagnosis import cloud
 from tftpu.launch.diagnosis.machine import Machine
 
@@ -35,14 +35,14 @@ class _Preempted(Exception):  # noqa: N818 (an outcome, not an error)
     """The slice was preempted."""
 
 
-def tpu_client() -> "TpuClient":
+def create_client() -> "TpuClient":
     """Returns Cloud TPU's client."""
     from google.cloud import tpu_v2
 
     return google_cloud.call("finding credentials", tpu_v2.TpuClient)
 
 
-def train(client: "TpuClient", order: Order) -> None:
+def train(client: "TpuClient", order: TpuVmJob) -> None:
     """Uploads what travels, rents a slice, waits for the end of the run, deletes the slice.
 
     A spot slice that is preempted is deleted and another one requested, on which the run resumes
@@ -60,7 +60,7 @@ def train(client: "TpuClient", order: Order) -> None:
         raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
     order.shipment.upload(order.workdir)
     while True:
-        name = job.unique_name(order.config)
+        name = job.make_unique_name(order.config)
         try:
             _train_once(client, order, name)
             return
@@ -76,10 +76,12 @@ def train(client: "TpuClient", order: Order) -> None:
             print("The slice was preempted: requesting another one.", flush=True)
 
 
-def _train_once(client: "TpuClient", order: Order, name: str) -> None:
+def _train_once(client: "TpuClient", order: TpuVmJob, name: str) -> None:
     try:
         _create(client, order, name)
-        print(f"Requested {order.slice.name} as {name}; {_deletion(order, name)}", flush=True)
+        print(
+            f"Requested {order.slice.name} as {name}; {_explain_deletion(order, name)}", flush=True
+        )
         _wait_for_capacity(client, order, name)
     except _NotCreated as error:
         raise UserError(str(error)) from error
@@ -88,32 +90,33 @@ def _train_once(client: "TpuClient", order: Order, name: str) -> None:
     except BaseException:
         _delete(client, order, name)  # nothing ran on it
         raise
-    workers = Workers(order, name)
+    workers = SliceWorkers(order, name)
     try:
         outcome = _follow(client, order, name, workers)
     except _Preempted:
         raise
     except KeyboardInterrupt:
         print(
-            "\nNo longer watching. The run continues, and incurs costs; " + _deletion(order, name)
+            "\nNo longer watching. The run continues, and incurs costs; "
+            + _explain_deletion(order, name)
         )
         return
     except BaseException:
-        print(f"The run may continue, and incur costs; {_deletion(order, name)}")
+        print(f"The run may continue, and incur costs; {_explain_deletion(order, name)}")
         raise
     if order.keep:
-        print(f"The slice {name} is kept, and incurs costs; {_deletion(order, name)}")
+        print(f"The slice {name} is kept, and incurs costs; {_explain_deletion(order, name)}")
     else:
         _delete(client, order, name)
     _report(order, name, workers, outcome)
 
 
-def _report(order: Order, name: str, workers: Workers, outcome: Outcome | None) -> None:
+def _report(order: TpuVmJob, name: str, workers: SliceWorkers, outcome: Outcome | None) -> None:
     """Raises `UserError` if the run failed; prints what is known of workers that did not report."""
     if outcome is None:
         raise UserError(
             f"No exit code came from {name} within --timeout={order.timeout}; "
-            f"{order.log(name, 0)} has what it printed."
+            f"{order.resolve_log(name, 0)} has what it printed."
         )
     log = workers.explain(outcome)
     if outcome.code == TIMED_OUT:
@@ -135,12 +138,12 @@ class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
     """The request was refused: there is no slice to delete."""
 
 
-def _create(client: "TpuClient", order: Order, name: str) -> None:
+def _create(client: "TpuClient", order: TpuVmJob, name: str) -> None:
     from google.cloud import tpu_v2
     from google.protobuf import json_format
 
     message = json_format.ParseDict(
-        order.request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
+        order.build_request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
     )
     what = "requesting the slice"
     try:
@@ -161,10 +164,10 @@ def _create(client: "TpuClient", order: Order, name: str) -> None:
         google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
 
 
-def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
+def _wait_for_capacity(client: "TpuClient", order: TpuVmJob, name: str) -> None:
     shown = None
     while True:
-        state, detail = _state(client, order, name)
+        state, detail = _read_state(client, order, name)
         if state != shown:
             print(f"{time.strftime('%H:%M:%S')}  {state.lower().replace('_', ' ')}", flush=True)
             shown = state
@@ -180,10 +183,12 @@ def _wait_for_capacity(client: "TpuClient", order: Order, name: str) -> None:
         time.sleep(POLL_S)
 
 
-def _follow(client: "TpuClient", order: Order, name: str, workers: Workers) -> Outcome | None:
+def _follow(
+    client: "TpuClient", order: TpuVmJob, name: str, workers: SliceWorkers
+) -> Outcome | None:
     """Prints the output of the run until it ends; returns how, None if no exit code came."""
     overdue = time.monotonic() + order.limit + OVERDUE_S
-    others = workers.where_others_write()
+    others = workers.describe_other_logs()
     if others:
         print(others, flush=True)
     while True:
@@ -192,7 +197,7 @@ def _follow(client: "TpuClient", order: Order, name: str, workers: Workers) -> O
             if outcome.code == SAVED:
                 raise _Preempted
             return outcome
-        state, _ = _state(client, order, name)
+        state, _ = _read_state(client, order, name)
         if state in _GONE:
             raise _Preempted
         if time.monotonic() > overdue:
@@ -200,10 +205,10 @@ def _follow(client: "TpuClient", order: Order, name: str, workers: Workers) -> O
         time.sleep(POLL_S)
 
 
-def _state(client: "TpuClient", order: Order, name: str) -> tuple[str, str]:
+def _read_state(client: "TpuClient", order: TpuVmJob, name: str) -> tuple[str, str]:
     """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
     try:
-        found = _patiently(
+        found = _call_with_retries(
             "watching the slice",
             client.get_queued_resource,
             name=f"{order.parent}/queuedResources/{name}",
@@ -212,21 +217,23 @@ def _state(client: "TpuClient", order: Order, name: str) -> tuple[str, str]:
         if _is_not_found(error):
             raise UserError(
                 f"There is no slice {name}: the request never arrived, or the slice was deleted. "
-                f"If it appears, {_deletion(order, name)}"
+                f"If it appears, {_explain_deletion(order, name)}"
             ) from error
         raise
     detail = found.state.failed_data.error.message
     return found.state.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
 
 
-def _delete(client: "TpuClient", order: Order, name: str) -> None:
+def _delete(client: "TpuClient", order: TpuVmJob, name: str) -> None:
     """Deletes the slice, or prints that it could not be deleted."""
     from google.cloud import tpu_v2
 
     resource = f"{order.parent}/queuedResources/{name}"
     request = tpu_v2.DeleteQueuedResourceRequest(name=resource, force=True)
     try:
-        operation = _patiently("deleting the slice", client.delete_queued_resource, request=request)
+        operation = _call_with_retries(
+            "deleting the slice", client.delete_queued_resource, request=request
+        )
         operation.result(timeout=DELETE_TIMEOUT_S)
         print(f"Deleted the slice {name}.", flush=True)
     except (Exception, KeyboardInterrupt) as error:
@@ -235,12 +242,12 @@ def _delete(client: "TpuClient", order: Order, name: str) -> None:
             return
         print(
             f"The slice {name} could not be deleted ({error}), and may incur costs; "
-            f"{_deletion(order, name)}",
+            f"{_explain_deletion(order, name)}",
             flush=True,
         )
 
 
-def _patiently(what: str, function: Callable[..., Any], **request: Any) -> Any:
+def _call_with_retries(what: str, function: Callable[..., Any], **request: Any) -> Any:
     """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
     since = time.monotonic()
     while True:
@@ -258,5 +265,5 @@ def _is_not_found(error: BaseException) -> bool:
     return isinstance(error.__cause__, exceptions.NotFound)
 
 
-def _deletion(order: Order, name: str) -> str:
-    return f"this deletes it: {shlex.join(order.deletion(name))}"
+def _explain_deletion(order: TpuVmJob, name: str) -> str:
+    return f"this deletes it: {shlex.join(order.build_delete_command(name))}"

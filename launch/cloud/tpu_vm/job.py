@@ -30,7 +30,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class TpuVmJob:
     """A slice to rent, and the run for it.
 
     Attributes:
@@ -72,53 +72,55 @@ class Order:
     @property
     def limit(self) -> int:
         """The longest time of a run on a slice, in seconds."""
-        return job.seconds("timeout", self.timeout)
+        return job.parse_duration("timeout", self.timeout)
 
-    def deletion(self, name: str) -> list[str]:
+    def build_delete_command(self, name: str) -> list[str]:
         """Returns the command that deletes a slice."""
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
         return [*command, "--quiet", f"--project={self.project}", f"--zone={self.zone}"]
 
-    def folder(self, name: str) -> str:
+    def resolve_folder(self, name: str) -> str:
         """Returns the folder where worker 0 writes its log and its exit code.
 
         The others write theirs to the folders `worker-1`, `worker-2`, … in it.
         """
         return f"{self.workdir}/launch/{name}"
 
-    def log(self, name: str, worker: int) -> str:
+    def resolve_log(self, name: str, worker: int) -> str:
         """Returns the address of the file with the output of a worker."""
-        return f"{self.folder(name)}/{f'worker-{worker}/' if worker else ''}log.txt"
+        return f"{self.resolve_folder(name)}/{f'worker-{worker}/' if worker else ''}log.txt"
 
-    def request(self, name: str) -> dict[str, Any]:
+    def build_request(self, name: str) -> dict[str, Any]:
         """Returns the QueuedResource to create, with the names of the REST interface."""
         node: dict[str, Any] = {
             "acceleratorType": self.slice.single.name.replace("v5e", "v5litepod"),
             "runtimeVersion": RUNTIMES[self.slice.generation.name],
             "networkConfig": {"enableExternalIps": True},
             "serviceAccount": {"scope": [_SCOPE]},
-            "labels": job.labels(self.config, self.slice.name, self.labels),
-            "metadata": {"startup-script": self.startup_script(name)},
+            "labels": job.build_labels(self.config, self.slice.name, self.labels),
+            "metadata": {"startup-script": self.build_startup_script(name)},
         }
         if self.service_account:
             node["serviceAccount"]["email"] = self.service_account
         wanted: dict[str, Any] = {
-            "tpu": {"nodeSpec": [{"parent": self.parent, **self._nodes(name), "node": node}]},
+            "tpu": {
+                "nodeSpec": [{"parent": self.parent, **self._build_node_names(name), "node": node}]
+            },
             "queueingPolicy": {
-                "validUntilDuration": f"{job.seconds('queue_timeout', self.queue_timeout)}s"
+                "validUntilDuration": f"{job.parse_duration('queue_timeout', self.queue_timeout)}s"
             },
         }
         if self.spot:
             wanted["spot"] = {}
         return wanted
 
-    def _nodes(self, name: str) -> dict[str, Any]:
+    def _build_node_names(self, name: str) -> dict[str, Any]:
         """Returns what names the slices of the request."""
         if self.slice.slices == 1:
             return {"nodeId": name}
         return {"multisliceParams": {"nodeCount": self.slice.slices, "nodeIdPrefix": name}}
 
-    def startup_script(self, name: str) -> str:
+    def build_startup_script(self, name: str) -> str:
         """Returns the script that each worker runs; every value in it is quoted."""
         arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
         lines = [
@@ -126,21 +128,21 @@ class Order:
             "set -u",
             "export HOME=/root",
             'home="${TFTPU_HOME:-/opt/tftpu}"',
-            f"folder={shlex.quote(self.folder(name))}",
+            f"folder={shlex.quote(self.resolve_folder(name))}",
             f"slices={self.slice.slices}",
             f"hosts={self.slice.single.hosts}",
             f"limit={self.limit}",
-            f"delete=({shlex.join([] if self.keep else self.deletion(name))})",
-            self.shipment.script(self.workdir, arguments),
+            f"delete=({shlex.join([] if self.keep else self.build_delete_command(name))})",
+            self.shipment.build_script(self.workdir, arguments),
             (Path(__file__).parent / "startup.sh").read_text(),
         ]
         return "\n".join(lines)
 
 
-def as_yaml(order: Order) -> str:
+def as_yaml(order: TpuVmJob) -> str:
     """Formats the request as a file of flags for `gcloud`, below the command that takes it."""
-    name = job.unique_name(order.config)
-    request = order.request(name)
+    name = job.make_unique_name(order.config)
+    request = order.build_request(name)
     node = request["tpu"]["nodeSpec"][0]["node"]
     names: dict[str, Any] = {"--node-id": name}
     if order.slice.slices > 1:
@@ -161,11 +163,11 @@ def as_yaml(order: Order) -> str:
     if order.spot:
         flags["--spot"] = None
     command = f"gcloud compute tpus queued-resources create {name} --flags-file=FILE"
-    head = job.commented(f"{command}\n\n{order.shipment.description(order.workdir)}")
+    head = job.to_comments(f"{command}\n\n{order.shipment.describe(order.workdir)}")
     return head + yaml.dump(flags, Dumper=job.Dumper, sort_keys=False)
 
 
-def price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:
+def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:
     """Returns a line with the price of the slice per hour, and of the run if preflight knows it.
 
     Args:

@@ -5,7 +5,7 @@ import math
 import time
 
 from tftpu.launch.cloud import google_cloud
-from tftpu.launch.cloud.tpu_vm.job import Order
+from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 
 SAVED = 75  # the exit code of a worker that a signal stopped, and that saved
 LOST = 69  # of one that lost another worker
@@ -30,7 +30,7 @@ class Outcome:
     missing: tuple[int, ...]
 
 
-class Workers:
+class SliceWorkers:
     """The workers of a slice, each with a log and, at its end, an exit code.
 
     Args:
@@ -38,17 +38,17 @@ class Workers:
         name: name of the slice.
     """
 
-    def __init__(self, order: Order, name: str):
+    def __init__(self, order: TpuVmJob, name: str):
         self._order = order
         self._name = name
-        self._log = google_cloud.Follower(order.log(name, 0))
-        self._reports = google_cloud.Folder(order.folder(name))
+        self._log = google_cloud.Follower(order.resolve_log(name, 0))
+        self._reports = google_cloud.BucketFolder(order.resolve_folder(name))
         self._deadline = math.inf
 
-    def where_others_write(self) -> str:
+    def describe_other_logs(self) -> str:
         """Returns a line that says where the output of the other workers is; "" for one host."""
         last = self._order.slice.hosts - 1
-        folder = self._order.folder(self._name)
+        folder = self._order.resolve_folder(self._name)
         if last < 1:
             return ""
         others = "worker 1 writes" if last == 1 else f"workers 1 to {last} write"
@@ -80,7 +80,7 @@ class Workers:
 
         Worker 0 has been shown already.
         """
-        log = self._order.log(self._name, outcome.worker)
+        log = self._order.resolve_log(self._name, outcome.worker)
         if outcome.worker:
             lines = google_cloud.Follower(log).read_new().splitlines()[-_SHOWN:]
             print(f"The last lines of worker {outcome.worker}:", *lines, sep="\n", flush=True)

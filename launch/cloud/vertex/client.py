@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.google_cloud import ConnectionLost
-from tftpu.launch.cloud.vertex.training_job import Order
+from tftpu.launch.cloud.vertex.training_job import VertexJob
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import JobServiceClient
@@ -20,7 +20,7 @@ POLL_S = 15.0
 PATIENCE_S = 600.0
 
 
-class Kind(NamedTuple):
+class JobKind(NamedTuple):
     """A kind of job, by the names that others have for it.
 
     Attributes:
@@ -34,11 +34,11 @@ class Kind(NamedTuple):
     command: str
 
 
-CUSTOM = Kind("CustomJob", "custom_job", "custom-jobs")
-TUNING = Kind("HyperparameterTuningJob", "hyperparameter_tuning_job", "hp-tuning-jobs")
+CUSTOM = JobKind("CustomJob", "custom_job", "custom-jobs")
+TUNING = JobKind("HyperparameterTuningJob", "hyperparameter_tuning_job", "hp-tuning-jobs")
 
 
-def job_client(region: str) -> "JobServiceClient":
+def create_client(region: str) -> "JobServiceClient":
     """Returns the SDK's client for a region."""
     from google.cloud import aiplatform_v1
 
@@ -50,7 +50,9 @@ def job_client(region: str) -> "JobServiceClient":
     )
 
 
-def submit(client: "JobServiceClient", kind: Kind, order: Order, created: dict[str, Any]) -> str:
+def submit(
+    client: "JobServiceClient", kind: JobKind, order: VertexJob, created: dict[str, Any]
+) -> str:
     """Uploads what travels to the job, creates the job and returns its resource name.
 
     Args:
@@ -81,17 +83,21 @@ def submit(client: "JobServiceClient", kind: Kind, order: Order, created: dict[s
         name = created["displayName"]
         raise UserError(
             f"Interrupted while the job {name} was created: it may run, and incur costs. "
-            f"{_find_and_end(kind, order, name)}"
+            f"{_explain_how_to_find(kind, order, name)}"
         ) from interrupt
     return job.name
 
 
 def _find(
-    client: "JobServiceClient", kind: Kind, order: Order, display_name: str, lost: ConnectionLost
+    client: "JobServiceClient",
+    kind: JobKind,
+    order: VertexJob,
+    display_name: str,
+    lost: ConnectionLost,
 ) -> str:
     """Returns the name of a job whose creation request was not answered; it may be running."""
     only = f'display_name="{display_name}"'
-    advice = _find_and_end(kind, order, display_name)
+    advice = _explain_how_to_find(kind, order, display_name)
     try:
         found = list(
             google_cloud.call(
@@ -109,7 +115,7 @@ def _find(
     return found[0].name
 
 
-def _find_and_end(kind: Kind, order: Order, display_name: str) -> str:
+def _explain_how_to_find(kind: JobKind, order: VertexJob, display_name: str) -> str:
     return (
         f"Look for it with `gcloud ai {kind.command} list --project={order.project} "
         f"--region={order.region} --filter=displayName={display_name}` and end it with "
@@ -117,7 +123,9 @@ def _find_and_end(kind: Kind, order: Order, display_name: str) -> str:
     )
 
 
-def watch(client: "JobServiceClient", kind: Kind, name: str, show: Callable[[Any], None]) -> None:
+def watch(
+    client: "JobServiceClient", kind: JobKind, name: str, show: Callable[[Any], None]
+) -> None:
     """Waits for the end of a job; prints its states.
 
     Args:
@@ -139,7 +147,9 @@ def watch(client: "JobServiceClient", kind: Kind, name: str, show: Callable[[Any
         except ConnectionLost as lost:
             lost_since = lost_since or time.monotonic()
             if time.monotonic() - lost_since > PATIENCE_S:
-                raise UserError(f"{lost} The job keeps running. {how_to_end(kind, name)}") from lost
+                raise UserError(
+                    f"{lost} The job keeps running. {explain_how_to_end(kind, name)}"
+                ) from lost
             time.sleep(POLL_S)
             continue
         if job.state.name != state:
@@ -157,6 +167,6 @@ def watch(client: "JobServiceClient", kind: Kind, name: str, show: Callable[[Any
         time.sleep(POLL_S)
 
 
-def how_to_end(kind: Kind, name: str) -> str:
+def explain_how_to_end(kind: JobKind, name: str) -> str:
     """Returns a line with the name of a job and the command that ends it."""
     return f"The job is {name}; `gcloud ai {kind.command} cancel {name}` ends it."

@@ -22,7 +22,7 @@ Spec = dict[str, Any]  # with the names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class VertexEndpoint:
     """A model to serve.
 
     Attributes:
@@ -82,7 +82,7 @@ class Order:
                 f"write projects/PROJECT/locations/{self.region}/endpoints/NUMBER."
             )
 
-    def uploaded(self) -> Spec:
+    def build_model_spec(self) -> Spec:
         """Returns the model to upload."""
         source = [f"--workdir={self.workdir}"] if self.workdir else []
         container = {
@@ -95,17 +95,17 @@ class Order:
         found: Spec = {
             "displayName": self.name,
             "containerSpec": container,
-            "labels": self._labels(),
+            "labels": self._build_labels(),
         }
         if self.model:  # Vertex AI copies it, and the container reads it at AIP_STORAGE_URI
             found["artifactUri"] = self.model
         return found
 
-    def created(self) -> Spec:
+    def build_endpoint_spec(self) -> Spec:
         """Returns the endpoint to create."""
-        return {"displayName": self.name, "labels": self._labels()}
+        return {"displayName": self.name, "labels": self._build_labels()}
 
-    def deployed(self, model: str) -> Spec:
+    def build_deployment_spec(self, model: str) -> Spec:
         """Returns the deployment, of a model by its resource name."""
         machine: Spec = {"machineType": self.machine}
         if self.accelerator:
@@ -125,15 +125,18 @@ class Order:
 
     def as_yaml(self) -> str:
         """Formats the requests, in their order."""
-        requests: Spec = {"uploadModel": {"parent": self.parent, "model": self.uploaded()}}
+        requests: Spec = {"uploadModel": {"parent": self.parent, "model": self.build_model_spec()}}
         if not self.endpoint:
-            requests["createEndpoint"] = {"parent": self.parent, "endpoint": self.created()}
+            requests["createEndpoint"] = {
+                "parent": self.parent,
+                "endpoint": self.build_endpoint_spec(),
+            }
         requests["deployModel"] = {
             "endpoint": self.endpoint or f"{self.parent}/endpoints/CREATED",
-            "deployedModel": self.deployed(f"{self.parent}/models/UPLOADED"),
+            "deployedModel": self.build_deployment_spec(f"{self.parent}/models/UPLOADED"),
             "trafficSplit": {"0": 100},
         }
         return yaml.dump(requests, Dumper=job.Dumper, sort_keys=False)
 
-    def _labels(self) -> dict[str, str]:
+    def _build_labels(self) -> dict[str, str]:
         return {"tftpu": __version__.replace(".", "-")}

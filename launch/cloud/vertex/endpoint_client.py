@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.google_cloud import ConnectionLost
-from tftpu.launch.cloud.vertex.endpoint import Order, Spec
+from tftpu.launch.cloud.vertex.endpoint import Spec, VertexEndpoint
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import EndpointServiceClient, ModelServiceClient
@@ -17,14 +17,14 @@ DEPLOY_TIMEOUT_S = 3600.0
 _TIMEOUT_S = 900.0
 
 
-class Clients(NamedTuple):
+class EndpointClients(NamedTuple):
     """The SDK's clients for a region."""
 
     models: "ModelServiceClient"
     endpoints: "EndpointServiceClient"
 
 
-class Serving(NamedTuple):
+class ServingResources(NamedTuple):
     """Resource names of what serves.
 
     Attributes:
@@ -36,19 +36,19 @@ class Serving(NamedTuple):
     endpoint: str
 
 
-def clients(region: str) -> Clients:
+def create_clients(region: str) -> EndpointClients:
     """Returns the SDK's clients for a region."""
     from google.cloud import aiplatform_v1 as v1
 
     options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
     what = "finding credentials"
-    return Clients(
+    return EndpointClients(
         google_cloud.call(what, v1.ModelServiceClient, client_options=options),
         google_cloud.call(what, v1.EndpointServiceClient, client_options=options),
     )
 
 
-def launch(given: Clients, order: Order) -> Serving:
+def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
     """Uploads a model and deploys it.
 
     Args:
@@ -62,92 +62,92 @@ def launch(given: Clients, order: Order) -> Serving:
 
     made: list[str] = []
     try:
-        model = _done(
+        model = _run_operation(
             "uploading the model",
             given.models.upload_model,
             _TIMEOUT_S,
             parent=order.parent,
-            model=_message(v1.Model, order.uploaded()),
+            model=_to_message(v1.Model, order.build_model_spec()),
         ).model
-        made.append(_command(f"models delete {_id(model)}", order))
+        made.append(_format_command(f"models delete {_extract_id(model)}", order))
         print(f"Uploaded {model}", flush=True)
-        endpoint = order.endpoint or _created(given, order)
+        endpoint = order.endpoint or _create_endpoint(given, order)
         if not order.endpoint:
-            made.append(_command(f"endpoints delete {_id(endpoint)}", order))
+            made.append(_format_command(f"endpoints delete {_extract_id(endpoint)}", order))
             print(f"Created  {endpoint}", flush=True)
         print("Deploying takes some minutes.", flush=True)
-        _done(
+        _run_operation(
             "deploying the model",
             given.endpoints.deploy_model,
             DEPLOY_TIMEOUT_S,
             endpoint=endpoint,
-            deployed_model=_message(v1.DeployedModel, order.deployed(model)),
+            deployed_model=_to_message(v1.DeployedModel, order.build_deployment_spec(model)),
             traffic_split={"0": 100},
         )
     except (UserError, ConnectionLost) as error:
-        raise UserError(f"{error} {_left(made, order)}".strip()) from error
+        raise UserError(f"{error} {_explain_cleanup(made, order)}".strip()) from error
     except KeyboardInterrupt as interrupt:
         raise UserError(
             f"Interrupted: what was asked for last may still be done, and cost. "
-            f"{_left(made, order)}".strip()
+            f"{_explain_cleanup(made, order)}".strip()
         ) from interrupt
-    return Serving(model, endpoint)
+    return ServingResources(model, endpoint)
 
 
-def _created(given: Clients, order: Order) -> str:
+def _create_endpoint(given: EndpointClients, order: VertexEndpoint) -> str:
     from google.cloud import aiplatform_v1 as v1
 
-    return _done(
+    return _run_operation(
         "creating the endpoint",
         given.endpoints.create_endpoint,
         _TIMEOUT_S,
         parent=order.parent,
-        endpoint=_message(v1.Endpoint, order.created()),
+        endpoint=_to_message(v1.Endpoint, order.build_endpoint_spec()),
     ).name
 
 
-def _done(what: str, method: Any, timeout_s: float, **fields: Any) -> Any:
+def _run_operation(what: str, method: Any, timeout_s: float, **fields: Any) -> Any:
     """Calls a method and waits for the end of the operation that it starts."""
     operation = google_cloud.call(what, method, **fields)
     return google_cloud.call(what, operation.result, timeout=timeout_s)
 
 
-def _message(kind: Any, spec: Spec) -> Any:
+def _to_message(kind: Any, spec: Spec) -> Any:
     from google.protobuf import json_format
 
     return kind(json_format.ParseDict(spec, kind.pb(kind()), ignore_unknown_fields=False))
 
 
-def _id(name: str) -> str:
+def _extract_id(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _command(words: str, order: Order) -> str:
+def _format_command(words: str, order: VertexEndpoint) -> str:
     return f"gcloud ai {words} --region={order.region} --project={order.project}"
 
 
-def _left(made: list[str], order: Order) -> str:
+def _explain_cleanup(made: list[str], order: VertexEndpoint) -> str:
     """Returns what shows and removes the things that were made, the last one first."""
     if not made:
-        return f"`{_command('models list', order)}` shows whether it was uploaded."
+        return f"`{_format_command('models list', order)}` shows whether it was uploaded."
     commands = " and ".join(f"`{command}`" for command in reversed(made))
-    shown = _command("endpoints list", order)
+    shown = _format_command("endpoints list", order)
     return (
         f"An endpoint costs while a model is deployed to it, which `{shown}` shows; {commands} "
         "removes what was made."
     )
 
 
-def how_to_end(serving: Serving, order: Order) -> str:
+def explain_how_to_end(serving: ServingResources, order: VertexEndpoint) -> str:
     """Returns lines with the commands that remove what was made."""
-    number = _id(serving.endpoint)
+    number = _extract_id(serving.endpoint)
     undeployed = f"endpoints undeploy-model {number} --deployed-model-id=ID"
     lines = [
         "It costs as long as a model is deployed. To end it (the first line shows the ID):",
-        f"  {_command(f'endpoints describe {number}', order)}",
-        f"  {_command(undeployed, order)}",
+        f"  {_format_command(f'endpoints describe {number}', order)}",
+        f"  {_format_command(undeployed, order)}",
     ]
     if not order.endpoint:
-        lines.append(f"  {_command(f'endpoints delete {number}', order)}")
-    lines.append(f"  {_command(f'models delete {_id(serving.model)}', order)}")
+        lines.append(f"  {_format_command(f'endpoints delete {number}', order)}")
+    lines.append(f"  {_format_command(f'models delete {_extract_id(serving.model)}', order)}")
     return "\n".join(lines)

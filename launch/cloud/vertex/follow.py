@@ -25,7 +25,7 @@ def follow(client: "JobServiceClient", name: str) -> None:
     seen: list[HyperparameterTuningJob] = []  # the job as it was last
 
     def show(job: "HyperparameterTuningJob") -> None:
-        for number, row in trials.ended(job).items():
+        for number, row in trials.format_ended(job).items():
             if number not in shown:
                 shown.add(number)
                 print(row, flush=True)
@@ -34,27 +34,27 @@ def follow(client: "JobServiceClient", name: str) -> None:
     try:
         vertex_client.watch(client, TUNING, name, show)
     except KeyboardInterrupt:
-        ending = vertex_client.how_to_end(TUNING, name)
+        ending = vertex_client.explain_how_to_end(TUNING, name)
         print(f"\nNo longer watching. The job keeps running. {ending}")
-        print(how_to_follow(name))
+        print(explain_how_to_follow(name))
     finally:  # also of a job that failed after some trials
         for job in seen:
             print(trials.report(job), flush=True)
 
 
-def page(name: str) -> str:
+def format_page_url(name: str) -> str:
     """Returns the address of a job's page in the console, the one that the SDK prints."""
     project, region, number = name.split("/")[1::2]
     console = "https://console.cloud.google.com/agent-platform"
     return f"{console}/locations/{region}/training/{number}?project={project}"
 
 
-def how_to_follow(name: str) -> str:
+def explain_how_to_follow(name: str) -> str:
     """Returns a line with the command that shows the best trials of a job."""
     return f"Its best trials:     tftpu launch vertex-search-attach {name}"
 
 
-def region_of(name: str) -> str:
+def parse_region(name: str) -> str:
     """Returns the region of a job.
 
     Raises:

@@ -43,9 +43,9 @@ class VertexOptions(ConfigOptions):
     detach: bool = flag(False, "do not wait for the end of the job")
     dry_run: bool = flag(False, "print the job, and send nothing")
 
-    def order(
+    def build_job(
         self, command: str, wanted: Slice, trained_by: str, tensorboard: str | None = None
-    ) -> training_job.Order:
+    ) -> training_job.VertexJob:
         """Returns the order; a dry run has placeholders for what was not given.
 
         Args:
@@ -60,17 +60,17 @@ class VertexOptions(ConfigOptions):
         project, workdir = self.project, self.workdir
         if self.dry_run:
             project = project or "PROJECT"
-            workdir = workdir or f"gs://BUCKET/{job.name_of(self.config)}"
+            workdir = workdir or f"gs://BUCKET/{job.to_resource_name(self.config)}"
         else:
             google_cloud.require("google.cloud.aiplatform_v1")
-            project = google_cloud.project(project)
+            project = google_cloud.resolve_project(project)
         if not workdir:
             raise UserError(
                 f"tftpu {command} needs --workdir=gs://BUCKET/FOLDER: files on the machine are "
                 "deleted with it."
             )
         registry = f"{self.region}-docker.pkg.dev/{project}/tftpu"
-        return training_job.Order(
+        return training_job.VertexJob(
             config=self.config,
             overrides=self.overrides,
             slice=wanted,
@@ -78,7 +78,7 @@ class VertexOptions(ConfigOptions):
             region=self.region,
             workdir=workdir,
             image=self.image or f"{registry}/tftpu:{__version__}",
-            shipment=shipment.of(self.config, self.package, trained_by),
+            shipment=shipment.pack(self.config, self.package, trained_by),
             service_account=self.service_account,
             tensorboard=tensorboard,
             timeout=self.timeout,

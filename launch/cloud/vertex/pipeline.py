@@ -33,7 +33,7 @@ Spec = dict[str, Any]  # with the names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class VertexPipeline:
     """A pipeline to run, once or by a schedule.
 
     Attributes:
@@ -45,7 +45,7 @@ class Order:
         cron: when to run it, such as "0 3 * * 1"; None: once, now.
     """
 
-    training: training_job.Order
+    training: training_job.VertexJob
     gate: str
     source: str | None = None
     convert_flags: str = ""
@@ -95,25 +95,25 @@ class Order:
                 raise UserError(f"--convert_flags has {name}, which the pipeline sets.")
         parse("data convert", convert.Options, [*words, *ours])
 
-    def compiled(self) -> Spec:
+    def compile_spec(self) -> Spec:
         """Returns the pipeline, compiled: what Kubeflow Pipelines calls its intermediate form."""
         from google.protobuf import json_format
         from kfp import dsl
 
         training = self.training
         shipment, folder = training.shipment, training.base_folder
-        setup = job.container_setup(shipment, folder, [])
+        setup = job.build_container_setup(shipment, folder, [])
         if shipment.engine == "jax":  # the other steps have no TPU
             setup += "\nexport JAX_PLATFORMS=cpu"
 
-        @dsl.pipeline(name=job.name_of(training.config))
+        @dsl.pipeline(name=job.to_resource_name(training.config))
         def pipeline(gate: str = self.gate, setup: str = setup) -> None:
             layout = Layout(
                 image=training.image,
                 source=self.source,
                 convert_flags=self.convert_flags,
                 predict=self.predict,
-                train=self._train,
+                train=self._build_train_task,
                 run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,  # which is an ID on Vertex AI
                 setup=setup,
             )
@@ -123,7 +123,7 @@ class Order:
         # The compiler's file begins with a comment, which cannot hold the lines of `setup`.
         return json_format.MessageToDict(made.pipeline_spec)
 
-    def pipeline_job(self) -> Spec:
+    def build_pipeline_job(self) -> Spec:
         """Returns the PipelineJob to create.
 
         Raises:
@@ -131,10 +131,10 @@ class Order:
         """
         training = self.training
         found: Spec = {
-            "displayName": job.name_of(training.config),
-            "pipelineSpec": self.compiled(),
+            "displayName": job.to_resource_name(training.config),
+            "pipelineSpec": self.compile_spec(),
             "runtimeConfig": {"gcsOutputDirectory": f"{training.base_folder}/pipelines"},
-            "labels": training.custom_job()["labels"],
+            "labels": training.build_custom_job()["labels"],
         }
         if training.service_account:
             found["serviceAccount"] = training.service_account
@@ -143,13 +143,13 @@ class Order:
     def as_yaml(self, created: Spec) -> str:
         """Formats the compiled pipeline of a job, below what travels to it."""
         training = self.training
-        shipped = training.shipment.description(training.base_folder)
+        shipped = training.shipment.describe(training.base_folder)
         place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
         times = f"at {self.cron}" if self.cron else "once"
-        head = job.commented(f"{place}, {times}\n\n{shipped}")
+        head = job.to_comments(f"{place}, {times}\n\n{shipped}")
         return head + yaml.dump(created["pipelineSpec"], Dumper=job.Dumper, sort_keys=False)
 
-    def _train(self, run: Any) -> Any:
+    def _build_train_task(self, run: Any) -> Any:
         """Returns the task that creates the custom job and waits for its end.
 
         The service itself starts a job again whose machines are lost; what else ends one, such as
@@ -161,7 +161,7 @@ class Order:
         data = [f"--config.data.data_dir={base}/{_RUN}/data"] if self.source else []
         overrides = (*self.training.overrides, *data)
         wanted = dataclasses.replace(self.training, overrides=overrides, subfolder=_RUN)
-        payload = json.dumps(_snake(wanted.custom_job()))
+        payload = json.dumps(_to_snake_case(wanted.build_custom_job()))
         place = ["--project", wanted.project, "--location", wanted.region]
 
         @dsl.container_component
@@ -182,10 +182,11 @@ class Order:
         return train(folder=run)
 
 
-def _snake(value: Any) -> Any:
+def _to_snake_case(value: Any) -> Any:
     """Returns a message with the names of Python's client, which Google's launcher takes."""
     if isinstance(value, dict):
         return {
-            re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", k): _snake(v) for k, v in value.items()
+            re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", k): _to_snake_case(v)
+            for k, v in value.items()
         }
-    return [_snake(part) for part in value] if isinstance(value, list) else value
+    return [_to_snake_case(part) for part in value] if isinstance(value, list) else value

@@ -8,7 +8,7 @@ from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 from tftpu.launch.cloud.vertex import client
 from tftpu.launch.cloud.vertex.pipeline import Spec
-from tftpu.launch.cloud.vertex.training_job import Order as Training
+from tftpu.launch.cloud.vertex.training_job import VertexJob as Training
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import PipelineServiceClient, ScheduleServiceClient
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 _ENDED = ("FAILED", "CANCELLED")
 
 
-class Clients(NamedTuple):
+class PipelineClients(NamedTuple):
     """The SDK's clients for a region."""
 
     pipelines: "PipelineServiceClient"
     schedules: "ScheduleServiceClient"
 
 
-def clients(region: str) -> Clients:
+def create_clients(region: str) -> PipelineClients:
     """Returns the SDK's clients for a region."""
     from google.cloud import aiplatform_v1 as v1
 
     options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
     what = "finding credentials"
-    return Clients(
+    return PipelineClients(
         google_cloud.call(what, v1.PipelineServiceClient, client_options=options),
         google_cloud.call(what, v1.ScheduleServiceClient, client_options=options),
     )
 
 
-def submit(given: Clients, training: Training, created: Spec, number: str) -> str:
+def submit(given: PipelineClients, training: Training, created: Spec, number: str) -> str:
     """Uploads what travels, starts a run of a pipeline, and returns its resource name.
 
     Args:
@@ -56,7 +56,7 @@ def submit(given: Clients, training: Training, created: Spec, number: str) -> st
         google_cloud.call(
             "creating the pipeline",
             given.pipelines.create_pipeline_job,
-            pipeline_job=_message(v1.PipelineJob, created),
+            pipeline_job=_to_message(v1.PipelineJob, created),
             **request,
         )
     except (ConnectionLost, KeyboardInterrupt) as error:
@@ -64,12 +64,12 @@ def submit(given: Clients, training: Training, created: Spec, number: str) -> st
         if isinstance(error, ConnectionLost) and _is_there(given, name):
             return name
         raise UserError(
-            f"{why} The pipeline may run, and incur costs. {how_to_end(training, name)}"
+            f"{why} The pipeline may run, and incur costs. {explain_how_to_end(training, name)}"
         ) from error
     return name
 
 
-def _is_there(given: Clients, name: str) -> bool:
+def _is_there(given: PipelineClients, name: str) -> bool:
     try:
         google_cloud.call("looking for it", given.pipelines.get_pipeline_job, name=name)
     except (ConnectionLost, UserError):
@@ -77,7 +77,7 @@ def _is_there(given: Clients, name: str) -> bool:
     return True
 
 
-def schedule(given: Clients, training: Training, created: Spec, cron: str) -> str:
+def submit_schedule(given: PipelineClients, training: Training, created: Spec, cron: str) -> str:
     """Uploads what travels, creates a schedule of a pipeline, and returns its resource name.
 
     Args:
@@ -104,18 +104,18 @@ def schedule(given: Clients, training: Training, created: Spec, cron: str) -> st
             "creating the schedule",
             given.schedules.create_schedule,
             parent=training.parent,
-            schedule=_message(v1.Schedule, wanted),
+            schedule=_to_message(v1.Schedule, wanted),
         )
     except (ConnectionLost, KeyboardInterrupt) as error:
         why = "Interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
         raise UserError(
             f"{why} The schedule may exist, and start runs that cost: look for "
-            f"{created['displayName']} on {_page(training, 'schedules')}, and delete it there."
+            f"{created['displayName']} on {_format_console_url(training, 'schedules')}, and delete it there."
         ) from error
     return answer.name
 
 
-def watch(given: Clients, training: Training, name: str) -> None:
+def watch(given: PipelineClients, training: Training, name: str) -> None:
     """Waits for the end of a pipeline; prints the states of its steps.
 
     Raises:
@@ -132,7 +132,7 @@ def watch(given: Clients, training: Training, name: str) -> None:
             lost_since = lost_since or time.monotonic()
             if time.monotonic() - lost_since > client.PATIENCE_S:
                 raise UserError(
-                    f"{lost} The pipeline keeps running. {how_to_end(training, name)}"
+                    f"{lost} The pipeline keeps running. {explain_how_to_end(training, name)}"
                 ) from lost
             time.sleep(client.POLL_S)
             continue
@@ -147,13 +147,13 @@ def watch(given: Clients, training: Training, name: str) -> None:
             return
         if state in _ENDED:
             raise UserError(
-                f"The pipeline {state.lower()}: {_why(found)}. The log of each step, with its "
-                f"reason: {page(training, name)}"
+                f"The pipeline {state.lower()}: {_describe_failure(found)}. The log of each step, with its "
+                f"reason: {format_page_url(training, name)}"
             )
         time.sleep(client.POLL_S)
 
 
-def _why(found: Any) -> str:
+def _describe_failure(found: Any) -> str:
     """Returns the reasons of the steps that failed, or the pipeline's own."""
     reasons = [
         f"{task.task_name}: {task.error.message.strip().rstrip('.') or 'no reason was given'}"
@@ -163,27 +163,31 @@ def _why(found: Any) -> str:
     return "; ".join(reasons) or found.error.message.rstrip(".") or "no reason was given"
 
 
-def page(training: Training, name: str) -> str:
+def format_page_url(training: Training, name: str) -> str:
     """Returns the address of a run in the console."""
-    return _page(training, f"locations/{training.region}/runs/{name.rpartition('/')[2]}")
+    return _format_console_url(
+        training, f"locations/{training.region}/runs/{name.rpartition('/')[2]}"
+    )
 
 
-def _page(training: Training, what: str) -> str:
+def _format_console_url(training: Training, what: str) -> str:
     console = "https://console.cloud.google.com/vertex-ai/pipelines"
     return f"{console}/{what}?project={training.project}"
 
 
-def how_to_end(training: Training, name: str) -> str:
+def explain_how_to_end(training: Training, name: str) -> str:
     """Returns a line with the name of a run and the place that ends it; `gcloud` has no command."""
-    return f"It is {name}; {page(training, name)} shows and cancels it."
+    return f"It is {name}; {format_page_url(training, name)} shows and cancels it."
 
 
-def how_to_end_schedule(training: Training, name: str) -> str:
+def explain_how_to_end_schedule(training: Training, name: str) -> str:
     """Returns a line with the name of a schedule and the place that ends it."""
-    return f"It is {name}; {_page(training, 'schedules')} shows, pauses and deletes it."
+    return (
+        f"It is {name}; {_format_console_url(training, 'schedules')} shows, pauses and deletes it."
+    )
 
 
-def _message(kind: Any, spec: Spec) -> Any:
+def _to_message(kind: Any, spec: Spec) -> Any:
     from google.protobuf import json_format
 
     return kind(json_format.ParseDict(spec, kind.pb(kind()), ignore_unknown_fields=False))

@@ -16,7 +16,7 @@ from tftpu.config import Experiment
 from tftpu.config.keras_names import smaller_is_better
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.vertex.training_job import Order
+from tftpu.launch.cloud.vertex.training_job import VertexJob
 from tftpu.launch.cloud.vertex.trials import CONFIG
 from tftpu.launch.search.space import Dimension
 from tftpu.launch.settings import config_flags
@@ -50,7 +50,7 @@ arguments+=("$@" "--workdir=$trial%s")"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Search:
+class VertexSearch:
     """A search to create.
 
     Attributes:
@@ -64,7 +64,7 @@ class Search:
         pruner: one of `PRUNERS`.
     """
 
-    order: Order
+    order: VertexJob
     space: Sequence[Dimension]
     experiment: Experiment
     metric: str
@@ -73,49 +73,51 @@ class Search:
     algorithm: str
     pruner: str
 
-    def tuning_job(self) -> Spec:
+    def build_tuning_job(self) -> Spec:
         """Returns the HyperparameterTuningJob to create, under a name that no other job has.
 
         Raises:
             UserError: a value that Vertex AI would reject, or cannot express.
         """
         self._check()
-        name = job.unique_name(self.order.config)
+        name = job.make_unique_name(self.order.config)
         return {
             "displayName": name,
             "maxTrialCount": self.trials,
             "parallelTrialCount": self.parallel,
-            "studySpec": self._study(),
-            "trialJobSpec": self.order.job_spec(self._container(), self.folder(name)),
-            "labels": job.labels(self.order.config, self.order.slice.name, self.order.labels),
+            "studySpec": self._build_study(),
+            "trialJobSpec": self.order.build_job_spec(
+                self._build_container(), self.resolve_folder(name)
+            ),
+            "labels": job.build_labels(self.order.config, self.order.slice.name, self.order.labels),
         }
 
-    def folder(self, name: str) -> str:
+    def resolve_folder(self, name: str) -> str:
         """Returns the folder of the trials of a job: no two jobs share one."""
         return f"{self.order.base_folder}/{name}"
 
     def as_yaml(self, created: Spec) -> str:
         """Formats the job for `gcloud`, below the command that takes it."""
         file = {key: created[key] for key in created if key not in ("displayName", "labels")}
-        return self.order.for_gcloud("hp-tuning-jobs", created, file)
+        return self.order.format_for_gcloud("hp-tuning-jobs", created, file)
 
-    def _study(self) -> Spec:
+    def _build_study(self) -> Spec:
         goal = "MINIMIZE" if smaller_is_better(self.metric) else "MAXIMIZE"
         return {
             "metrics": [{"metricId": self.metric, "goal": goal}],
-            "parameters": parameters(self.space, self.experiment),
+            "parameters": build_parameters(self.space, self.experiment),
             "algorithm": ALGORITHMS[self.algorithm],
             # That of the checkpoint which is kept as the best.
             "measurementSelectionType": "BEST_MEASUREMENT",
             **PRUNERS[self.pruner],
         }
 
-    def _container(self) -> dict[str, Any]:
+    def _build_container(self) -> dict[str, Any]:
         """Returns the command of a trial's container, and the arguments that those are added to."""
         writers = dict.fromkeys([*self.experiment.train.writers, "hypertune"])
         order = self.order
         before = _TRIAL % ("/logs" if order.tensorboard else "")
-        command = job.container_command(order.shipment, order.base_folder, [], before=before)
+        command = job.build_container_command(order.shipment, order.base_folder, [], before=before)
         arguments = [
             *order.overrides,
             f"--config.train.best_metric={self.metric}",
@@ -168,7 +170,7 @@ class Search:
             )
 
 
-def parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]:
+def build_parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]:
     """Returns the ParameterSpecs of a space; those with a condition are inside their parents.
 
     Args:
@@ -181,7 +183,7 @@ def parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]
     made: dict[str, Spec] = {}
     roots = []
     for dimension in space:
-        spec = made[dimension.field] = _parameter(dimension, experiment)
+        spec = made[dimension.field] = _build_parameter(dimension, experiment)
         if dimension.only_if is None:
             roots.append(spec)
             continue
@@ -194,10 +196,10 @@ def parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]
     return roots
 
 
-def _parameter(dimension: Dimension, experiment: Experiment) -> Spec:
+def _build_parameter(dimension: Dimension, experiment: Experiment) -> Spec:
     spec: Spec = {"parameterId": f"{OVERRIDE}{dimension.field}"}
     if dimension.kind == "choice":
-        numbers = _numbers(dimension, experiment)
+        numbers = _parse_numbers(dimension, experiment)
         if numbers:
             return {**spec, "discreteValueSpec": {"values": numbers}}
         return {**spec, "categoricalValueSpec": {"values": list(dimension.choices)}}
@@ -209,7 +211,7 @@ def _parameter(dimension: Dimension, experiment: Experiment) -> Spec:
     return {**spec, "doubleValueSpec": bounds, "scaleType": scale}
 
 
-def _numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
+def _parse_numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
     """Returns the numbers to choose from, in their order; none if a value is no number."""
     field = dimension.field
     values = [

@@ -27,7 +27,7 @@ CustomJob = dict[str, Any]  # with the names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class VertexJob:
     """A job to create.
 
     Attributes:
@@ -78,21 +78,21 @@ class Order:
         """The folder of the job, which holds that of the run and what travels to it."""
         return self.workdir.rstrip("/")
 
-    def custom_job(self) -> CustomJob:
+    def build_custom_job(self) -> CustomJob:
         """Returns the CustomJob to create, under a name that no other job has.
 
         Raises:
             UserError: a value that Vertex AI would reject.
         """
         arguments = [*self.overrides, f"--workdir={self.run_folder}", "--tpu=local"]
-        command = job.container_command(self.shipment, self.base_folder, arguments)
+        command = job.build_container_command(self.shipment, self.base_folder, arguments)
         return {
-            "displayName": job.unique_name(self.config),
-            "jobSpec": self.job_spec({"command": command}, self.base_folder),
-            "labels": job.labels(self.config, self.slice.name, self.labels),
+            "displayName": job.make_unique_name(self.config),
+            "jobSpec": self.build_job_spec({"command": command}, self.base_folder),
+            "labels": job.build_labels(self.config, self.slice.name, self.labels),
         }
 
-    def job_spec(self, container: dict[str, Any], output: str) -> dict[str, Any]:
+    def build_job_spec(self, container: dict[str, Any], output: str) -> dict[str, Any]:
         """Returns the specification of a job.
 
         Args:
@@ -102,12 +102,12 @@ class Order:
         Raises:
             UserError: a value that Vertex AI would reject.
         """
-        machine = _machine(self.slice)
+        machine = _build_machine_spec(self.slice)
         job.check_bucket_folder("workdir", self.workdir)
         if self.tensorboard:
             _check_tensorboard(self.tensorboard, self.service_account)
         scheduling = {
-            "timeout": f"{job.seconds('timeout', self.timeout)}s",
+            "timeout": f"{job.parse_duration('timeout', self.timeout)}s",
             "restartJobOnWorkerRestart": True,  # the run resumes from its last checkpoint
         }
         if self.spot:
@@ -131,9 +131,9 @@ class Order:
 
     def as_yaml(self, created: CustomJob) -> str:
         """Formats the specification of a job for `gcloud`, below the command that takes it."""
-        return self.for_gcloud("custom-jobs", created, created["jobSpec"])
+        return self.format_for_gcloud("custom-jobs", created, created["jobSpec"])
 
-    def for_gcloud(self, command: str, created: dict[str, Any], file: dict[str, Any]) -> str:
+    def format_for_gcloud(self, command: str, created: dict[str, Any], file: dict[str, Any]) -> str:
         """Formats the file that creates a job, below the command that takes it.
 
         Args:
@@ -149,8 +149,8 @@ class Order:
             f"--display-name={created['displayName']}",
             f"--labels={labels}",
         ]
-        shipped = self.shipment.description(self.base_folder)
-        head = job.commented(f"{shlex.join(words)}\n\n{shipped}")
+        shipped = self.shipment.describe(self.base_folder)
+        head = job.to_comments(f"{shlex.join(words)}\n\n{shipped}")
         return head + yaml.dump(file, Dumper=job.Dumper, sort_keys=False)
 
 
@@ -182,7 +182,7 @@ def check_engine(wanted: Slice, engine: str) -> None:
         )
 
 
-def _machine(wanted: Slice) -> dict[str, str | int]:
+def _build_machine_spec(wanted: Slice) -> dict[str, str | int]:
     if wanted.name in _FIXED:
         accelerator = {"acceleratorType": _FIXED[wanted.name], "acceleratorCount": 8}
         return {"machineType": "cloud-tpu", **accelerator}

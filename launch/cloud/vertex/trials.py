@@ -16,9 +16,9 @@ _ENDED = ("SUCCEEDED", "INFEASIBLE")
 _WRITERS = f"--{OVERRIDE}train.writers="  # of no use outside of the job
 
 
-def ended(job: "HyperparameterTuningJob") -> dict[str, str]:
+def format_ended(job: "HyperparameterTuningJob") -> dict[str, str]:
     """Returns a line for each trial that has ended, by its number."""
-    return {trial.id: _row(trial) for trial in job.trials if trial.state.name in _ENDED}
+    return {trial.id: _format_row(trial) for trial in job.trials if trial.state.name in _ENDED}
 
 
 def report(job: "HyperparameterTuningJob") -> str:
@@ -36,36 +36,36 @@ def report(job: "HyperparameterTuningJob") -> str:
     lines = [f"\n{counted(len(done), 'trial')} of {job.max_trial_count} with a result:"]
     lowest = job.study_spec.metrics[0].goal.name == "MINIMIZE"
     done.sort(key=lambda trial: trial.final_measurement.metrics[0].value, reverse=not lowest)
-    lines += [_row(trial) for trial in done[:_ROWS]]
+    lines += [_format_row(trial) for trial in done[:_ROWS]]
     container = job.trial_job_spec.worker_pool_specs[0].container_spec
     configs = [one.value for one in container.env if one.name == CONFIG]
     if not configs:
         raise UserError(f"{job.name} is no search that `tftpu launch vertex-search` started.")
-    words = [f"--config={configs[0]}", *_overrides(container.args), *overrides(done[0])]
+    words = [f"--config={configs[0]}", *_select_overrides(container.args), *list_overrides(done[0])]
     lines.append("\nThe best one again:")
     lines.append(f"  {shlex.join(['tftpu', 'train', *words])}")
     return "\n".join(lines)
 
 
-def overrides(trial: "Trial") -> list[str]:
+def list_overrides(trial: "Trial") -> list[str]:
     """Returns the parameters of a trial as words of a command line."""
-    return [f"--{one.parameter_id}={_text(one.value)}" for one in trial.parameters]
+    return [f"--{one.parameter_id}={_format_value(one.value)}" for one in trial.parameters]
 
 
-def _overrides(words: Sequence[str]) -> list[str]:
+def _select_overrides(words: Sequence[str]) -> list[str]:
     """Returns the overrides among the arguments of all trials that serve outside of the job."""
     return [w for w in words if w.startswith(f"--{OVERRIDE}") and not w.startswith(_WRITERS)]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Returns the text of a parameter's value, which is a text or a float."""
     if isinstance(value, str):
         return value
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _row(trial: "Trial") -> str:
+def _format_row(trial: "Trial") -> str:
     metrics = trial.final_measurement.metrics
     found = f"{metrics[0].metric_id} {metrics[0].value:.4f}" if metrics else "no result"
-    shown = "  ".join(word.removeprefix(f"--{OVERRIDE}") for word in overrides(trial))
+    shown = "  ".join(word.removeprefix(f"--{OVERRIDE}") for word in list_overrides(trial))
     return f"  trial {trial.id:<4} {found}  {shown}"

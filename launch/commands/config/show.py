@@ -42,12 +42,12 @@ def run(options: Options) -> None:
 
         print("\n".join(sharding_table.lines(experiment)))
         return
-    rows = list(lines("config", experiment))
+    rows = list(iterate_lines("config", experiment))
     width = max(len(path) for path, _ in rows)
     print("\n".join(f"{path:{width}}  {text}" for path, text in rows))
 
 
-def lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def iterate_lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yields the path and the text of a value, and of each field of a dataclass.
 
     Args:
@@ -55,15 +55,15 @@ def lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
         value: a part of an experiment.
     """
     if isinstance(value, KerasObject | Function) or not dataclasses.is_dataclass(value):
-        yield path, text_of(value)
+        yield path, format_value(value)
         return
     if path != "config":
         yield path, f"{type(value).__module__}.{type(value).__qualname__}"
     for field in dataclasses.fields(value):
-        yield from lines(f"{path}.{field.name}", getattr(value, field.name))
+        yield from iterate_lines(f"{path}.{field.name}", getattr(value, field.name))
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as the command line takes it, where it takes it."""
     if isinstance(value, KerasObject):
         known = value.description["config"].items()
@@ -72,7 +72,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, Function):
         return value.name
     if isinstance(value, list | tuple):
-        return f"({','.join(map(text_of, value))})"
+        return f"({','.join(map(format_value, value))})"
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, int | float | str | dict):

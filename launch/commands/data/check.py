@@ -87,17 +87,17 @@ def run(options: Options) -> None:
     own = not hasattr(pipeline, "starting_at")
     # The trainer gives the batches of a plain data set a static shape itself.
     seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
-    found = shapes(seen, announced)
+    found = inspect_shapes(seen, announced)
     if not any(finding.level == "error" for finding in found):
-        found += plain(hosts) if own else shards(pipeline, hosts)
-        found += [] if own else memory(pipeline, hosts, host_memory())
+        found += inspect_plain(hosts) if own else inspect_shards(pipeline, hosts)
+        found += [] if own else inspect_memory(pipeline, hosts, read_host_memory())
         ignored = getattr(experiment.loss, "ignore_class", None)
-        found += values(experiment.model, first_batches(pipeline, hosts), ignored)
-        found += evaluated(data)
-        found += region(data.data_dir, options.zone)
+        found += inspect_values(experiment.model, read_first_batches(pipeline, hosts), ignored)
+        found += inspect_evaluation(data)
+        found += inspect_region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
         needs = {"the TPU": need} if need else predictions.rates(workdir)
-        found += speed(measured(pipeline, hosts), needs, hosts)
+        found += inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
     for finding in found:
         print(f"  {finding.level:9}{finding.text}")
     sys.stdout.flush()
@@ -106,7 +106,7 @@ def run(options: Options) -> None:
         raise UserError(f"data check found {errors} error(s) in {options.name}.")
 
 
-def evaluated(data: Any) -> list[Finding]:
+def inspect_evaluation(data: Any) -> list[Finding]:
     """Checks that the evaluation split is there, and reads its first batch."""
     from tftpu import input_pipelines
 
@@ -122,7 +122,7 @@ def evaluated(data: Any) -> list[Finding]:
     return [Finding("ok", "the evaluation split can be read")]
 
 
-def first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
+def read_first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
     """Returns the first batches of a host, as NumPy arrays."""
     from tftpu import input_pipelines
 
@@ -130,7 +130,7 @@ def first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
     return list(batches.take(_BATCHES).as_numpy_iterator())
 
 
-def values(model: Any, batches: list[Any], ignored: int | None = None) -> list[Finding]:
+def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -> list[Finding]:
     """Compares class ids and tokens with the model's classes and vocabulary, where it has them.
 
     Args:
@@ -146,7 +146,7 @@ def values(model: Any, batches: list[Any], ignored: int | None = None) -> list[F
         ("tokens", 0, "vocabulary", vocabulary),
         ("labels", 1, "num_classes" if classes else "vocabulary", classes or vocabulary),
     ):
-        seen = [_weighed(batch, part) for batch in batches if _has(batch, part)]
+        seen = [_select_weighted_ids(batch, part) for batch in batches if _has(batch, part)]
         numbers = np.concatenate([ids for ids in seen if ids is not None] or [[]])
         if part == 1 and ignored is not None:
             numbers = numbers[numbers != ignored]
@@ -167,7 +167,7 @@ def _has(batch: Any, part: int) -> bool:
     return isinstance(batch, tuple) and part < len(batch) <= 3
 
 
-def _weighed(batch: Any, part: int) -> np.ndarray | None:
+def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
     """Returns the ids in the features or labels of a batch that count; None if it has none."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
@@ -178,7 +178,7 @@ def _weighed(batch: Any, part: int) -> np.ndarray | None:
     return ids[weights != 0] if counts else ids.reshape(-1)
 
 
-def plain(hosts: int) -> list[Finding]:
+def inspect_plain(hosts: int) -> list[Finding]:
     """Reports what a plain `tf.data.Dataset` costs in comparison with a pipeline."""
     text = "the data are a tf.data.Dataset: a resumed run reads up to its position again"
     found = [Finding("ok", text)]
@@ -188,7 +188,7 @@ def plain(hosts: int) -> list[Finding]:
     return found
 
 
-def shapes(spec: Any, announced: Any) -> list[Finding]:
+def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:
     """Checks that batches have static shapes and device dtypes, and are what preflight compiles.
 
     Args:
@@ -210,7 +210,7 @@ def shapes(spec: Any, announced: Any) -> list[Finding]:
     return found or [Finding("ok", f"a host's batch is {', '.join(parts)}")]
 
 
-def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
+def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
     """Checks number and size of the files against the number of hosts."""
     from tftpu.input_pipelines.reading.shards import Shards
 
@@ -232,21 +232,23 @@ def shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
             )
         )
     if mean < _SMALL and count > hosts and files.is_remote(source.pieces[0].path):
-        text = f"shards of {_mib(mean)} are small, and slow to open in a bucket: about 150 is best"
+        text = f"shards of {_format_mib(mean)} are small, and slow to open in a bucket: about 150 is best"
         found.append(Finding("warning", text))
     if mean > _LARGE:
-        found.append(Finding("warning", f"shards of {_mib(mean)} are large: about 150 is best"))
+        found.append(
+            Finding("warning", f"shards of {_format_mib(mean)} are large: about 150 is best")
+        )
     if source.compression or not all(piece.offsets for piece in source.pieces):
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
     summary = (
-        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_mib(mean)}, in "
+        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_format_mib(mean)}, in "
         f"{counted(tracks, 'stream')}"
     )
     return [Finding("ok", summary), *found]
 
 
-def memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
+def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     """Checks that the pipeline's buffers fit into the memory of the host.
 
     Args:
@@ -267,7 +269,7 @@ def memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     spec = pipeline.starting_at(0, 0, hosts).element_spec
     batch = sum(part.dtype.size * math.prod(part.shape) for part in tf.nest.flatten(spec))
     held += 4 * batch  # in production, waiting, and on the way to the device
-    text = f"{what} and 4 batches take {_mib(held)} of this host's {_mib(limit)}"
+    text = f"{what} and 4 batches take {_format_mib(held)} of this host's {_format_mib(limit)}"
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
     if held > _MEMORY * limit:
@@ -275,7 +277,7 @@ def memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     return [Finding("ok", text)]
 
 
-def region(data_dir: str | None, zone: str | None) -> list[Finding]:
+def inspect_region(data_dir: str | None, zone: str | None) -> list[Finding]:
     """Checks that the bucket is in the region of the TPU."""
     match = re.match(r"gs://([^/]+)", data_dir or "")
     if not match:
@@ -293,7 +295,7 @@ def region(data_dir: str | None, zone: str | None) -> list[Finding]:
     return [Finding("warning", f"{text}: reading across regions is slow, and costs extra.")]
 
 
-def measured(pipeline: Pipeline, hosts: int) -> float:
+def measure_speed(pipeline: Pipeline, hosts: int) -> float:
     """Returns examples per second of this host's share, after a batch to warm up."""
     import tensorflow as tf
 
@@ -308,7 +310,7 @@ def measured(pipeline: Pipeline, hosts: int) -> float:
     return count * share / (time.perf_counter() - start)
 
 
-def speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
+def inspect_speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
     """Checks that hosts like this one are fast enough for the TPU.
 
     Args:
@@ -338,10 +340,10 @@ def speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
     return found
 
 
-def host_memory() -> int:
+def read_host_memory() -> int:
     """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _mib(size: float) -> str:
+def _format_mib(size: float) -> str:
     return f"{size / (1 << 20):,.1f} MiB"

@@ -59,19 +59,23 @@ def run(options: Options) -> None:
     if output and not output.lower().endswith(".png"):
         raise UserError(f"--output={output}: the file to write ends in .png.")
     import_tensorflow()
-    batch = first(data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS))
+    batch = read_examples(
+        data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS)
+    )
     if drawn:
         path = output or f"{options.name}_examples.png"
         title = f"{options.name}: training examples of step {step}, as the model sees them"
-        files.write_whole(path, sheet(pixels(data, batch[0]), captions(data, batch[1]), title))
+        files.write_whole(
+            path, draw_sheet(to_pixels(data, batch[0]), format_captions(data, batch[1]), title)
+        )
         print(f"{len(batch[1])} examples of step {step} are in {path}")
     elif isinstance(data, sources.Text | sources.Tokens):
-        print("\n".join(documents(data, batch)))
+        print("\n".join(format_documents(data, batch)))
     else:
-        print("\n".join(ranges(batch)))
+        print("\n".join(format_ranges(batch)))
 
 
-def first(data: Data, seed: int, step: int, count: int) -> Batch:
+def read_examples(data: Data, seed: int, step: int, count: int) -> Batch:
     """Returns the first `count` examples of a step, or all if it has fewer."""
     import tensorflow as tf
 
@@ -87,35 +91,39 @@ def first(data: Data, seed: int, step: int, count: int) -> Batch:
     return tf.nest.map_structure(lambda array: array[:count], batch)
 
 
-def pixels(data: Data, images: "np.ndarray") -> "np.ndarray":
+def to_pixels(data: Data, images: "np.ndarray") -> "np.ndarray":
     """Converts the model's input to uint8 pixels (batch, height, width, channels)."""
     import numpy as np
     import tensorflow as tf
 
     if images.dtype != np.uint8:
         images = ((images.astype(np.float32) + 1.2) * 64).round().clip(0, 255).astype(np.uint8)
-    return tf.nn.depth_to_space(images, 2).numpy() if _in_blocks(data) else images
+    return tf.nn.depth_to_space(images, 2).numpy() if _is_in_blocks(data) else images
 
 
-def captions(data: Data, labels: "np.ndarray") -> list[list[str]]:
+def format_captions(data: Data, labels: "np.ndarray") -> list[list[str]]:
     """Returns lines for each example: its class, or the classes it mixes, largest share first."""
     with own_code.failures_of_class(data, "class_names"):
         names = input_pipelines.class_names(data)
 
-    def name(label: int) -> str:
+    def format_class(label: int) -> str:
         return names[label] if names else f"class {label}"
 
     if labels.ndim == 1:
-        return [[name(label)] for label in labels]
+        return [[format_class(label)] for label in labels]
     lines = []
     for shares in labels:
         order = [label for label in shares.argsort()[::-1] if shares[label] >= 0.005]
         whole = shares[order[0]] >= 0.995
-        lines.append([name(order[0])] if whole else [_share(shares[i], name(i)) for i in order])
+        lines.append(
+            [format_class(order[0])]
+            if whole
+            else [_format_share(shares[i], format_class(i)) for i in order]
+        )
     return lines
 
 
-def sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> bytes:
+def draw_sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> bytes:
     """Draws images in rows, with lines of text below each; returns a PNG.
 
     Args:
@@ -145,20 +153,20 @@ def sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> bytes:
         page.paste(shown.resize((width, height), Image.Resampling.NEAREST), (x, y))
         for index, text in enumerate(lines):
             draw.text(
-                (x, y + height + 1 + index * line), _fitting(text, font, width), "black", font
+                (x, y + height + 1 + index * line), _cut_to_width(text, font, width), "black", font
             )
     file = io.BytesIO()
     page.save(file, "PNG")
     return file.getvalue()
 
 
-def documents(data: Data, batch: Batch) -> list[str]:
+def format_documents(data: Data, batch: Batch) -> list[str]:
     """Returns lines with the documents in each row of packed text, and its padding."""
     lines = []
     features, _, weights = batch
     rows = features["tokens"] if isinstance(features, dict) else features
     segments = features["segments"] if isinstance(features, dict) else (weights > 0).astype(int)
-    text_of = _decoder(data)
+    text_of = _choose_decoder(data)
     for number, (tokens, numbers) in enumerate(zip(rows, segments)):
         found = sorted(set(numbers.tolist()) - {0})
         lines.append(
@@ -176,7 +184,7 @@ def documents(data: Data, batch: Batch) -> list[str]:
     return lines
 
 
-def ranges(batch: Batch) -> list[str]:
+def format_ranges(batch: Batch) -> list[str]:
     """Returns a line per array of a batch: its path, dtype, shape, least and largest number."""
     import keras
 
@@ -187,15 +195,15 @@ def ranges(batch: Batch) -> list[str]:
     ]
 
 
-def _share(share: float, name: str) -> str:
+def _format_share(share: float, name: str) -> str:
     return f"{share:.2f} {name}"
 
 
-def _in_blocks(data: Data) -> bool:
+def _is_in_blocks(data: Data) -> bool:
     return getattr(data, "space_to_depth", False)
 
 
-def _fitting(text: str, font: Any, width: int) -> str:
+def _cut_to_width(text: str, font: Any, width: int) -> str:
     """Returns the text, cut to a width in pixels."""
     if font.getlength(text) <= width:
         return text
@@ -204,7 +212,7 @@ def _fitting(text: str, font: Any, width: int) -> str:
     return text + "..."
 
 
-def _decoder(data: Data) -> "Callable[[np.ndarray], str]":
+def _choose_decoder(data: Data) -> "Callable[[np.ndarray], str]":
     """Returns the function from token ids to text."""
     path = getattr(data, "tokenizer", None)
     if path:

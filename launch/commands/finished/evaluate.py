@@ -59,19 +59,19 @@ def run(options: Options) -> None:
     if options.output:
         _write(options.output, step, results)
     if options.gate:
-        reasons = conditions.unmet(options.gate, _finite(results))
+        reasons = conditions.unmet(options.gate, _replace_non_finite(results))
         if reasons:
             raise UserError(f"The gate {options.gate} is not met: {'; '.join(reasons)}.")
 
 
 def _write(path: str, step: int, results: dict[str, float]) -> None:
     """Writes the numbers; one that is not finite is null, as JSON has no other word for it."""
-    text = json.dumps({"step": step, "metrics": _finite(results)}, indent=2)
+    text = json.dumps({"step": step, "metrics": _replace_non_finite(results)}, indent=2)
     try:
         files.write_whole(path, f"{text}\n".encode())
     except OSError as error:
         raise UserError(f"--output={path} cannot be written: {error}.") from error
 
 
-def _finite(results: dict[str, float]) -> dict[str, float | None]:
+def _replace_non_finite(results: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in results.items()}

@@ -47,9 +47,9 @@ class Options(finished.RunOf):
 
 def run(options: Options) -> None:
     """Writes the export, once its outputs were compared."""
-    form = _format(options)
+    form = _choose_format(options)
     _check_bits(options, form)
-    named = None if options.inputs is None else _names(options.inputs, form)
+    named = None if options.inputs is None else _parse_names(options.inputs, form)
     if files.exists(options.to):
         raise UserError(f"{options.to} exists already: choose another place, or remove it.")
     experiment = finished.experiment_of(options.workdir, options)
@@ -82,7 +82,7 @@ def run(options: Options) -> None:
     print(f"  largest difference from the model {found.difference:.1e} of the largest output")
 
 
-def _format(options: Options) -> str:
+def _choose_format(options: Options) -> str:
     """Returns the format, which fits the ending of the place."""
     to = options.to.rstrip("/")
     by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
@@ -122,7 +122,7 @@ def _check_bits(options: Options, form: str) -> None:
         )
 
 
-def _names(listed: str, form: str) -> list[str]:
+def _parse_names(listed: str, form: str) -> list[str]:
     """Returns the names of `--inputs`."""
     if form == "keras":
         raise UserError(
@@ -145,12 +145,12 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
     with own_code.failures_of_class(experiment.data, "export_inputs"):
         given = experiment.data.export_inputs()
     if given is not None:
-        model = _with_pixels(model, experiment)
+        model = _add_pixel_input(model, experiment)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
     return Serving(model, *taken_of(model, experiment.data, given))
 
 
-def _with_pixels(model: Any, experiment: Experiment) -> Any:
+def _add_pixel_input(model: Any, experiment: Experiment) -> Any:
     """Returns a model that takes pixels, as `export_inputs` of images has them."""
     from tftpu.models.blocks.block_model import BlockModel
     from tftpu.models.layers import pixels

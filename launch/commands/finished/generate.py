@@ -53,7 +53,7 @@ class Options(texts.TextOptions, DeviceOptions, finished.RunOf):
 
 def run(options: Options) -> None:
     """Prints what the model of the best checkpoint writes."""
-    prompts = _prompts(options)
+    prompts = _read_prompts(options)
     options.split_cpu(options.config)
     experiment = finished.experiment_of(options.workdir, options)
     codec = texts.codec_of(experiment.data, options.tokenizer)
@@ -80,7 +80,7 @@ def run(options: Options) -> None:
         _stream(writer, codec, prompts[0], rows[0])
 
 
-def _prompts(options: Options) -> list[str]:
+def _read_prompts(options: Options) -> list[str]:
     if (options.prompt is None) == (options.input is None):
         raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
     if options.input is None:
@@ -106,13 +106,13 @@ def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> No
     print(prompt, end="", flush=True)
     for [part] in writer.write([row]):
         text = decode(part)
-        print(shown(text) if sys.stdout.isatty() else text, end="", flush=True)
-        if output.reader_is_gone():
+        print(replace_control_characters(text) if sys.stdout.isatty() else text, end="", flush=True)
+        if output.is_reader_gone():
             return
     print()
 
 
-def shown(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Returns a text without characters that control a terminal, which a model may write, too."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
@@ -130,7 +130,7 @@ def _print_lines(
             text = codec.decoder(row.prompt)(tokens)
             line = {"prompt": prompt, "text": text, "tokens": len(tokens)}
             print(_as_json(line), flush=True)
-        if output.reader_is_gone():
+        if output.is_reader_gone():
             return
 
 

@@ -70,11 +70,11 @@ class Options(DeviceOptions, finished.RunOf):
 
 def run(options: Options) -> None:
     """Writes the predictions that are not there yet."""
-    outputs = _chosen("outputs", options.outputs, _OUTPUTS)
+    outputs = _parse_choices("outputs", options.outputs, _OUTPUTS)
     form = options.format
     if form not in _FORMATS:
         raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
-    share = _share(options.share)
+    share = _parse_share(options.share)
     files.check_folder("--output", options.output)
     _check_table(form, options)
     if options.verify:
@@ -88,18 +88,18 @@ def run(options: Options) -> None:
     data.global_batch_size = min(wanted, options.records_per_shard)  # a batch is of one shard
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
-    changed = _Changed(outputs)
+    changed = _OutputSelector(outputs)
     (trainer, step, _), records = finished.restored_for(
-        experiment, options.workdir, lambda: _records(data, options), changed
+        experiment, options.workdir, lambda: _open_records(data, options), changed
     )
     from tftpu.inference.predict import Job, predict
     from tftpu.inference.prediction.outputs import columns_of
 
-    names = _class_names(experiment, changed) if changed.classifies else None
+    names = _read_class_names(experiment, changed) if changed.classifies else None
     job = Job(
         options.output.rstrip("/"),
         form,
-        _encoder(form, options),
+        _choose_encoder(form, options),
         columns_of(outputs, changed.probabilities, names),
         {
             "input": options.input,
@@ -109,19 +109,19 @@ def run(options: Options) -> None:
             "outputs": outputs,
             "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
         },
-        _kept(options),
+        _parse_kept_fields(options),
         options.records_per_shard,
         share,
     )
     _check_files(records.count, options)
     try:
-        complete = predict(trainer, records, job, Progress())
+        complete = predict(trainer, records, job, ProgressPrinter())
     except OSError as error:
         raise UserError(
             f"{job.output} cannot be written ({error.strerror or error}): give the same command "
             "again once it can be."
         ) from error
-    _say_what_is_there(job, records, complete)
+    _print_summary(job, records, complete)
     if complete and options.table is not None:
         _load(job, options.table)
 
@@ -139,7 +139,7 @@ def _verify(output: str) -> None:
     print(f"all files in {output} are as they were written")
 
 
-class _Changed:
+class _OutputSelector:
     """The change of the run's model to one with the outputs that are asked for.
 
     Args:
@@ -170,7 +170,7 @@ class _Changed:
         return changed
 
 
-class Progress:
+class ProgressPrinter:
     """Lines that tell how far a prediction is."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Progress:
             self._said = now
 
 
-def _say_what_is_there(job: "Job", records: "Unlabelled", complete: bool) -> None:
+def _print_summary(job: "Job", records: "Unlabelled", complete: bool) -> None:
     machine, machines = job.share
     if records.skipped:
         print(
@@ -234,7 +234,7 @@ def _load(job: "Job", table: str) -> None:
     print(f"loaded into {table} by the job {name}")
 
 
-def _chosen(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:
+def _parse_choices(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:
     chosen = [name for name in text.split(",") if name]
     for name in chosen:
         if name not in known:
@@ -244,26 +244,28 @@ def _chosen(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:
     return chosen
 
 
-def _share(text: str) -> tuple[int, int]:
+def _parse_share(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise UserError(f"--share={text} should be K/N, the number of this machine and of all.")
     return int(found[1]), int(found[2])
 
 
-def _records(data: Data, options: Options) -> tuple["Unlabelled", Any]:
+def _open_records(data: Data, options: Options) -> tuple["Unlabelled", Any]:
     from tftpu import input_pipelines
 
     with own_code.failures_of_class(data, "prediction"):
-        records = input_pipelines.prediction(data, options.input, options.skip_bad, _kept(options))
+        records = input_pipelines.prediction(
+            data, options.input, options.skip_bad, _parse_kept_fields(options)
+        )
     return records, records.features([range(1)])
 
 
-def _kept(options: Options) -> tuple[str, ...]:
+def _parse_kept_fields(options: Options) -> tuple[str, ...]:
     return tuple(name for name in options.keep.split(",") if name)
 
 
-def _encoder(form: str, options: Options) -> Any:
+def _choose_encoder(form: str, options: Options) -> Any:
     """Returns the function that makes the content of a shard."""
     from tftpu.input_pipelines.formats import results
 
@@ -272,7 +274,7 @@ def _encoder(form: str, options: Options) -> Any:
     return getattr(results, form)
 
 
-def _class_names(experiment: Experiment, changed: _Changed) -> list[str] | None:
+def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[str] | None:
     """Returns the names of the classes, if this machine has them; see `finished.class_names`.
 
     Raises:

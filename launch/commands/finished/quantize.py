@@ -41,14 +41,17 @@ def run(options: Options) -> None:
         )
     from tftpu.inference import quantizing
 
-    trainer = _plain(experiment, restored.trainer)
+    trainer = _build_plain_trainer(experiment, restored.trainer)
     variables = {v.path: v for v in trainer.model.weights}
     whole = {path: np.asarray(v) for path, v in variables.items()}
     floats = sum(value.size * 4 for value in whole.values())
     before = trainer.evaluate(restored.evaluation)
     print(f"step {restored.step}")
-    print(f"{'weights':8}  {'MiB':>8}  {'of it':>5}  " + _heads(before))
-    print(f"{'float32':8}  {floats / 2**20:8.2f}  {1:5.2f}  {_numbers(before, before)}", flush=True)
+    print(f"{'weights':8}  {'MiB':>8}  {'of it':>5}  " + _format_heads(before))
+    print(
+        f"{'float32':8}  {floats / 2**20:8.2f}  {1:5.2f}  {_format_numbers(before, before)}",
+        flush=True,
+    )
     for name, bits in quantizing.BITS.items():
         found = quantizing.quantized_weights(trainer.model, bits)
         for path, value in found.items():
@@ -56,13 +59,13 @@ def run(options: Options) -> None:
         results = trainer.evaluate(restored.evaluation)
         size = sum(q.bytes for q in found.values())
         size += sum(value.size * 4 for path, value in whole.items() if path not in found)
-        numbers = _numbers(results, before)
+        numbers = _format_numbers(results, before)
         print(f"{name:8}  {size / 2**20:8.2f}  {size / floats:5.2f}  {numbers}", flush=True)
         for path, value in whole.items():
             variables[path].assign(value)
 
 
-def _plain(experiment: Experiment, trained: "Trainer") -> "Trainer":
+def _build_plain_trainer(experiment: Experiment, trained: "Trainer") -> "Trainer":
     """Returns a trainer of the same model, its averages as its weights, and adapters merged."""
     from tftpu import models
     from tftpu.launch.run import experiment as build
@@ -75,11 +78,11 @@ def _plain(experiment: Experiment, trained: "Trainer") -> "Trainer":
     return trainer
 
 
-def _heads(results: dict[str, float]) -> str:
+def _format_heads(results: dict[str, float]) -> str:
     return "  ".join(f"{name:>16} {'change':>8}" for name in results)
 
 
-def _numbers(results: dict[str, float], before: dict[str, float]) -> str:
+def _format_numbers(results: dict[str, float], before: dict[str, float]) -> str:
     """Returns each metric, and by which part of its value it changed."""
     return "  ".join(
         f"{value:16.4f} {(value - before[name]) / (abs(before[name]) or 1.0):+8.2%}"

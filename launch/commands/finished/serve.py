@@ -78,16 +78,16 @@ def run(options: Options) -> None:
     if path is not None and not files.exists(path):
         raise UserError(f"There is no file or folder {path}.")
     host = options.host or ("0.0.0.0" if on_vertex else "127.0.0.1")
-    at = server.bound(host, _port() if options.port is None else options.port)
+    at = server.bound(host, _read_port() if options.port is None else options.port)
     source = (options.workdir or path or "").rstrip("/")
     name = os.path.basename(source if files.is_remote(source) else os.path.abspath(source))
     about = About(
         name=options.name or name.removesuffix(".onnx"),
         health=os.environ.get("AIP_HEALTH_ROUTE", "/health"),
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
-        hosts=(*origins.own_hosts(host), *_allowed(options.allow_hosts, on_vertex)),
+        hosts=(*origins.own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
-    model, step = _loaded(options, path)
+    model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
         batch=options.batch,
@@ -99,13 +99,13 @@ def run(options: Options) -> None:
     server.warm(model)
     address = server.listen(at)
 
-    def ready() -> None:
+    def print_ready() -> None:
         print(f"{source} on the {model.device}: {address}{about.predict}", flush=True)
 
-    server.serve(model, about, limits, at, ready)
+    server.serve(model, about, limits, at, print_ready)
 
 
-def _allowed(hosts: str | None, on_vertex: bool) -> list[str]:
+def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:
     """Returns names of hosts that are allowed as well."""
     if hosts is None:  # only Vertex AI itself reaches its containers, by names of its own choice
         return ["*"] if on_vertex else []
@@ -120,14 +120,14 @@ def _check_text_flags(options: Options, path: str | None) -> None:
         raise UserError(f"{given[0]} is of runs (--workdir); an export answers with arrays.")
 
 
-def _port() -> int:
+def _read_port() -> int:
     text = os.environ.get("AIP_HTTP_PORT", str(_PORT))
     if not (text.isascii() and text.isdecimal()):
         raise UserError(f"AIP_HTTP_PORT={text} is no port.")
     return int(text)
 
 
-def _loaded(options: Options, path: str | None) -> "tuple[Served | Language, int]":
+def _load_model(options: Options, path: str | None) -> "tuple[Served | Language, int]":
     if path is not None:
         from tftpu.inference.server import served
 

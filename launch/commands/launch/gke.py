@@ -61,20 +61,20 @@ def run(options: Options) -> None:
     experiment = options.experiment()
     wanted = parse_slice(options.slice)
     gke.check_slice(wanted)
-    queue_s = job.seconds("queue_timeout", options.queue_timeout)
-    order = _order(options, wanted, engine.for_slice(experiment, wanted))
-    created = order.jobset(job.unique_name(order.config))
+    queue_s = job.parse_duration("queue_timeout", options.queue_timeout)
+    order = _build_job(options, wanted, engine.choose_for_slice(experiment, wanted))
+    created = order.build_jobset(job.make_unique_name(order.config))
     if options.dry_run:
         print(order.as_yaml(created), end="")
         return
     _launch(options, order, created, queue_s)
 
 
-def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
+def _build_job(options: Options, wanted: Slice, trained_by: str) -> gke.GkeJob:
     """Returns the order; a dry run has placeholders for what was not given."""
     workdir = options.workdir
     if options.dry_run:
-        workdir = workdir or f"gs://BUCKET/{job.name_of(options.config)}"
+        workdir = workdir or f"gs://BUCKET/{job.to_resource_name(options.config)}"
     if not workdir:
         raise UserError(
             "tftpu launch gke needs --workdir=gs://BUCKET/FOLDER: files in a pod are deleted with "
@@ -84,14 +84,14 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
     gke.check_name("namespace", options.namespace)
     if options.service_account:
         gke.check_account(options.service_account)
-    return gke.Order(
+    return gke.GkeJob(
         config=options.config,
         overrides=options.overrides,
         slice=wanted,
         namespace=options.namespace,
         workdir=workdir.rstrip("/"),
         image=options.image,
-        shipment=shipment.of(options.config, options.package, trained_by),
+        shipment=shipment.pack(options.config, options.package, trained_by),
         service_account=options.service_account,
         labels=options.labels,
         timeout=options.timeout,
@@ -100,19 +100,19 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> gke.Order:
     )
 
 
-def _launch(options: Options, order: gke.Order, created: gke.JobSet, queue_s: int) -> None:
+def _launch(options: Options, order: gke.GkeJob, created: gke.JobSet, queue_s: int) -> None:
     from tftpu.launch.cloud.gke import client, follow
 
     client.require()
     cluster = client.connect(options.namespace, options.context)
-    print(order.shipment.description(order.workdir))
+    print(order.shipment.describe(order.workdir))
     job.confirm_data(order.shipment, options.send_data)
     name = created["metadata"]["name"]
     client.submit(cluster, order, created)
     print(f"Created {order.slice.name} as the JobSet {name}.")
-    print(f"This ends it:   {cluster.command('delete', 'jobset', name)}")
+    print(f"This ends it:   {cluster.format_command('delete', 'jobset', name)}")
     print(f"The run is in   {order.workdir}", flush=True)
     if options.detach:
-        print(follow.still_runs(cluster, name))
+        print(follow.describe_running(cluster, name))
     else:
         follow.watch(cluster, name, queue_s)

@@ -60,44 +60,46 @@ def run(options: Options) -> None:
     """
     experiment = options.experiment()
     wanted = parse_slice(options.slice)
-    trained_by = engine.for_slice(experiment, wanted)
-    order = _order(options, wanted, trained_by)
+    trained_by = engine.choose_for_slice(experiment, wanted)
+    order = _build_job(options, wanted, trained_by)
     if options.dry_run:
         print(tpu_vm.as_yaml(order), end="")
         return
-    order.request(job.unique_name(order.config))  # a mistake in it is found before the question
-    print(order.shipment.description(order.workdir))
-    steps = _steps(experiment) if options.preflight else None
-    print(tpu_vm.price(wanted, steps, options.preflight, options.spot))
+    order.build_request(
+        job.make_unique_name(order.config)
+    )  # a mistake in it is found before the question
+    print(order.shipment.describe(order.workdir))
+    steps = _count_steps(experiment) if options.preflight else None
+    print(tpu_vm.describe_price(wanted, steps, options.preflight, options.spot))
     job.confirm_data(order.shipment, options.send_data)
     if not options.yes:
         job.confirm("Rent it?", "--yes", "Not rented.")
     from tftpu.launch.cloud.tpu_vm import client
 
-    client.train(client.tpu_client(), order)
+    client.train(client.create_client(), order)
 
 
-def _order(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.Order:
+def _build_job(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.TpuVmJob:
     """Returns the order; a dry run has placeholders for what was not given."""
     project, zone, workdir = options.project, options.zone, options.workdir
     if options.dry_run:
         project, zone = project or "PROJECT", zone or "ZONE"
-        workdir = workdir or f"gs://BUCKET/{job.name_of(options.config)}"
+        workdir = workdir or f"gs://BUCKET/{job.to_resource_name(options.config)}"
     else:
         google_cloud.require("google.cloud.tpu_v2")
-        project = google_cloud.project(project)
+        project = google_cloud.resolve_project(project)
     if not zone:
         raise UserError("tftpu launch tpu-vm needs --zone=ZONE, such as --zone=us-west4-a.")
     workdir = workdir or ""
     job.check_bucket_folder("workdir", workdir)
-    return tpu_vm.Order(
+    return tpu_vm.TpuVmJob(
         config=options.config,
         overrides=options.overrides,
         slice=wanted,
         project=project,
         zone=zone,
         workdir=workdir.rstrip("/"),
-        shipment=shipment.of(options.config, options.package, trained_by),
+        shipment=shipment.pack(options.config, options.package, trained_by),
         service_account=options.service_account,
         labels=options.labels,
         queue_timeout=options.queue_timeout,
@@ -107,7 +109,7 @@ def _order(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.Order:
     )
 
 
-def _steps(experiment: Experiment) -> int | None:
+def _count_steps(experiment: Experiment) -> int | None:
     """Returns the number of steps of the run; None if only data that are elsewhere can tell."""
     if experiment.train.steps is not None:
         return experiment.train.steps

@@ -32,25 +32,27 @@ def run(options: Options) -> None:
     experiment = options.experiment()
     wanted = parse_slice(options.slice)
     training_job.check_slice(wanted)
-    trained_by = engine.for_slice(experiment, wanted)
+    trained_by = engine.choose_for_slice(experiment, wanted)
     training_job.check_engine(wanted, trained_by)
-    order = options.order("launch vertex", wanted, trained_by, options.tensorboard)
-    created = order.custom_job()
+    order = options.build_job("launch vertex", wanted, trained_by, options.tensorboard)
+    created = order.build_custom_job()
     if options.dry_run:
         print(order.as_yaml(created), end="")
         return
     _launch(order, created, options)
 
 
-def _launch(order: training_job.Order, created: training_job.CustomJob, options: Options) -> None:
+def _launch(
+    order: training_job.VertexJob, created: training_job.CustomJob, options: Options
+) -> None:
     from tftpu.launch.cloud.vertex import client as vertex_client
 
-    print(order.shipment.description(order.base_folder))
+    print(order.shipment.describe(order.base_folder))
     job.confirm_data(order.shipment, options.send_data)
-    client = vertex_client.job_client(order.region)
+    client = vertex_client.create_client(order.region)
     kind = vertex_client.CUSTOM
     name = vertex_client.submit(client, kind, order, created)
-    print(vertex_client.how_to_end(kind, name))
+    print(vertex_client.explain_how_to_end(kind, name))
     print(f"Its console output:  gcloud ai custom-jobs stream-logs {name}")
     print(f"The run is in        {order.run_folder}", flush=True)
     if options.detach:
@@ -60,5 +62,5 @@ def _launch(order: training_job.Order, created: training_job.CustomJob, options:
         vertex_client.watch(client, kind, name, lambda _: metrics.print_new())
     except KeyboardInterrupt:
         print(
-            f"\nNo longer watching. The job keeps running. {vertex_client.how_to_end(kind, name)}"
+            f"\nNo longer watching. The job keeps running. {vertex_client.explain_how_to_end(kind, name)}"
         )

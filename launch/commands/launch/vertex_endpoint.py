@@ -84,8 +84,8 @@ def run(options: Options) -> None:
         project = project or "PROJECT"
     else:
         google_cloud.require("google.cloud.aiplatform_v1")
-        project = google_cloud.project(project)
-    order = _order(options, project)
+        project = google_cloud.resolve_project(project)
+    order = _build_endpoint(options, project)
     order.check()
     if options.dry_run:
         print(order.as_yaml(), end="")
@@ -93,7 +93,7 @@ def run(options: Options) -> None:
     _check_source(order, (options.model or "").rstrip("/"))
     from tftpu.launch.cloud.vertex import endpoint_client
 
-    clients = endpoint_client.clients(options.region)
+    clients = endpoint_client.create_clients(options.region)
     serving = endpoint_client.launch(clients, order)
     print(f"Serving  {serving.endpoint}")
     number = serving.endpoint.rpartition("/")[2]
@@ -101,7 +101,7 @@ def run(options: Options) -> None:
         f"Ask it:  gcloud ai endpoints predict {number} --region={options.region} "
         f"--project={project} --json-request=FILE"
     )
-    print(endpoint_client.how_to_end(serving, order))
+    print(endpoint_client.explain_how_to_end(serving, order))
 
 
 def _check_place(options: Options) -> None:
@@ -121,12 +121,12 @@ def _check_place(options: Options) -> None:
         raise UserError(f"--model={source}: only files of ONNX and SavedModels are served.")
 
 
-def _order(options: Options, project: str) -> vertex_endpoint.Order:
+def _build_endpoint(options: Options, project: str) -> vertex_endpoint.VertexEndpoint:
     source = (options.model or options.workdir or "").rstrip("/")
     folder = source.rpartition("/")[0] if source.endswith(".onnx") else source
     registry = f"{options.region}-docker.pkg.dev/{project}/tftpu"
-    return vertex_endpoint.Order(
-        name=options.name or job.name_of(source.removesuffix(".onnx")),
+    return vertex_endpoint.VertexEndpoint(
+        name=options.name or job.to_resource_name(source.removesuffix(".onnx")),
         model=folder if options.model else None,
         workdir=source if options.workdir else None,
         project=project,
@@ -141,7 +141,7 @@ def _order(options: Options, project: str) -> vertex_endpoint.Order:
     )
 
 
-def _check_source(order: vertex_endpoint.Order, source: str) -> None:
+def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
     """Raises `UserError` unless the container can serve what is there, before it is paid for.
 
     Args:
@@ -187,7 +187,7 @@ def _check_run(workdir: str) -> None:
         ) from error
     if not manifest.steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no complete checkpoint in {workdir} yet: train it first.")
-    if isinstance(experiment.model, sizes.GPT | sizes.Llama) and _needs_files(experiment.data):
+    if isinstance(experiment.model, sizes.GPT | sizes.Llama) and _has_local_tokens(experiment.data):
         raise UserError(
             f"The run in {workdir} writes text by a tokenizer, or by data in a local folder, which "
             f"the container does not have. For logits {export}; for text run `tftpu serve` on a "
@@ -195,7 +195,7 @@ def _check_run(workdir: str) -> None:
         )
 
 
-def _needs_files(data: Data) -> bool:
+def _has_local_tokens(data: Data) -> bool:
     """Returns whether only local files say what the tokens of a language model mean."""
     if getattr(data, "tokenizer", None):
         return True

@@ -63,8 +63,8 @@ def run(options: Options) -> None:
     """
     from tftpu.launch.cloud.vertex import pipeline  # says so, if kfp is not installed
 
-    order = pipeline.Order(
-        training=_training(options),
+    order = pipeline.VertexPipeline(
+        training=_build_training_job(options),
         gate=options.gate,
         source=options.source,
         convert_flags=options.convert_flags,
@@ -72,14 +72,14 @@ def run(options: Options) -> None:
         cron=options.cron,
     )
     order.check()
-    created = order.pipeline_job()
+    created = order.build_pipeline_job()
     if options.dry_run:
         print(order.as_yaml(created), end="")
         return
     _launch(order.training, created, options)
 
 
-def _experiment(options: Options) -> Experiment:
+def _load_experiment(options: Options) -> Experiment:
     """Loads the config; with --source, as the training will: its data are converted shards."""
     if not options.source:
         return options.experiment()
@@ -102,33 +102,33 @@ def _experiment(options: Options) -> Experiment:
     return dataclasses.replace(options, overrides=(*options.overrides, folder)).experiment()
 
 
-def _training(options: Options) -> training_job.Order:
+def _build_training_job(options: Options) -> training_job.VertexJob:
     """Returns the custom job that trains; a dry run has a placeholder for the project."""
-    experiment = _experiment(options)
+    experiment = _load_experiment(options)
     conditions.check("--gate", options.gate, experiment)
     wanted = parse_slice(options.slice)
     training_job.check_slice(wanted)
-    trained_by = engine.for_slice(experiment, wanted)
+    trained_by = engine.choose_for_slice(experiment, wanted)
     training_job.check_engine(wanted, trained_by)
-    order = options.order("launch vertex-pipeline", wanted, trained_by)
+    order = options.build_job("launch vertex-pipeline", wanted, trained_by)
     job.check_bucket_folder("workdir", order.workdir)
     return order
 
 
-def _launch(training: training_job.Order, created: dict, options: Options) -> None:
+def _launch(training: training_job.VertexJob, created: dict, options: Options) -> None:
     from tftpu.launch.cloud.vertex import pipeline_client as client
 
-    print(training.shipment.description(training.base_folder))
+    print(training.shipment.describe(training.base_folder))
     job.confirm_data(training.shipment, options.send_data)
-    given = client.clients(training.region)
+    given = client.create_clients(training.region)
     if options.cron:
-        name = client.schedule(given, training, created, options.cron)
+        name = client.submit_schedule(given, training, created, options.cron)
         print(f"Each run trains in a folder of {training.base_folder}, and costs. ", end="")
-        print(client.how_to_end_schedule(training, name))
+        print(client.explain_how_to_end_schedule(training, name))
         return
-    number = job.unique_name(options.config)
+    number = job.make_unique_name(options.config)
     name = client.submit(given, training, created, number)
-    print(client.how_to_end(training, name))
+    print(client.explain_how_to_end(training, name))
     print(f"The run is in {training.base_folder}/{number}", flush=True)
     if options.detach:
         return
@@ -136,7 +136,7 @@ def _launch(training: training_job.Order, created: dict, options: Options) -> No
         client.watch(given, training, name)
     except KeyboardInterrupt:
         print(
-            f"\nNo longer watching. The pipeline keeps running. {client.how_to_end(training, name)}"
+            f"\nNo longer watching. The pipeline keeps running. {client.explain_how_to_end(training, name)}"
         )
         return
     print(f"The export is in {training.base_folder}/{number}/export")

@@ -12,7 +12,7 @@ from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.vertex import search as vertex_search
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
-from tftpu.launch.cloud.vertex.search import Search
+from tftpu.launch.cloud.vertex.search import VertexSearch
 from tftpu.launch.search import checks, space
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flag
@@ -51,15 +51,15 @@ def run(options: Options) -> None:
             job failed.
     """
     experiment = options.experiment()
-    metric = checks.metric_of(options.metric, options.overrides, experiment)
+    metric = checks.choose_metric(options.metric, options.overrides, experiment)
     dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
     checks.check_space(dimensions, options.overrides, experiment)
     wanted = parse_slice(options.slice)
     training_job.check_slice(wanted)
-    trained_by = engine.for_slice(experiment, wanted)
+    trained_by = engine.choose_for_slice(experiment, wanted)
     training_job.check_engine(wanted, trained_by)
-    search = Search(
-        order=options.order("launch vertex-search", wanted, trained_by, options.tensorboard),
+    search = VertexSearch(
+        order=options.build_job("launch vertex-search", wanted, trained_by, options.tensorboard),
         space=dimensions,
         experiment=experiment,
         metric=metric,
@@ -68,26 +68,26 @@ def run(options: Options) -> None:
         algorithm=options.algorithm,
         pruner=options.pruner,
     )
-    created = search.tuning_job()
+    created = search.build_tuning_job()
     if options.dry_run:
         print(search.as_yaml(created), end="")
         return
     _launch(search, created, options)
 
 
-def _launch(search: Search, created: vertex_search.Spec, options: Options) -> None:
+def _launch(search: VertexSearch, created: vertex_search.Spec, options: Options) -> None:
     from tftpu.launch.cloud.vertex import client as vertex_client
     from tftpu.launch.cloud.vertex import follow as vertex_follow
 
     order, kind = search.order, vertex_client.TUNING
-    print(order.shipment.description(order.base_folder))
+    print(order.shipment.describe(order.base_folder))
     job.confirm_data(order.shipment, options.send_data)
-    client = vertex_client.job_client(order.region)
+    client = vertex_client.create_client(order.region)
     name = vertex_client.submit(client, kind, order, created)
-    print(vertex_client.how_to_end(kind, name))
-    print(f"It is shown at       {vertex_follow.page(name)}")
-    print(f"The trials are in    {search.folder(created['displayName'])}", flush=True)
+    print(vertex_client.explain_how_to_end(kind, name))
+    print(f"It is shown at       {vertex_follow.format_page_url(name)}")
+    print(f"The trials are in    {search.resolve_folder(created['displayName'])}", flush=True)
     if options.detach:
-        print(vertex_follow.how_to_follow(name))
+        print(vertex_follow.explain_how_to_follow(name))
         return
     vertex_follow.follow(client, name)

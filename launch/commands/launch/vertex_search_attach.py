@@ -26,5 +26,5 @@ def run(options: Options) -> None:
     from tftpu.launch.cloud.vertex import client as vertex_client
     from tftpu.launch.cloud.vertex import follow
 
-    client = vertex_client.job_client(follow.region_of(options.job))
+    client = vertex_client.create_client(follow.parse_region(options.job))
     follow.follow(client, options.job)

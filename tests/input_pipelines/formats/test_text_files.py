@@ -199,4 +199,4 @@ def test_hidden_files_match_only_a_pattern_that_names_them(tmp_path, monkeypatch
 def test_prompts_are_read_as_other_texts_are(tmp_path, name, content):
     (tmp_path / name).write_text(content, newline="")
     options = generate.Options(workdir="w", input=str(tmp_path / name))
-    assert generate._prompts(options) == ["a\u2028b", "c"]
+    assert generate._read_prompts(options) == ["a\u2028b", "c"]

@@ -16,7 +16,7 @@ from tests.support.models.training import compiled, data, make_trainer, slowly
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import plot, profile, status
-from tftpu.launch.commands.status import lines
+from tftpu.launch.commands.status import format_status
 from tftpu.runtime import goodput
 from tftpu.storage import claims, files
 
@@ -44,14 +44,14 @@ def starved(tmp_path_factory):
 
 
 def test_the_status_of_a_finished_run_matches_its_files(run):
-    record = status.status(str(run))
+    record = status.read_status(str(run))
     assert (record["state"], record["step"], record["steps"]) == ("finished", 60, 60)
     assert record["checkpoints"]["steps"][-1] == 60
     written = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     for split in ("train", "eval"):
         last = [line for line in written if line["split"] == split][-1]
         assert record["metrics"][split]["loss"] == last["loss"]
-    text = "\n".join(lines(record))
+    text = "\n".join(format_status(record))
     assert "60/60 (100%)" in text and "finished" in text and "total" in text
     assert all(len(line) <= 110 for line in text.splitlines())
 
@@ -59,7 +59,9 @@ def test_the_status_of_a_finished_run_matches_its_files(run):
 def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     """The run is running while the lock is held, and crashed once its holder disappears."""
     with claims.claim(str(tmp_path)):
-        assert lines(status.status(str(tmp_path)))[1].startswith("  state       starting")
+        assert format_status(status.read_status(str(tmp_path)))[1].startswith(
+            "  state       starting"
+        )
     record = goodput.read(str(run)).to_json()
     record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
@@ -72,13 +74,13 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        running = status.status(str(tmp_path))
+        running = status.read_status(str(tmp_path))
         assert running["state"] == "running"
-        assert "time left   1:15" in "\n".join(lines(running))
+        assert "time left   1:15" in "\n".join(format_status(running))
     finally:
         holder.kill()
         holder.wait()
-    assert status.status(str(tmp_path))["state"] == "crashed"
+    assert status.read_status(str(tmp_path))["state"] == "crashed"
     with claims.claim(str(tmp_path)):  # status leaves no lock behind
         pass
 
@@ -88,7 +90,7 @@ def test_the_step_is_that_of_the_newest_file(run, tmp_path):
     record = goodput.read(str(run)).to_json() | {"step": 0}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     files.write_whole(str(tmp_path / "metrics.jsonl"), (run / "metrics.jsonl").read_bytes())
-    assert status.status(str(tmp_path))["step"] == 60
+    assert status.read_status(str(tmp_path))["step"] == 60
 
 
 def test_the_status_of_runs_is_shown_beside_one_that_is_missing(run, capsys):
@@ -135,7 +137,7 @@ def test_missing_files_are_reported_as_the_users_mistake(arguments, sentence, ca
 
 
 def test_the_curves_are_those_of_the_metrics_file(run):
-    found = plot.curves(str(run))
+    found = plot.read_curves(str(run))
     steps, values = found.curves["loss", "train"]
     assert steps == [10, 20, 30, 40, 50, 60]
     written = [json.loads(line) for line in (run / "metrics.jsonl").open()]
@@ -153,8 +155,8 @@ def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
 
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)
-    found = {str(run): plot.curves(str(run)) for run in runs}
-    plot.draw(found, plot.panels(found, metrics), str(tmp_path / "curves.svg"), log)
+    found = {str(run): plot.read_curves(str(run)) for run in runs}
+    plot.draw(found, plot.select_metrics(found, metrics), str(tmp_path / "curves.svg"), log)
     monkeypatch.undo()
     pyplot.close(figures[0])
     return {axis.get_title(): axis for axis in figures[0].axes}
@@ -186,7 +188,7 @@ def test_the_wanted_metrics_are_drawn_in_their_order_and_on_logarithmic_axes(
         ("examples_per_sec", "linear"),
     ]
     with pytest.raises(UserError, match=r"no run has the metric 'los'.*loss"):
-        plot.panels({"run": plot.curves(str(run))}, "los")
+        plot.select_metrics({"run": plot.read_curves(str(run))}, "los")
 
 
 def test_a_metric_without_a_finite_value_has_no_panel(tmp_path):
@@ -195,8 +197,8 @@ def test_a_metric_without_a_finite_value_has_no_panel(tmp_path):
         '{"step": 2, "split": "train", "loss": Infinity, "norm": NaN}',
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    found = plot.curves(str(tmp_path))
-    assert plot.panels({"run": found}, "") == ["loss"]
+    found = plot.read_curves(str(tmp_path))
+    assert plot.select_metrics({"run": found}, "") == ["loss"]
     assert found.curves["loss", "train"] == ([1], [1.0])
 
 
@@ -204,7 +206,7 @@ def test_a_metric_without_a_finite_value_has_no_panel(tmp_path):
     ("count", "rows"), [(1, [1]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])]
 )
 def test_panels_fill_their_rows(count, rows):
-    assert plot._rows(count) == rows
+    assert plot._split_rows(count) == rows
 
 
 def test_a_picture_of_two_runs_is_written(run, starved, tmp_path, capsys):
@@ -219,10 +221,10 @@ def test_a_picture_of_two_runs_is_written(run, starved, tmp_path, capsys):
 
 
 def test_runs_are_named_by_their_folders_as_far_as_these_differ():
-    assert plot.names(["runs/a", "runs/b/"]) == ["a", "b"]
-    assert plot.names(["x/a", "y/a"]) == ["x/a", "y/a"]
+    assert plot.choose_labels(["runs/a", "runs/b/"]) == ["a", "b"]
+    assert plot.choose_labels(["x/a", "y/a"]) == ["x/a", "y/a"]
     with pytest.raises(tftpu.UserError, match="twice"):
-        plot.names(["runs/a", "runs/a"])
+        plot.choose_labels(["runs/a", "runs/a"])
 
 
 def test_without_matplotlib_plot_names_the_extra_to_install(run, monkeypatch, capsys):
@@ -238,7 +240,7 @@ def test_a_profile_names_its_steps_and_the_ops_of_the_model(run):
     found = profile.read(str(run))
     assert found.steps == 5
     assert any("MatMul" in op.kind for op in found.ops)
-    text = "\n".join(profile.summary(found))
+    text = "\n".join(profile.describe_profile(found))
     assert "5 steps on CPU" in text
     assert not list((run / "plugins").rglob("*.pb.tmp"))
     assert [p.suffix for p in (run / "plugins").rglob("*") if p.is_file()] == [".pb"]
@@ -247,9 +249,9 @@ def test_a_profile_names_its_steps_and_the_ops_of_the_model(run):
 def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(run, starved):
     waits = profile.read(str(starved))
     assert waits.input_share > 0.3  # nearly all, except on a busy machine
-    assert "input pipeline" in profile.bound_by(waits)
+    assert "input pipeline" in profile.find_bottleneck(waits)
     assert waits.step_ms[0] > 80
-    text = "\n".join(profile.comparison(profile.read(str(run)), waits))
+    text = "\n".join(profile.compare_profiles(profile.read(str(run)), waits))
     assert "input wait, ms" in text and "B / A" in text
 
 

@@ -126,7 +126,7 @@ def test_a_supervised_run_imports_modules_of_the_working_directory(tmp_path):
     (tmp_path / "tftpu/__init__.py").write_text("raise SystemExit('the wrong tftpu')")
     code = train._MAIN.replace("run()", "import neighbour")
     done = subprocess.run(
-        [sys.executable, *train._interpreter_flags(), "-c", code],
+        [sys.executable, *train._list_interpreter_flags(), "-c", code],
         cwd=tmp_path,
         capture_output=True,
         text=True,

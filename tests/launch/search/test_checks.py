@@ -57,4 +57,4 @@ def test_a_value_that_training_takes_with_others_of_the_space_is_allowed():
 )
 def test_the_metric_is_the_one_that_is_given_or_that_of_the_config(given, changes, found):
     experiment = config_flags.load("digits_resnet", list(changes))
-    assert checks.metric_of(given, changes, experiment) == found
+    assert checks.choose_metric(given, changes, experiment) == found

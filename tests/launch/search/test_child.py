@@ -15,7 +15,7 @@ from tftpu.storage.owner import HeldError
 def test_an_answer_is_waited_for():
     ours, theirs = Pipe()
     threading.Timer(0.5, ours.send, ["prune"]).start()
-    assert child._answer(theirs, (1, 0.5, False)) == "prune"
+    assert child._ask_worker(theirs, (1, 0.5, False)) == "prune"
     assert ours.recv() == (1, 0.5, False)
 
 
@@ -26,7 +26,7 @@ def test_a_process_that_is_asked_to_stop_waits_for_no_answer():
         handler = signal.getsignal(signal.SIGTERM)
         _silent, theirs = Pipe()  # a worker that waits for a bucket, say
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        assert child._answer(theirs, (1, 0.5, False)) == ""
+        assert child._ask_worker(theirs, (1, 0.5, False)) == ""
         assert noted == [signal.SIGTERM]  # whoever stops the training knows of it
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
@@ -36,7 +36,7 @@ def test_a_process_that_is_asked_to_stop_waits_for_no_answer():
 def test_a_worker_that_is_gone_answers_nothing():
     ours, theirs = Pipe()
     ours.close()
-    assert child._answer(theirs, (1, 0.5, False)) == ""
+    assert child._ask_worker(theirs, (1, 0.5, False)) == ""
 
 
 def test_a_run_that_stays_held_is_told_to_the_worker(monkeypatch):
@@ -46,6 +46,6 @@ def test_a_run_that_stays_held_is_told_to_the_worker(monkeypatch):
     monkeypatch.setattr(child, "_PATIENCE", 0.0)
     monkeypatch.setattr(claims, "claim", refuse)
     ours, theirs = Pipe()
-    with pytest.raises(HeldError), child._ends_told(theirs), child._claimed("anywhere"):
+    with pytest.raises(HeldError), child._report_end(theirs), child._locked_run("anywhere"):
         pass
     assert ours.poll() and ours.recv() == child.HELD

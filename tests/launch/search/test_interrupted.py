@@ -64,9 +64,9 @@ def test_an_evaluation_that_cannot_be_reported_ends_the_search_and_its_processes
 def test_a_run_that_fell_behind_when_its_worker_was_lost_trains_no_further(tmp_path):
     """Cut between an evaluation and its answer: the run has saved, and the study knows nothing."""
     words = (*TINY, "--trials=6", f"--workdir={tmp_path}")
-    plan, _ = search._planned(parse("search", search.Options, words[1:]))
+    plan, _ = search._build_plan(parse("search", search.Options, words[1:]))
     plans.record(plan, str(tmp_path))
-    study = plan.study(str(tmp_path))
+    study = plan.open_study(str(tmp_path))
     for number in range(5):
         trial = study.ask()
         trial.set_user_attr("overrides", [f"--config.optimizer.learning_rate=0.{number + 1}"])
@@ -75,7 +75,7 @@ def test_a_run_that_fell_behind_when_its_worker_was_lost_trains_no_further(tmp_p
         study.tell(trial, 0.99)
     drawn, run = ["--config.optimizer.learning_rate=0.001"], tmp_path / "trials" / "0005" / "run"
     study.ask().set_user_attr("overrides", drawn)
-    finished("train", *plan.words(drawn, str(run)), "--config.train.steps=10")
+    finished("train", *plan.build_arguments(drawn, str(run)), "--config.train.steps=10")
     (run / "result.json").unlink()
     assert "pruned after 10 steps" in finished(*words)
     last = table(str(tmp_path))[5]

@@ -17,7 +17,7 @@ def test_a_log_in_a_bucket_holds_what_all_workers_of_its_trial_printed(tmp_path)
                     file.write(text)
                 assert logs.keep(7) == ""
             assert not path.parent.exists()  # nothing stays on the machine
-        assert logs.name(7) == f"gs://{BUCKET}/search/trials/0007/log"
+        assert logs.resolve_destination(7) == f"gs://{BUCKET}/search/trials/0007/log"
         assert service.content("search/trials/0007/log") == b"one\ntwo\n"
 
 
@@ -38,5 +38,5 @@ def test_a_log_on_a_disk_stays_where_it_is_written(tmp_path):
     with Logs(str(tmp_path)) as logs:
         path = Path(logs.begin(7))
         path.write_text("one\n")
-        assert logs.keep(7) == "" and logs.name(7) == str(path)
+        assert logs.keep(7) == "" and logs.resolve_destination(7) == str(path)
     assert path == tmp_path / "logs" / "0007.log" and path.read_text() == "one\n"

@@ -19,7 +19,7 @@ TRIALS += [(1e-3, 1, (0.2, 0.7))]
 def drawn(tmp_path):
     """Returns the three parts of a picture."""
     one = plan(space=TEXTS)
-    study = one.study(str(tmp_path))
+    study = one.open_study(str(tmp_path))
     dimensions = space.parse(TEXTS, config_flags.load("digits_resnet", []))
     for rate, width, evaluations in TRIALS:
         fixed = {"optimizer.learning_rate": rate, "model.width": ("8", "16", "32")[width]}
@@ -31,7 +31,7 @@ def drawn(tmp_path):
         pruned = len(evaluations) == 1
         study.tell(trial, *(() if pruned else (evaluations[-1],)), **_state(pruned))
     shares = {"model.width": 0.25, "optimizer.learning_rate": 0.75}
-    return pictures.drawn(one, study, dimensions, shares).axes
+    return pictures.draw_figure(one, study, dimensions, shares).axes
 
 
 def _state(pruned):

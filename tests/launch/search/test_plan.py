@@ -36,7 +36,7 @@ def complete(plan, workdir):
 def planned(config, **fields):
     known = {"overrides": (), "space": ("optimizer.momentum=uniform:0..1",), "metric": "accuracy"}
     config = str(config)
-    found = plans.fields_of(config_flags.load(config, list(fields.get("overrides", ()))))
+    found = plans.extract_fields(config_flags.load(config, list(fields.get("overrides", ()))))
     return plans.Plan(**{**known, "config": config, "fields": found, **fields})
 
 
@@ -58,7 +58,7 @@ def rewrite(config: Path, text: str) -> None:
 
 def test_a_plan_is_read_as_it_was_written(own):
     config, workdir = own
-    assert plans.recorded(workdir) == planned(config)
+    assert plans.read_recorded(workdir) == planned(config)
 
 
 def test_a_search_whose_config_changed_is_not_continued(own, capsys):
@@ -82,19 +82,21 @@ def test_a_search_is_joined_with_its_own_config_only_wherever_that_is(own, tmp_p
     assert main.main(["search", "--join", f"--config={other}", f"--workdir={workdir}"]) == 2
     assert "model.width was 32 and is 8" in capsys.readouterr().err
     other.write_text(OWN.format(32))
-    plan, before = planned(other), plans.recorded(workdir)
-    assert plan.config != before.config and not plans.differences(before.fields, plan.fields)
+    plan, before = planned(other), plans.read_recorded(workdir)
+    assert plan.config != before.config and not plans.describe_differences(
+        before.fields, plan.fields
+    )
     assert plans.record(plan, workdir) == ""
 
 
 def test_what_a_machine_has_of_its_own_is_no_difference():
     kinds = ("--config.data.cache_dir=/x", "--config.data.global_batch_size=512")
     one, *others = (
-        plans.fields_of(config_flags.load("resnet50_imagenet", list(changes)))
+        plans.extract_fields(config_flags.load("resnet50_imagenet", list(changes)))
         for changes in ((), kinds[:1], kinds)
     )
-    assert plans.differences(one, others[0]) == ""
-    assert "data.global_batch_size" in plans.differences(one, others[1])
+    assert plans.describe_differences(one, others[0]) == ""
+    assert "data.global_batch_size" in plans.describe_differences(one, others[1])
 
 
 def test_a_search_continues_with_overrides_that_change_no_number(tmp_path):
@@ -102,7 +104,9 @@ def test_a_search_continues_with_overrides_that_change_no_number(tmp_path):
     complete(planned(config), workdir)
     later = planned(config, overrides=("--config.data.max_bad_records=7",))
     assert plans.record(later, workdir) == ""
-    assert "--config.data.max_bad_records=7" in plans.recorded(workdir).words([], "run")
+    assert "--config.data.max_bad_records=7" in plans.read_recorded(workdir).build_arguments(
+        [], "run"
+    )
     other = planned(config, overrides=("--config.data.shuffle=7",))
     with pytest.raises(plans.UserError, match=r"differs in config: data\.shuffle was 16384"):
         plans.record(other, workdir)
@@ -113,7 +117,7 @@ def test_the_metric_is_compared_before_what_follows_from_it(tmp_path):
     other = planned("digits_resnet", metric="loss", overrides=("--config.train.seed=3",))
     with pytest.raises(plans.UserError, match="differs in metric: 'accuracy', not 'loss'"):
         plans.record(other, str(tmp_path))
-    assert "--config.train.best_metric=loss" in other.words([], "run")
+    assert "--config.train.best_metric=loss" in other.build_arguments([], "run")
 
 
 @pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.PRUNED, None])
@@ -124,7 +128,7 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
         planned("digits_resnet", metric="loss"),
     )
     plans.record(plan, workdir)
-    study = plan.study(workdir)
+    study = plan.open_study(workdir)
     for end in (TrialState.FAIL, state):
         trial = study.ask()
         if end is not None:
@@ -132,12 +136,12 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
     (tmp_path / "trials" / "0000" / "run").mkdir(parents=True)
     if state == TrialState.FAIL:
         assert plans.record(other, workdir).startswith("2 trials of an earlier search")
-        assert other.study(workdir).get_trials() == [] and not (tmp_path / "trials").exists()
-        assert plans.recorded(workdir) == other
+        assert other.open_study(workdir).get_trials() == [] and not (tmp_path / "trials").exists()
+        assert plans.read_recorded(workdir) == other
     else:
         with pytest.raises(plans.UserError, match="differs in metric"):
             plans.record(other, workdir)
-        assert len(plan.study(workdir).get_trials()) == 2
+        assert len(plan.open_study(workdir).get_trials()) == 2
 
 
 @pytest.mark.parametrize(
@@ -173,11 +177,11 @@ def test_the_record_of_a_search_gives_its_trials_no_other_flags(own, tmp_path, c
     config, workdir = own
     program = tmp_path / "program.py"
     program.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    study = planned(config).study(workdir)
+    study = planned(config).open_study(workdir)
     study.ask().set_user_attr("overrides", [f"--config={program}"])
     trials = Trials(planned(config), workdir, study, ())
     with pytest.raises(UserError, match=f"record has '--config={program}'"):
-        trials.take(set())
+        trials.claim_next_trial(set())
     path = Path(workdir, plans.FILE)
     text = path.read_text()
     path.write_text(json.dumps(json.loads(text) | {"overrides": [f"--config={program}"]}))

@@ -22,10 +22,10 @@ def test_qmc_draws_another_value_in_each_trial_for_a_field_with_a_condition(tmp_
         seed=4,
     )
     dimensions = space.parse(TEXTS, config_flags.load(plan.config, []))
-    study = plan.study(str(tmp_path))
+    study = plan.open_study(str(tmp_path))
     drawn = []
     for number in range(plan.trials):
-        study.sampler = plan.sampler_for(number)
+        study.sampler = plan.build_sampler(number)
         trial = study.ask()
         drawn += space.suggest(dimensions, trial)[1:]
         study.tell(trial, 0.5)

@@ -33,22 +33,22 @@ def test_machines_that_share_a_search_draw_what_one_alone_does(sampler, tmp_path
 
 def test_a_trial_whose_worker_is_gone_is_taken_and_one_that_is_held_is_not(tmp_path):
     _, trials = trials_of(plan(), tmp_path)
-    first = trials.take(set())
+    first = trials.claim_next_trial(set())
     assert first.trial.number == 0
     # Claims of one process do not exclude it: `own` does.
-    assert trials.take({0}).trial.number == 1
+    assert trials.claim_next_trial({0}).trial.number == 1
     first.claim.close()
-    again = trials.take(set())
+    again = trials.claim_next_trial(set())
     assert (again.trial.number, again.words) == (0, first.words)
 
 
 def test_a_trial_that_was_interrupted_while_it_drew_draws_the_same(tmp_path):
-    whole = trials_of(plan(), tmp_path / "whole")[1].take(set())
+    whole = trials_of(plan(), tmp_path / "whole")[1].claim_next_trial(set())
     study, trials = trials_of(plan(), tmp_path / "cut")
-    study.sampler = plan().sampler_for(0)
+    study.sampler = plan().build_sampler(0)
     asked = study.ask()  # a worker that ends here has told nobody what it draws
     asked.suggest_float("optimizer.learning_rate", 1e-4, 1, log=True)
-    taken = trials.take(set())
+    taken = trials.claim_next_trial(set())
     assert taken.trial.number == 0
     assert taken.words[0] == whole.words[0]
     assert [word.split("=")[0] for word in taken.words] == [
@@ -58,23 +58,23 @@ def test_a_trial_that_was_interrupted_while_it_drew_draws_the_same(tmp_path):
 
 def test_the_budget_ends_a_search_until_it_is_raised(tmp_path):
     study, trials = trials_of(plan(slice="v5e-8", budget_usd=1.0), tmp_path)
-    first, second = trials.take(set()), trials.take({0})
-    assert trials.affords(first.trial, 0.6) and not trials.over
-    assert trials.affords(first.trial, 0.6)  # asked again, it is booked once
-    assert not trials.affords(second.trial, 0.6)
-    assert trials.take({0, 1}) is None and not trials.over  # the first one is paid for
+    first, second = trials.claim_next_trial(set()), trials.claim_next_trial({0})
+    assert trials.reserve_budget(first.trial, 0.6) and not trials.over
+    assert trials.reserve_budget(first.trial, 0.6)  # asked again, it is booked once
+    assert not trials.reserve_budget(second.trial, 0.6)
+    assert trials.claim_next_trial({0, 1}) is None and not trials.over  # the first one is paid for
     second.claim.close()
-    assert trials.take({0}) is None  # that it was begun makes the second one no cheaper
+    assert trials.claim_next_trial({0}) is None  # that it was begun makes the second one no cheaper
     first.claim.close()  # its worker is gone
-    first = trials.take(set())
+    first = trials.claim_next_trial(set())
     assert first.trial.number == 0 and first.frozen.user_attrs["usd"] == 0.6
     study.tell(first.trial, 0.5)
     first.claim.close()
-    assert trials.over and trials.take(set()) is None
+    assert trials.over and trials.claim_next_trial(set()) is None
     _, richer = trials_of(plan(slice="v5e-8", budget_usd=2.0), tmp_path)
-    again = richer.take(set())
+    again = richer.claim_next_trial(set())
     assert not richer.over and again.trial.number == 1
-    assert richer.affords(again.trial, 0.6)
+    assert richer.reserve_budget(again.trial, 0.6)
 
 
 @pytest.mark.slow

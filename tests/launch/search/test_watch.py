@@ -55,7 +55,7 @@ def took(trials, own=()):
 def far(service, monkeypatch):
     """Returns the trials of a search of two, and another machine that runs the first one."""
     study, trials = trials_of(plan(trials=2), WORKDIR)
-    study.sampler = plan().sampler_for(0)
+    study.sampler = plan().build_sampler(0)
     study.ask()
     return trials, Far("trials/0000/worker", monkeypatch)
 

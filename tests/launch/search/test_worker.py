@@ -66,7 +66,7 @@ class Search:
         known = {"config": "digits_resnet", "overrides": (), "space": RATES, "fields": {}}
         self.plan = Plan(**{**known, "metric": "accuracy", "trials": 1, **fields})
         self.workdir, self.said = str(workdir), []
-        self.study = self.plan.study(self.workdir)
+        self.study = self.plan.open_study(self.workdir)
         dimensions = space.parse(RATES, config_flags.load("digits_resnet", []))
         self.trials = Trials(self.plan, self.workdir, self.study, dimensions)
         self.monkeypatch = monkeypatch
@@ -96,7 +96,7 @@ class Search:
         """Adds a trial whose worker was killed after its run wrote evaluations."""
         trial = self.study.ask()
         trial.set_user_attr(OVERRIDES, ["--config.optimizer.learning_rate=0.5"])
-        run = Path(self.trials.run(trial.number))
+        run = Path(self.trials.resolve_workdir(trial.number))
         run.mkdir(parents=True)
         lines = [
             {"step": 5 * number, "split": "eval", "accuracy": value}

@@ -75,7 +75,7 @@ def test_another_text_is_refused_in_words(kind, text, words):
 @pytest.mark.parametrize("name", config_flags.names())
 def test_every_line_of_config_show_is_a_flag_that_changes_nothing(name):
     config = config_flags.load(name, [])
-    lines = show.lines("config", config)
+    lines = show.iterate_lines("config", config)
     flags = [f"--{path}={text}" for path, text in lines if _is_a_value(config, path, text)]
     assert len(flags) > 30
     assert config_flags.load(name, flags) == config

@@ -118,7 +118,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudTpu]:
     monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 0.3)
     with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(fake.objects) as host:
         client = tpu_v2.TpuClient(transport=transports.TpuGrpcTransport(channel=channel))
-        monkeypatch.setattr(tpu_vm_client, "tpu_client", lambda: client)
+        monkeypatch.setattr(tpu_vm_client, "create_client", lambda: client)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
         yield fake

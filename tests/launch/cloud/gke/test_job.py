@@ -67,7 +67,7 @@ def test_a_dry_run_refuses_what_kubernetes_would(capsys, flag, message):
 )
 def test_the_pod_that_failed_by_itself_is_the_cause(ends, cause):
     pods = [Pod(f"p{i}", i, True, "", code, word) for i, (code, word) in enumerate(ends)]
-    assert gke_pods.cause(pods).index == cause
+    assert gke_pods.find_cause(pods).index == cause
 
 
 def dry_run(capsys, *flags: str) -> dict:
@@ -250,8 +250,8 @@ def test_a_pod_without_gcloud_receives_what_was_sent(machine, tmp_path):
     own = tmp_path / "mine" / "photos.py"
     own.parent.mkdir()
     own.write_text("# é\n")
-    sent = shipment.of(str(own), "tftpu==1.0", "jax")
-    address = sent.address("gs://b/run").removeprefix("gs://")
+    sent = shipment.pack(str(own), "tftpu==1.0", "jax")
+    address = sent.resolve_address("gs://b/run").removeprefix("gs://")
     objects = {f"{address}/{name}": data for name, data in sent.files.items()}
     tools = machine.folder / "tools"  # of an image that has no gcloud
     tools.mkdir()
@@ -263,7 +263,7 @@ def test_a_pod_without_gcloud_receives_what_was_sent(machine, tmp_path):
     machine.tool("python3", f'{real}; printf "%s\\n" "${{@: -1}}" >>"{calls}"')
     with storage(objects) as host, metadata_server() as server:
         said = machine.run(
-            job.container_command(sent, "gs://b/run", []),
+            job.build_container_command(sent, "gs://b/run", []),
             STORAGE_EMULATOR_HOST=host,
             GCE_METADATA_HOST=server,
             TFTPU_GCS=str(machine.folder / "none"),
@@ -278,15 +278,15 @@ def test_the_packages_that_would_break_the_engines_tensorflow_are_never_installe
         ("tensorflow", "tensorflow-tpu", "tensorflow-cpu"),
         ("jax", "tensorflow-cpu", "tensorflow-tpu"),
     ):
-        never = shipment.of("digits_resnet", None, engine).files["overrides.txt"].decode()
+        never = shipment.pack("digits_resnet", None, engine).files["overrides.txt"].decode()
         assert {line.partition(";")[0] for line in never.splitlines()} == {"tensorflow", breaks}
         assert brings not in never
 
 
 @pytest.mark.parametrize(("where", "code"), [("training", 75), ("installing", 143)])
 def test_the_signal_of_a_preemption_ends_a_pod(machine, where, code):
-    sent = shipment.of("digits_resnet", "tftpu==1.0")
-    machine.put(sent.address("gs://b/run"), sent.files)
+    sent = shipment.pack("digits_resnet", "tftpu==1.0")
+    machine.put(sent.resolve_address("gs://b/run"), sent.files)
     ready = machine.folder / "ready"
     machine.tftpu('printf "%s\\0" "$@" >>"$ARGUMENTS"; exit 75')
     if where == "training":
@@ -294,7 +294,7 @@ def test_the_signal_of_a_preemption_ends_a_pod(machine, where, code):
     else:
         machine.tool("python3", f"touch {ready}; /bin/sleep 1")
     running = subprocess.Popen(
-        job.container_command(sent, "gs://b/run", []),
+        job.build_container_command(sent, "gs://b/run", []),
         env={
             "PATH": f"{machine.bin}:/usr/bin:/bin",
             "TFTPU_HOME": str(machine.home),

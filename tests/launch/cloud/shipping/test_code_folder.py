@@ -35,7 +35,7 @@ def test_caches_hidden_folders_environments_and_runs_stay(tmp_path):
     )
     write(tmp_path, "env/pyvenv.cfg", "env/lib/x.py", "mine.egg-info/PKG-INFO", ".venv/id_rsa")
     (tmp_path / "net" / "runs").symlink_to(tmp_path / "env")
-    assert list(code_folder.contents(tmp_path)) == [
+    assert list(code_folder.read_files(tmp_path)) == [
         *(".python", "config.py", "net/data.json", "net/layers.py", "requirements.txt"),
     ]
 
@@ -53,19 +53,19 @@ def test_gitignore_is_read_as_git_reads_it(tmp_path):
     done = subprocess.run(listed, cwd=root / "project", capture_output=True, text=True, check=True)
     expected = sorted(name for name in done.stdout.split("\0") if name)
     assert len(expected) == 7
-    assert list(code_folder.contents(root / "project")) == expected
+    assert list(code_folder.read_files(root / "project")) == expected
 
 
 def test_the_gitignore_of_the_repository_counts_in_a_folder_that_has_none(tmp_path):
     write(tmp_path, ".gitignore", text="data\n")
     write(tmp_path, ".git/HEAD", "project/config.py", "project/data/x")
-    assert list(code_folder.contents(tmp_path / "project")) == ["config.py"]
+    assert list(code_folder.read_files(tmp_path / "project")) == ["config.py"]
 
 
 def test_gitignore_counts_without_a_repository_too(tmp_path):
     write(tmp_path, ".gitignore", text="data\n")
     write(tmp_path, "config.py", "data/x", "more/data/x")
-    assert list(code_folder.contents(tmp_path)) == [".gitignore", "config.py"]
+    assert list(code_folder.read_files(tmp_path)) == [".gitignore", "config.py"]
 
 
 def test_a_repository_of_another_user_is_read(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_repository_of_another_user_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     refused = subprocess.run(["git", "status"], cwd=tmp_path, capture_output=True, text=True)
     assert "dubious ownership" in refused.stderr
-    assert list(code_folder.contents(tmp_path)) == [".gitignore", "config.py"]
+    assert list(code_folder.read_files(tmp_path)) == [".gitignore", "config.py"]
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_repository_of_another_user_is_read(tmp_path, monkeypatch):
 def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
     write(tmp_path, "config.py", f"deep/{name}")
     with pytest.raises(UserError, match=r"name it in \.gitignore, or move it") as refused:
-        code_folder.contents(tmp_path)
+        code_folder.read_files(tmp_path)
     assert f"deep/{name} (its name)" in str(refused.value)
     write(tmp_path, ".gitignore", text=f"{name}\n")  # the way out
-    assert list(code_folder.contents(tmp_path)) == [".gitignore", "config.py"]
+    assert list(code_folder.read_files(tmp_path)) == [".gitignore", "config.py"]
 
 
 @pytest.mark.parametrize(
@@ -159,29 +159,29 @@ def test_a_file_that_looks_like_a_secret_is_refused_by_name(tmp_path, name):
 def test_a_secret_under_another_name_is_found_by_its_content(tmp_path, name, text, why):
     write(tmp_path, name, text=text)
     with pytest.raises(UserError, match=rf"{name} \({why}"):
-        code_folder.contents(tmp_path)
+        code_folder.read_files(tmp_path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("text", [KEY, f"hf_{LETTERS[:34]}", DOCKER, KUBERNETES])
 def test_a_secret_is_found_in_every_encoding_of_unicode(text, encoding):
-    assert secret_files.reason("x.dat", f"é\r\n{text}".encode(encoding))
+    assert secret_files.find_secret("x.dat", f"é\r\n{text}".encode(encoding))
 
 
 def test_a_line_with_the_mark_of_detect_secrets_travels(tmp_path):
     line = f"login('hf_{LETTERS[:34]}')"
     write(tmp_path, "a.py", text=f"{line}  # pragma: allowlist secret\n")
-    assert list(code_folder.contents(tmp_path)) == ["a.py"]
+    assert list(code_folder.read_files(tmp_path)) == ["a.py"]
     write(tmp_path, "a.py", text=f"{line}  # pragma: allowlist secret\n{line}\n")
     with pytest.raises(UserError, match="Hugging Face token, line 2"):
-        code_folder.contents(tmp_path)
+        code_folder.read_files(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "offered"), [("a.py", True), ("a.json", False), (".env", False)])
 def test_the_mark_is_offered_where_a_comment_can_hold_it(tmp_path, name, offered):
     write(tmp_path, name, text=f'{{"a": "hf_{LETTERS[:34]}"}}')
     with pytest.raises(UserError, match=r"name it in \.gitignore") as refused:
-        code_folder.contents(tmp_path)
+        code_folder.read_files(tmp_path)
     assert ("pragma: allowlist secret" in str(refused.value)) == offered
 
 
@@ -191,7 +191,7 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
     paths = [
         p for folder in ("launch", "models", "input_pipelines") for p in (root / folder).rglob("*")
     ]
-    found = {str(p): secret_files.reason(p.name, p.read_bytes()) for p in paths if p.is_file()}
+    found = {str(p): secret_files.find_secret(p.name, p.read_bytes()) for p in paths if p.is_file()}
     assert set(found.values()) == {""}
     assert len(found) > 200
 
@@ -225,7 +225,7 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
 )
 def test_long_lines_are_searched_in_a_time_that_grows_with_their_length(text):
     began = time.process_time()
-    assert secret_files.reason("data.json", text.encode()) == ""
+    assert secret_files.find_secret("data.json", text.encode()) == ""
     assert time.process_time() - began < 2
 
 
@@ -233,7 +233,7 @@ def test_long_lines_are_searched_in_a_time_that_grows_with_their_length(text):
 def test_a_secret_is_found_anywhere_in_a_long_line(before):
     links = "https://example.com/hf_" + "https://example.com/" * 5_000
     text = f"{{}}\n{links[:before]} hf_{LETTERS[:34]} {links}\n"
-    assert secret_files.reason("data.json", text.encode()) == "Hugging Face token, line 2"
+    assert secret_files.find_secret("data.json", text.encode()) == "Hugging Face token, line 2"
 
 
 ORDINARY = """
@@ -268,7 +268,7 @@ hvs.hidden_values_of_the_second_layer = lsv2_model
 
 
 def test_hashes_placeholders_and_what_looks_like_tokens_travel():
-    assert secret_files.reason("a.ipynb", ORDINARY.encode()) == ""
+    assert secret_files.find_secret("a.ipynb", ORDINARY.encode()) == ""
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_hashes_placeholders_and_what_looks_like_tokens_travel():
     ],
 )
 def test_ordinary_files_travel(name):
-    assert secret_files.reason(name, b'{"type": "BPE"}') == ""
+    assert secret_files.find_secret(name, b'{"type": "BPE"}') == ""
 
 
 def test_a_folder_with_data_in_it_is_refused_with_its_largest_files(tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ def test_a_folder_with_data_in_it_is_refused_with_its_largest_files(tmp_path, mo
     write(tmp_path, "config.py", "model.py")
     write(tmp_path, "train.npy", text="x" * 20_000_000)
     with pytest.raises(UserError, match=r"20 MB.*train.npy \(20.0 MB\).*move data to a bucket"):
-        code_folder.contents(tmp_path)
+        code_folder.read_files(tmp_path)
 
 
 def test_a_link_to_a_file_that_travels_is_followed(tmp_path):
@@ -296,7 +296,7 @@ def test_a_link_to_a_file_that_travels_is_followed(tmp_path):
     (tmp_path / "mine" / "gone.py").symlink_to("nowhere")
     (tmp_path / "alias").symlink_to("mine")
     for folder in ("mine", "alias"):  # of a folder that is a link itself, too
-        found = code_folder.contents(tmp_path / folder)
+        found = code_folder.read_files(tmp_path / folder)
         assert found["model.py"] == b"y = 2\n" and "gone.py" not in found
 
 
@@ -310,14 +310,14 @@ def test_a_link_to_what_does_not_travel_is_refused(tmp_path, target):
     (tmp_path / "mine" / "sub").mkdir()
     (tmp_path / "mine" / "sub" / "model.py").symlink_to((tmp_path / "mine" / target).resolve())
     with pytest.raises(UserError, match=r"model\.py is a link to .*: copy the file here, or name"):
-        code_folder.contents(tmp_path / "mine")
+        code_folder.read_files(tmp_path / "mine")
 
 
 def test_a_link_to_a_folder_is_refused(tmp_path):
     write(tmp_path, "mine/config.py", "mine/shared/model.py")
     (tmp_path / "mine" / "lib").symlink_to("shared")
     with pytest.raises(UserError, match="lib is a link to a folder"):
-        code_folder.contents(tmp_path / "mine")
+        code_folder.read_files(tmp_path / "mine")
 
 
 def test_large_files_and_folders_of_small_ones_are_data():
@@ -330,20 +330,20 @@ def test_large_files_and_folders_of_small_ones_are_data():
         "export/saved_model.pb": 3000 * kilo,
     }
     found = {"corpus.txt": 2000 * kilo, "images/": 1500 * kilo, "export/": 3000 * kilo}
-    assert code_folder.data_in(sizes) == found
+    assert code_folder.measure_data(sizes) == found
 
 
 def test_a_config_that_gitignore_names_is_refused(tmp_path):
     write(tmp_path, "config.py")
     write(tmp_path, ".gitignore", text="*.py\n")
     with pytest.raises(UserError, match=r"is ignored by a \.gitignore"):
-        shipment.of(str(tmp_path / "config.py"), None)
+        shipment.pack(str(tmp_path / "config.py"), None)
 
 
 def test_the_archive_has_the_folder_and_the_same_bytes_each_time(tmp_path):
     files = {"config.py": b"x", "net/layers.py": b"y" * 1000}
-    data = code_folder.archive("mine", files)
-    assert data == code_folder.archive("mine", files)
+    data = code_folder.build_archive("mine", files)
+    assert data == code_folder.build_archive("mine", files)
     with tarfile.open(fileobj=BytesIO(data)) as tar:
         tar.extractall(tmp_path, filter="data")
     assert {name: (tmp_path / "mine" / name).read_bytes() for name in files} == files

@@ -11,11 +11,11 @@ from tftpu.launch.cloud.shipping import code_imports, packages
 
 def imports(**files: str) -> list[str]:
     texts = {f"{name.replace('__', '/')}.py": text.encode() for name, text in files.items()}
-    return [found.module for found in code_imports.outside(texts, "config.py")]
+    return [found.module for found in code_imports.find_external(texts, "config.py")]
 
 
 def check(code: str, requirements: str = "") -> None:
-    found = code_imports.outside({"config.py": code.encode()}, "config.py")
+    found = code_imports.find_external({"config.py": code.encode()}, "config.py")
     packages.check(found, requirements, "mine", "tensorflow")
 
 
@@ -54,7 +54,7 @@ def test_modules_are_reached_by_statements_alone(tmp_path):
     for name, text in (texts | dict.fromkeys(names, "")).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text)
-    within, others, names = code_imports.reached(tmp_path, "mine")
+    within, others, names = code_imports.trace_modules(tmp_path, "mine")
     assert within == {
         *("mine", "near", "broken", "net", "net.layers", "net.late", "net.inner", "net.beside"),
         "net.above",
@@ -74,11 +74,11 @@ def test_a_template_in_a_package_that_nothing_imports_need_not_be_python():
         "net/layers.py": b"",
         "net/templates/model.py": b"class {{ name }}:",
     }
-    assert [found.module for found in code_imports.outside(files, "config.py")] == ["far"]
+    assert [found.module for found in code_imports.find_external(files, "config.py")] == ["far"]
     wrong = {"net/layers.py": b"x = ("}, {"net/__init__.py": b"from .templates import model"}
     for broken in wrong:
         with pytest.raises(UserError, match=r"net/.* is not valid Python"):
-            code_imports.outside(files | broken, "config.py")
+            code_imports.find_external(files | broken, "config.py")
 
 
 def test_the_machine_has_what_tftpu_and_its_tpu_extra_bring():
@@ -106,7 +106,7 @@ def test_a_package_from_a_folder_is_not_asked_of_an_index(tmp_path, monkeypatch)
     (info / "top_level.txt").write_text("house_layers\n")
     origin = info / "direct_url.json"
     monkeypatch.syspath_prepend(tmp_path)
-    packages._providers.cache_clear()
+    packages._list_providers.cache_clear()
     origin.write_text('{"url": "file:///src/house", "dir_info": {"editable": true}}')
     with pytest.raises(UserError, match="installed here from a folder: copy it to mine"):
         check("import house_layers\n")
@@ -114,17 +114,17 @@ def test_a_package_from_a_folder_is_not_asked_of_an_index(tmp_path, monkeypatch)
     origin.write_text(f'{{"url": "https://example.com/house.git", {commit}}}')
     with pytest.raises(UserError, match=r"house-layers @ git\+https://example.com/house.git@abc"):
         check("import house_layers\n")
-    packages._providers.cache_clear()
+    packages._list_providers.cache_clear()
 
 
 def test_pins_are_the_installed_versions_of_what_tftpu_requires():
-    pins = dict(pin.split("==") for pin in packages.pins())
+    pins = dict(pin.split("==") for pin in packages.list_pins())
     for name in ("keras", "numpy", "tensorflow-datasets", "google-cloud-storage"):
         assert pins[name] == metadata.version(name)
     # The extra `tpu` decides: another TensorFlow, its libtpu and its jax.
     assert not {"tensorflow", "tensorflow-cpu", "tensorboard", "jax", "libtpu"} & set(pins)
-    assert packages.driver("tensorflow").startswith("tensorflow-tpu==2.20.0")
-    assert packages.driver("jax").startswith("jax[tpu]<0.11,>=0.10")
+    assert packages.describe_driver("tensorflow").startswith("tensorflow-tpu==2.20.0")
+    assert packages.describe_driver("jax").startswith("jax[tpu]<0.11,>=0.10")
 
 
 def test_extras_that_are_complete_here_are_installed_there(monkeypatch):
@@ -137,7 +137,7 @@ def test_extras_that_are_complete_here_are_installed_there(monkeypatch):
         return "1.0" if name.startswith("google-cloud-bigquery") else found(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    assert packages.extras("tensorflow") == ["tpu", "bigquery"]
-    assert packages.extras("jax") == ["jax-tpu", "bigquery"]
+    assert packages.list_extras("tensorflow") == ["tpu", "bigquery"]
+    assert packages.list_extras("jax") == ["jax-tpu", "bigquery"]
     without.add("google-cloud-bigquery-storage")
-    assert packages.extras("tensorflow") == ["tpu"]
+    assert packages.list_extras("tensorflow") == ["tpu"]

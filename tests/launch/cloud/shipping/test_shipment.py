@@ -132,7 +132,7 @@ def test_a_tpu_vm_receives_wheel_and_code_and_trains_to_the_end(own, machine, mo
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(objects) as host:
         client = tpu_v2.TpuClient(transport=tpu_transports.TpuGrpcTransport(channel=channel))
-        monkeypatch.setattr(tpu_vm_client, "tpu_client", lambda: client)
+        monkeypatch.setattr(tpu_vm_client, "create_client", lambda: client)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
         code = main.main(
             [
@@ -165,7 +165,7 @@ def test_a_vertex_job_receives_wheel_and_code_and_trains_to_the_end(own, machine
     with grpc_service(service, methods) as channel, storage(objects) as host:
         transport = job_transports.JobServiceGrpcTransport(channel=channel)
         client = aiplatform_v1.JobServiceClient(transport=transport)
-        monkeypatch.setattr(vertex_client, "job_client", lambda region: client)
+        monkeypatch.setattr(vertex_client, "create_client", lambda region: client)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
         flags = ("--slice=v3-8", "--project=p", "--workdir=gs://b/run", "--detach")
         assert main.main(["launch", "vertex", f"--config={own}", *flags]) == 0
@@ -209,8 +209,8 @@ def test_a_dry_run_shows_what_would_travel(own, where, slice_name, capsys):
     text = capsys.readouterr().out
     assert isinstance(yaml.safe_load(text), dict)  # still what gcloud or kubectl takes
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-    sent = shipment.of(str(own), None)
-    assert f"# tftpu uploads to {sent.address('gs://b/run')}:\n" in head
+    sent = shipment.pack(str(own), None)
+    assert f"# tftpu uploads to {sent.resolve_address('gs://b/run')}:\n" in head
     for name, data in sent.files.items():
         assert hashlib.sha256(data).hexdigest() in head
         assert f"#   {name}  " in head
@@ -220,9 +220,9 @@ def test_a_dry_run_shows_what_would_travel(own, where, slice_name, capsys):
 
 
 def test_equal_code_has_one_address_and_changed_code_another(own):
-    first, again = (shipment.of(str(own), None).address("gs://b/run") for _ in range(2))
+    first, again = (shipment.pack(str(own), None).resolve_address("gs://b/run") for _ in range(2))
     (own.parent / "lengths.py").write_text("STEPS = 4\n")
-    assert first == again != shipment.of(str(own), None).address("gs://b/run")
+    assert first == again != shipment.pack(str(own), None).resolve_address("gs://b/run")
 
 
 @pytest.mark.parametrize(("where", "slice_name"), PLACES)
@@ -262,13 +262,13 @@ def test_data_in_the_folder_are_named_and_asked_about_before_anything_is_sent(
         assert main.main(["launch", where, *flags]) == 2
         assert asked == ["Send them, too? [y/N] "]
         assert "Not sent" in capsys.readouterr().err
-    sent = shipment.of(str(own), None)
+    sent = shipment.pack(str(own), None)
     job.confirm_data(sent, send_data=True)
     assert len(asked) == 1
 
 
 def test_the_name_of_an_index_is_used_only_where_the_user_writes_one():
-    assert shipment.of("digits_resnet", None).package.endswith("-py3-none-any.whl")
-    written = shipment.of("digits_resnet", "tftpu[tpu]==1.0")
+    assert shipment.pack("digits_resnet", None).package.endswith("-py3-none-any.whl")
+    written = shipment.pack("digits_resnet", "tftpu[tpu]==1.0")
     assert written.package == "tftpu[tpu]==1.0"
     assert set(written.files) == {"constraints.txt", "overrides.txt"}

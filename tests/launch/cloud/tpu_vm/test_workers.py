@@ -50,23 +50,23 @@ def launch(*flags: str) -> int:
     return main.main(["launch", "tpu-vm", *FLAGS, "--yes", *flags])
 
 
-def order(slice_name: str = "v5e-16") -> job.Order:
-    return job.Order(
+def order(slice_name: str = "v5e-16") -> job.TpuVmJob:
+    return job.TpuVmJob(
         config="digits_resnet",
         overrides=(JAX,),
         slice=parse_slice(slice_name),
         project="p",
         zone="us-west4-a",
         workdir="gs://b/run",
-        shipment=shipment.of("digits_resnet", "tftpu[jax-tpu]==1.0", "jax"),
+        shipment=shipment.pack("digits_resnet", "tftpu[jax-tpu]==1.0", "jax"),
     )
 
 
 def boot(machine: RentedMachine, slice_name: str = "v5e-16") -> Path:
     """Runs the script of a worker; returns the reports' folder."""
     wanted = order(slice_name)
-    machine.put(wanted.shipment.address(wanted.workdir), wanted.shipment.files)
-    return machine.boot(wanted.startup_script("n"), "n")
+    machine.put(wanted.shipment.resolve_address(wanted.workdir), wanted.shipment.files)
+    return machine.boot(wanted.build_startup_script("n"), "n")
 
 
 def worker(machine: RentedMachine, number: int) -> None:
@@ -90,7 +90,7 @@ def worker(machine: RentedMachine, number: int) -> None:
 def test_the_request_of_a_pod_is_one_node_whose_script_knows_the_number_of_workers(
     name, accelerator, hosts
 ):
-    request = order(name).request("n")
+    request = order(name).build_request("n")
     (spec,) = request["tpu"]["nodeSpec"]
     assert spec["node"]["acceleratorType"] == accelerator
     assert spec["nodeId"] == "n" and "multisliceParams" not in spec
@@ -98,7 +98,7 @@ def test_the_request_of_a_pod_is_one_node_whose_script_knows_the_number_of_worke
 
 
 def test_the_request_of_several_slices_is_as_many_nodes_that_start_together(capsys):
-    request = order("2xv5e-16").request("n")
+    request = order("2xv5e-16").build_request("n")
     message = json_format.ParseDict(request, tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource()))
     (spec,) = tpu_v2.QueuedResource(message).tpu.node_spec
     assert (spec.multislice_params.node_count, spec.multislice_params.node_id_prefix) == (2, "n")

@@ -72,7 +72,7 @@ def service(monkeypatch):
     with grpc_service("google.cloud.aiplatform.v1.JobService", methods) as channel:
         transport = transports.JobServiceGrpcTransport(channel=channel)
         client = v1.JobServiceClient(transport=transport)
-        monkeypatch.setattr(vertex_client, "job_client", lambda region: client)
+        monkeypatch.setattr(vertex_client, "create_client", lambda region: client)
         with storage(objects) as host:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
             yield fake
@@ -197,7 +197,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(service, capsys, monkey
 
 
 def test_an_interrupt_during_the_request_names_the_job(service, capsys, monkeypatch):
-    client = vertex_client.job_client("")
+    client = vertex_client.create_client("")
 
     def interrupt(**_):
         raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch import main
 from tftpu.launch.cloud.vertex import endpoint_client
-from tftpu.launch.cloud.vertex.endpoint import Order
+from tftpu.launch.cloud.vertex.endpoint import VertexEndpoint
 from tftpu.launch.commands.launch import vertex_endpoint
 from tftpu.models import sizes
 
@@ -66,7 +66,7 @@ def service(monkeypatch):
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(grpc_service(f"{package}.ModelService", models))
         other = stack.enter_context(grpc_service(f"{package}.EndpointService", endpoints))
-        clients = endpoint_client.Clients(
+        clients = endpoint_client.EndpointClients(
             v1.ModelServiceClient(
                 transport=model_transports.ModelServiceGrpcTransport(channel=channel)
             ),
@@ -74,7 +74,7 @@ def service(monkeypatch):
                 transport=endpoint_transports.EndpointServiceGrpcTransport(channel=other)
             ),
         )
-        monkeypatch.setattr(endpoint_client, "clients", lambda region: clients)
+        monkeypatch.setattr(endpoint_client, "create_clients", lambda region: clients)
         monkeypatch.setattr(vertex_endpoint, "_check_source", lambda order, source: None)
         yield fake
 
@@ -189,11 +189,11 @@ def test_a_place_that_vertex_ai_cannot_read_is_refused(capsys, source, says):
     assert says in capsys.readouterr().err
 
 
-def order(**source: str | None) -> Order:
+def order(**source: str | None) -> VertexEndpoint:
     numbers = {"replicas": 1, "most_replicas": 1, "machine": "m", "accelerator": None}
     others = {"service_account": None, "endpoint": None, "image": "i", "name": "n"}
     given = {"model": None, "workdir": None, **numbers, **others, **source}
-    return Order(project="p", region="r", **given)
+    return VertexEndpoint(project="p", region="r", **given)
 
 
 def refusal(**source: str | None) -> str:

@@ -104,7 +104,7 @@ def service(monkeypatch):
     with grpc_service("google.cloud.aiplatform.v1.JobService", methods) as channel:
         transport = transports.JobServiceGrpcTransport(channel=channel)
         client = v1.JobServiceClient(transport=transport)
-        monkeypatch.setattr(vertex_client, "job_client", lambda region: client)
+        monkeypatch.setattr(vertex_client, "create_client", lambda region: client)
         with storage(fake.objects) as host:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
             yield fake

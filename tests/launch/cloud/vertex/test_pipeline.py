@@ -105,7 +105,7 @@ def service(monkeypatch):
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(grpc_service(f"{PACKAGE}.PipelineService", pipelines))
         other = stack.enter_context(grpc_service(f"{PACKAGE}.ScheduleService", schedules))
-        clients = pipeline_client.Clients(
+        clients = pipeline_client.PipelineClients(
             v1.PipelineServiceClient(
                 transport=pipeline_transports.PipelineServiceGrpcTransport(channel=channel)
             ),
@@ -113,7 +113,7 @@ def service(monkeypatch):
                 transport=schedule_transports.ScheduleServiceGrpcTransport(channel=other)
             ),
         )
-        monkeypatch.setattr(pipeline_client, "clients", lambda region: clients)
+        monkeypatch.setattr(pipeline_client, "create_clients", lambda region: clients)
         host = stack.enter_context(storage(fake.objects))
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
         yield fake

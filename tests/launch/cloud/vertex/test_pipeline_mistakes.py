@@ -38,7 +38,7 @@ pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds proto
     ],
 )
 def test_a_mistake_is_explained_before_anything_is_sent(capsys, monkeypatch, flags, says):
-    monkeypatch.setattr(pipeline_client, "clients", pytest.fail)
+    monkeypatch.setattr(pipeline_client, "create_clients", pytest.fail)
     assert main.main(["launch", "vertex-pipeline", *FLAGS, *flags]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1

@@ -40,7 +40,7 @@ def printed(capsys, *flags: str) -> v1.HyperparameterTuningJob:
 def parameters(*texts: str) -> list[Parameter]:
     """Returns the parameters of a space, as the service's own messages."""
     experiment = config_flags.load("digits_resnet", [])
-    found = search.parameters(space.parse(texts, experiment), experiment)
+    found = search.build_parameters(space.parse(texts, experiment), experiment)
     return [Parameter(json_format.ParseDict(one, Parameter.pb(Parameter()))) for one in found]
 
 
@@ -196,8 +196,8 @@ def sent(machine: RentedMachine, capsys, *flags: str) -> v1.HyperparameterTuning
     from tftpu.launch.cloud.shipping import shipment
 
     job = printed(capsys, "--workdir=gs://b/s", *flags)
-    files = shipment.of("digits_resnet", None)
-    machine.put(files.address("gs://b/s"), files.files)
+    files = shipment.pack("digits_resnet", None)
+    machine.put(files.resolve_address("gs://b/s"), files.files)
     return job
 
 

@@ -187,11 +187,11 @@ def test_a_users_own_config_is_received_and_trained(tmp_path):
     own = tmp_path / "of $(touch owned)" / "Mine & $(touch owned).py"
     own.parent.mkdir()
     own.write_text("# é\n")
-    sent = shipment.of(str(own), f"tftpu {HOSTILE}")
-    machine.put(sent.address("gs://b/run"), sent.files)
+    sent = shipment.pack(str(own), f"tftpu {HOSTILE}")
+    machine.put(sent.resolve_address("gs://b/run"), sent.files)
     overrides = [f"--config.data.name={HOSTILE}"]
     said = machine.run(
-        job.container_command(sent, "gs://b/run", overrides), TFTPU_GCS=str(machine.bucket)
+        job.build_container_command(sent, "gs://b/run", overrides), TFTPU_GCS=str(machine.bucket)
     )
     assert (machine.code, said) == (0, "trained\n")
     assert machine.arguments() == ["train", f"--config={own.name}", *overrides]
@@ -202,12 +202,12 @@ def test_a_users_own_config_is_received_and_trained(tmp_path):
 
 def test_an_image_may_bring_the_environment_to_install_into(tmp_path):
     machine = RentedMachine(tmp_path)
-    sent = shipment.of("digits_resnet", None)
-    machine.put(sent.address("gs://b/run"), sent.files)
+    sent = shipment.pack("digits_resnet", None)
+    machine.put(sent.resolve_address("gs://b/run"), sent.files)
     machine.tool("python", "", tmp_path / "own" / "bin")
     machine.tool("tftpu", "echo the image trains; exit 75", tmp_path / "own" / "bin")
     said = machine.run(
-        job.container_command(sent, "gs://b/run", []),
+        job.build_container_command(sent, "gs://b/run", []),
         TFTPU_GCS=str(machine.bucket),
         TFTPU_VENV=str(tmp_path / "own"),
     )
@@ -227,14 +227,14 @@ def test_an_image_may_bring_the_environment_to_install_into(tmp_path):
     ],
 )
 def test_a_config_gives_a_name_that_google_cloud_allows(config, name):
-    assert job.name_of(config) == name
+    assert job.to_resource_name(config) == name
 
 
 def test_durations():
-    assert tuple(job.seconds("timeout", text) for text in ("90m", "24h", "7d")) == (
+    assert tuple(job.parse_duration("timeout", text) for text in ("90m", "24h", "7d")) == (
         5400,
         86400,
         604800,
     )
     with pytest.raises(UserError, match="3 weeks"):
-        job.seconds("timeout", "3 weeks")
+        job.parse_duration("timeout", "3 weeks")

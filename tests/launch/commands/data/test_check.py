@@ -68,27 +68,27 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
 
 def test_shapes_and_dtypes_that_no_tpu_supports_are_errors():
     fine = tf.TensorSpec((8, 3), tf.float32)
-    assert levels(data_check.shapes((fine, fine), (fine, fine))) == ["ok"]
-    assert levels(data_check.shapes((fine, fine, fine), (fine, fine))) == ["ok"]  # weights
+    assert levels(data_check.inspect_shapes((fine, fine), (fine, fine))) == ["ok"]
+    assert levels(data_check.inspect_shapes((fine, fine, fine), (fine, fine))) == ["ok"]  # weights
     for part in (
         tf.TensorSpec((None, 3), tf.float32),
         tf.TensorSpec((8,), tf.string),
         tf.TensorSpec((8,), tf.int64),
     ):
-        assert levels(data_check.shapes((part, fine), (part, fine))) == ["error"]
-    assert levels(data_check.shapes((fine, fine), (fine,) * 3)) == ["error"]
+        assert levels(data_check.inspect_shapes((part, fine), (part, fine))) == ["error"]
+    assert levels(data_check.inspect_shapes((fine, fine), (fine,) * 3)) == ["error"]
 
 
 def test_shards_that_hosts_cannot_share_evenly_are_a_warning(tmp_path):
     pipeline = input_pipelines.training(data(tmp_path, shards=2))
-    assert levels(data_check.shards(pipeline, 2)) == ["ok"]
-    (_, warning) = data_check.shards(pipeline, 4)
+    assert levels(data_check.inspect_shards(pipeline, 2)) == ["ok"]
+    (_, warning) = data_check.inspect_shards(pipeline, 4)
     assert "2 shards make 2 streams, which 4 hosts cannot share evenly" in warning.text
 
 
 def test_compressed_shards_are_a_warning(tmp_path):
     pipeline = input_pipelines.training(data(tmp_path, compression="GZIP"))
-    (_, warning) = data_check.shards(pipeline, 1)
+    (_, warning) = data_check.inspect_shards(pipeline, 1)
     assert warning.level == "warning" and "reads all of it" in warning.text
 
 
@@ -96,10 +96,10 @@ def test_memory_is_compared_with_the_hosts(tmp_path):
     pipeline = input_pipelines.training(data(tmp_path))
     # 4 streams read ahead 1 MiB each.
     for limit, level in ((1 << 30, "ok"), (6 << 20, "warning"), (1 << 20, "error")):
-        (finding,) = data_check.memory(pipeline, 1, limit)
+        (finding,) = data_check.inspect_memory(pipeline, 1, limit)
         assert finding.level == level
     arrays = input_pipelines.from_arrays(np.zeros((1 << 20, 1)), global_batch_size=8)
-    (finding,) = data_check.memory(arrays, 1, 3 << 20)
+    (finding,) = data_check.inspect_memory(arrays, 1, 3 << 20)
     assert finding.level == "error" and "the whole data set" in finding.text
 
 
@@ -116,16 +116,16 @@ def test_memory_is_compared_with_the_hosts(tmp_path):
 )
 def test_the_buckets_region_is_compared_with_the_tpus(monkeypatch, where, zone, level):
     monkeypatch.setattr(buckets, "location", {"mine": where}.__getitem__)
-    assert levels(data_check.region("gs://mine/data", zone)) == [level]
+    assert levels(data_check.inspect_region("gs://mine/data", zone)) == [level]
 
 
 def test_a_slow_host_gives_the_number_of_hosts_needed():
-    (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=1)
+    (finding,) = data_check.inspect_speed(1900, {"a v5e-8": 7400}, hosts=1)
     assert finding.text == (
         "this host gives 1,900 examples/s, a v5e-8 needs 7,400: 4 hosts like this one, or "
         "other machines that prepare the data (data.service)"
     )
-    (finding,) = data_check.speed(1900, {"a v5e-8": 7400}, hosts=4)
+    (finding,) = data_check.inspect_speed(1900, {"a v5e-8": 7400}, hosts=4)
     assert finding.level == "ok"
 
 
@@ -149,7 +149,7 @@ def test_ids_are_compared_with_the_classes_and_the_vocabulary_of_the_model(
 ):
     x, y = batch
     x = {name: np.array(ids) for name, ids in x.items()} if isinstance(x, dict) else np.array(x)
-    findings = data_check.values(model, [(x, np.array(y))])
+    findings = data_check.inspect_values(model, [(x, np.array(y))])
     (found,) = (finding for finding in findings if re.search(text, finding.text))
     assert found.level == level
 
@@ -157,14 +157,16 @@ def test_ids_are_compared_with_the_classes_and_the_vocabulary_of_the_model(
 @pytest.mark.parametrize("ignored", [-1, 255])
 def test_labels_of_the_class_that_the_loss_ignores_are_not_compared(ignored):
     batches = [(np.zeros((2, 3)), np.array([1, ignored]))]
-    (finding,) = data_check.values(ResNet(num_classes=4), batches, ignored)
+    (finding,) = data_check.inspect_values(ResNet(num_classes=4), batches, ignored)
     assert finding.level == "ok"
-    (finding,) = data_check.values(ResNet(num_classes=4), batches, 7)
+    (finding,) = data_check.inspect_values(ResNet(num_classes=4), batches, 7)
     assert finding.level == "error"
 
 
 def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():
     x, y, weights = np.zeros((2, 3)), np.array([1, -100]), np.array([1.0, 0.0])
-    (finding,) = data_check.values(ResNet(num_classes=4), [(x, y, weights)])
+    (finding,) = data_check.inspect_values(ResNet(num_classes=4), [(x, y, weights)])
     assert finding.level == "ok"
-    assert data_check.values(ResNet(num_classes=4), [(x, np.ones((2, 4), np.float32))]) == []
+    assert (
+        data_check.inspect_values(ResNet(num_classes=4), [(x, np.ones((2, 4), np.float32))]) == []
+    )

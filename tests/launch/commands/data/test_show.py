@@ -50,10 +50,10 @@ def test_images_look_the_same_for_every_input_format_of_the_model(
     folder, image_dtype, space_to_depth
 ):
     data = flowers(folder, image_dtype=image_dtype, space_to_depth=space_to_depth)
-    images, labels = data_show.first(data, 0, 0, 12)
-    shown = data_show.pixels(data, images)
+    images, labels = data_show.read_examples(data, 0, 0, 12)
+    shown = data_show.to_pixels(data, images)
     assert shown.shape == (12, 16, 16, 3)
-    names = [name for (name,) in data_show.captions(data, labels)]
+    names = [name for (name,) in data_show.format_captions(data, labels)]
     base = {"crocus": 40, "daisy": 120, "tulip": 200}
     assert all(0 <= image.mean() - base[name] <= 3.5 for image, name in zip(shown, names))
     assert set(names) == set(base)
@@ -61,8 +61,8 @@ def test_images_look_the_same_for_every_input_format_of_the_model(
 
 def test_a_mixed_image_lists_its_classes(folder):
     data = flowers(folder, augment={"mixup": 8.0}, image_dtype="uint8")
-    images, labels = data_show.first(data, 0, 0, 12)
-    for image, lines in zip(images, data_show.captions(data, labels)):
+    images, labels = data_show.read_examples(data, 0, 0, 12)
+    for image, lines in zip(images, data_show.format_captions(data, labels)):
         if len(lines) == 2:
             shares = dict(reversed(line.split()) for line in lines)
             levels = {"crocus": 41.5, "daisy": 121.5, "tulip": 201.5}
@@ -75,14 +75,14 @@ def test_fewer_examples_are_the_first_of_the_step(folder):
     data = flowers(folder, global_batch_size=8, image_dtype="uint8", augment={"mixup": 0.4})
     whole = next(input_pipelines.training(data, 5).starting_at(2).as_numpy_iterator())
     for count in (1, 3, 8, 100):
-        images, labels = data_show.first(data, 5, 2, count)
+        images, labels = data_show.read_examples(data, 5, 2, count)
         assert len(images) == min(count, 8)
         assert (images == whole[0][:count]).all() and (labels == whole[1][:count]).all()
 
 
 def test_a_long_caption_is_cut_to_the_width_of_its_image():
     images = np.zeros((2, 200, 100, 1), np.uint8)
-    page = Image.open(io.BytesIO(data_show.sheet(images, [["a " * 100], ["b"]], "two")))
+    page = Image.open(io.BytesIO(data_show.draw_sheet(images, [["a " * 100], ["b"]], "two")))
     below = np.asarray(page)[12 + 17 + 200 :, :, 0]
     assert below[:, 12 + 100 : 12 + 100 + 12].min() == 255  # nothing between the two
     assert below[:, 12 : 12 + 100].min() < 100
@@ -98,7 +98,7 @@ def test_packed_text_is_printed_document_by_document(tmp_path):
         train_text=str(tmp_path / "*.txt"),
         eval_text=str(tmp_path / "*.txt"),
     )
-    lines = data_show.documents(data, data_show.first(data, 0, 0, 1))
+    lines = data_show.format_documents(data, data_show.read_examples(data, 0, 0, 1))
     tokens = sum(map(len, texts))
     assert lines[0].startswith(
         f"row 0: 3 documents, 2,000 tokens, of them {2000 - tokens:,} padding"
@@ -111,8 +111,8 @@ def test_packed_text_is_printed_document_by_document(tmp_path):
 
 def test_ranges_are_printed_for_other_data():
     batch = ({"x": np.array([[1.0, 5.0]]), "n": np.array([3])}, np.array([7]))
-    assert data_show.ranges(batch)[0] == "0/n: int64 (1,), from 3 to 3"
-    assert data_show.ranges(batch)[-1] == "1: int64 (1,), from 7 to 7"
+    assert data_show.format_ranges(batch)[0] == "0/n: int64 (1,), from 3 to 3"
+    assert data_show.format_ranges(batch)[-1] == "1: int64 (1,), from 7 to 7"
 
 
 def test_a_png_of_text_fails_with_a_clear_error(capsys):

@@ -138,7 +138,7 @@ def test_what_cannot_be_continued_is_said_in_a_sentence(run, capsys, words, mess
 
 
 def test_what_would_control_a_terminal_is_shown_as_a_sign():
-    assert generate.shown("a\x1b[2J\tb\r\n") == "a\ufffd[2J\tb\ufffd\n"
+    assert generate.replace_control_characters("a\x1b[2J\tb\r\n") == "a\ufffd[2J\tb\ufffd\n"
 
 
 CONFIG = """\

@@ -121,7 +121,7 @@ def test_a_mistake_is_explained(run, tmp_path, capsys, words, message):
 def test_progress_says_what_is_there_and_what_is_left(capsys, monkeypatch):
     times = iter([0.0, 4.0, 11.0, 12.0])
     monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
-    progress = predict.Progress()
+    progress = predict.ProgressPrinter()
     for done in (100, 200, 650, 1000):
         progress(done, 1000)
     assert capsys.readouterr().out.splitlines() == [
