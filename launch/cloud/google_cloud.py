@@ -62,7 +62,8 @@ def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         ) from error
     except exceptions.PermissionDenied as error:
         raise UserError(
-            f"Permission denied ({what}): {_format_error(error)} Ask the owner of the project for the "
+            f"Permission denied ({what}): {_format_error(error)} Ask the owner of the project for "
+            "the "
             "role that the message names, or for roles/aiplatform.user or roles/tpu.admin."
         ) from error
     except exceptions.ResourceExhausted as error:

@@ -24,7 +24,8 @@ def to_resource_name(config: str) -> str:
 
 def make_unique_name(config: str) -> str:
     """Returns a unique name, by which a job is found if its creation request got no answer."""
-    return f"{to_resource_name(config)[:24].rstrip('-')}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
+    name = to_resource_name(config)[:24].rstrip("-")
+    return f"{name}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
 
 def build_container_command(

@@ -57,13 +57,15 @@ class Journal(BaseJournalBackend):
                 self._logs += _parse_entries(data)
             except ValueError as error:
                 raise UserError(
-                    f"{self._resolve_path(self._files)} of the search's record is damaged ({error}): "
+                    f"{self._resolve_path(self._files)} of the search's record is damaged "
+                    f"({error}): "
                     "restore it, or begin anew in another workdir."
                 ) from error
             self._files += 1
         if self._files < listed:
             raise UserError(
-                f"{self._resolve_path(self._files)} of the search's record is missing: restore it, or "
+                f"{self._resolve_path(self._files)} of the search's record is missing: restore "
+                "it, or "
                 "begin anew in another workdir."
             )
 

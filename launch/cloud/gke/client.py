@@ -201,7 +201,8 @@ def connect(namespace: str, context: str | None) -> ClusterNamespace:
         )
     except config.ConfigException as error:
         raise UserError(
-            f"No cluster can be reached ({_extract_first_line(str(error))}): run `{_CREDENTIALS}`, and "
+            f"No cluster can be reached ({_extract_first_line(str(error))}): run "
+            f"`{_CREDENTIALS}`, and "
             "name one of `kubectl config get-contexts` with --context, if it is not the current."
         ) from error
     cluster = ClusterNamespace(

@@ -129,7 +129,8 @@ class _JobSetWatcher:
         said = failed.get("message") or failed.get("reason") or "no reason was given"
         pod = gke_pods.find_cause(pods)
         if pod is None:
-            return f"The run failed: {said.rstrip('.')}. Nothing runs any more. {self._describe_kept_logs()}"
+            kept = self._describe_kept_logs()
+            return f"The run failed: {said.rstrip('.')}. Nothing runs any more. {kept}"
         if not pod.chief:
             lines = self._cluster.read_log(pod.name, tail_lines=_SHOWN).splitlines()
             print(f"The last lines of {pod.name}:", *lines, sep="\n", flush=True)

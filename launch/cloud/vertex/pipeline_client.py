@@ -110,7 +110,8 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
         why = "Interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
         raise UserError(
             f"{why} The schedule may exist, and start runs that cost: look for "
-            f"{created['displayName']} on {_format_console_url(training, 'schedules')}, and delete it there."
+            f"{created['displayName']} on {_format_console_url(training, 'schedules')}, and "
+            "delete it there."
         ) from error
     return answer.name
 
@@ -147,7 +148,8 @@ def watch(given: PipelineClients, training: Training, name: str) -> None:
             return
         if state in _ENDED:
             raise UserError(
-                f"The pipeline {state.lower()}: {_describe_failure(found)}. The log of each step, with its "
+                f"The pipeline {state.lower()}: {_describe_failure(found)}. The log of each step, "
+                "with its "
                 f"reason: {format_page_url(training, name)}"
             )
         time.sleep(client.POLL_S)

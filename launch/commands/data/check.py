@@ -232,7 +232,8 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
             )
         )
     if mean < _SMALL and count > hosts and files.is_remote(source.pieces[0].path):
-        text = f"shards of {_format_mib(mean)} are small, and slow to open in a bucket: about 150 is best"
+        size = _format_mib(mean)
+        text = f"shards of {size} are small, and slow to open in a bucket: about 150 is best"
         found.append(Finding("warning", text))
     if mean > _LARGE:
         found.append(
@@ -242,7 +243,8 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
     summary = (
-        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_format_mib(mean)}, in "
+        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_format_mib(mean)}, "
+        "in "
         f"{counted(tracks, 'stream')}"
     )
     return [Finding("ok", summary), *found]

@@ -62,5 +62,6 @@ def _launch(
         vertex_client.watch(client, kind, name, lambda _: metrics.print_new())
     except KeyboardInterrupt:
         print(
-            f"\nNo longer watching. The job keeps running. {vertex_client.explain_how_to_end(kind, name)}"
+            "\nNo longer watching. The job keeps running. "
+            f"{vertex_client.explain_how_to_end(kind, name)}"
         )

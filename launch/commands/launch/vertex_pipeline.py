@@ -136,7 +136,8 @@ def _launch(training: training_job.VertexJob, created: dict, options: Options) -
         client.watch(given, training, name)
     except KeyboardInterrupt:
         print(
-            f"\nNo longer watching. The pipeline keeps running. {client.explain_how_to_end(training, name)}"
+            "\nNo longer watching. The pipeline keeps running. "
+            f"{client.explain_how_to_end(training, name)}"
         )
         return
     print(f"The export is in {training.base_folder}/{number}/export")
