@@ -1,15 +1,7 @@
 """The command line: `tftpu COMMAND --flag=value`.
 
 A command is a file of `launch/commands/`, whose docstring describes how to write one. This module
-finds the file, parses its flags, runs it, and turns exceptions into exit codes:
-
-    0    done
-    1    a bug of ours, with a traceback
-    2    a mistake of the user's, with one clear message
-    69   another host of the run was lost
-    75   stopped and safely saved: run the same command again
-    124  the run hung, and --watchdog ended it
-    130  interrupted
+finds the file, parses its flags, runs it, and turns exceptions into an `ExitCode`.
 """
 
 import dataclasses
@@ -23,18 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tftpu.errors import HostLost, Preempted, UserError, did_you_mean
+from tftpu.errors import ExitCode, HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import output
 from tftpu.launch.settings.options import HELP, Flag, Options, flags_of, parse, takes_config
 from tftpu.observe import logs
 from tftpu.version import __version__
 
-DONE = 0
-USER_ERROR = 2
-HOST_LOST = 69  # EX_UNAVAILABLE
-PREEMPTED = 75  # EX_TEMPFAIL
-INTERRUPTED = 130
 _WIDTH = 100
 
 
@@ -113,22 +100,22 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
     """Does some work, and prints what ends it early; returns the exit code."""
     try:
         work()
-        return DONE
+        return int(ExitCode.DONE)
     except UserError as error:
-        return _end(USER_ERROR, error)
+        return _end(ExitCode.USER_ERROR, error)
     except Preempted as stopped:
-        return _end(PREEMPTED, stopped)
+        return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:
-        return _end(HOST_LOST, lost)
+        return _end(ExitCode.HOST_LOST, lost)
     except KeyboardInterrupt:
-        return _end(INTERRUPTED, "interrupted")
+        return _end(ExitCode.INTERRUPTED, "interrupted")
     except Exception as error:
         from tftpu.launch import failures
 
         explanation = failures.explain(error)
         if explanation is None:
             raise
-        return _end(USER_ERROR, explanation)
+        return _end(ExitCode.USER_ERROR, explanation)
 
 
 def load_commands() -> dict[str, Command]:
@@ -156,7 +143,7 @@ def format_usage() -> str:
 
 def _end(code: int, message: object) -> int:
     print(f"tftpu: {message}", file=sys.stderr)
-    return code
+    return int(code)
 
 
 def _dispatch(words: list[str]) -> None:

@@ -1,8 +1,21 @@
-"""Exceptions that end a run with a clear message instead of a traceback."""
+"""Exceptions that end a run with a clear message instead of a traceback, and exit codes."""
 
 import difflib
+import enum
 import re
 from collections.abc import Iterable
+
+
+class ExitCode(enum.IntEnum):
+    """The exit codes of `tftpu`."""
+
+    DONE = 0
+    BUG = 1  # of ours, with a traceback
+    USER_ERROR = 2
+    HOST_LOST = 69  # EX_UNAVAILABLE: another host of the run
+    PREEMPTED = 75  # EX_TEMPFAIL: stopped and safely saved, run the same command again
+    HUNG = 124  # as of timeout(1): --watchdog ended the run
+    INTERRUPTED = 130
 
 
 class UserError(Exception):

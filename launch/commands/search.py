@@ -15,12 +15,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tftpu.errors import UserError
+from tftpu.errors import ExitCode, UserError
 from tftpu.installation import command
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.launch.tfx import examples
-from tftpu.runtime.preemption import PREEMPTED
 
 if TYPE_CHECKING:
     from tftpu.config import Experiment
@@ -99,7 +98,7 @@ def run(options: Options) -> None:
         _show(plan, study, dimensions, workdir)
     if stopped:
         print(f"tftpu: Stopped by {stopped}: the same command continues.", file=sys.stderr)
-        sys.exit(PREEMPTED)
+        sys.exit(ExitCode.PREEMPTED)
     if not report.rank_complete(plan, study.get_trials(deepcopy=False)):
         raise UserError("No trial is complete, so nothing was found: its reason is above.")
 

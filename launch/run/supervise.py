@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 
 from tftpu.checkpoint.store import Checkpoints
-from tftpu.runtime.preemption import PREEMPTED
+from tftpu.errors import ExitCode
 
-_NOT_RESTARTED = (0, 2, PREEMPTED)  # done; the user's mistake; asked to stop
+_NOT_RESTARTED = (ExitCode.DONE, ExitCode.USER_ERROR, ExitCode.PREEMPTED)
 _LONGEST_WAIT = 60.0
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -49,7 +49,7 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
         reached = saved
         _say(f"{happened}. Restart {restart} of {restarts} in {wait:.0f} s.")
         if child.stopped.wait(wait):
-            return PREEMPTED
+            return ExitCode.PREEMPTED
         wait = min(2 * wait, _LONGEST_WAIT)
     raise RuntimeError("unreachable: the last restart returns")
 

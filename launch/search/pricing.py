@@ -9,10 +9,9 @@ import sys
 import tempfile
 import threading
 
-from tftpu.errors import UserError
+from tftpu.errors import ExitCode, UserError
 
 _POLL_S = 0.2
-_USER_ERROR = 2  # the exit code of a config that preflight refuses
 # In a process of its own: JAX would be told to use the CPU, and so would the trials.
 _CHECK = """
 import sys
@@ -82,7 +81,7 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
                 process.wait()
                 return None
         if not os.path.exists(report):
-            refused = process.returncode == _USER_ERROR
+            refused = process.returncode == ExitCode.USER_ERROR
             kind = UserError if refused else CannotRunError
             raise kind(f"preflight ended with exit code {process.returncode}")
         with open(report) as file:

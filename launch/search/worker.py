@@ -10,7 +10,7 @@ from typing import Any
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from tftpu.errors import UserError
+from tftpu.errors import ExitCode, UserError
 from tftpu.launch.amounts import format_dollars
 from tftpu.launch.run import result
 from tftpu.launch.search import pricing
@@ -18,7 +18,6 @@ from tftpu.launch.search.child import DIVERGED, HELD, PRUNE, TrialProcess
 from tftpu.launch.search.logs import Logs
 from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import BEHIND, USD, WHY, ClaimedTrial, Trials
-from tftpu.runtime.preemption import PREEMPTED
 from tftpu.storage import files, lines
 from tftpu.storage.owner import HeldError
 
@@ -138,7 +137,7 @@ class Workers:
             return
         finally:  # of an error, too: a process that nobody answers would wait for ever
             child.close()
-        if code == PREEMPTED or (code and self._stopped.is_set()):
+        if code == ExitCode.PREEMPTED or (code and self._stopped.is_set()):
             return  # it is resumed by whoever continues the search
         if self._trials.is_lost(number):
             self._print_status(number, _ELSEWHERE)

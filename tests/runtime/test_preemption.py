@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tftpu.errors import ExitCode
 from tftpu.runtime import preemption
 
 # The main thread is where no Python runs: a signal must be noticed nevertheless.
@@ -79,7 +80,7 @@ def test_the_process_exits_at_the_end_of_the_grace_period():
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=20)
-    assert process.returncode == preemption.PREEMPTED
+    assert process.returncode == ExitCode.PREEMPTED
     assert time.monotonic() - began >= 0.5
     assert "did not finish within 0 s after SIGTERM. The newest one is of step 40." in said
 
@@ -262,5 +263,5 @@ def test_a_signal_before_the_first_step_also_exits_with_75():
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=20)
-    assert process.returncode == preemption.PREEMPTED
+    assert process.returncode == ExitCode.PREEMPTED
     assert "run the same command again to resume" in said

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from tftpu.errors import ExitCode
 from tftpu.runtime import watchdog
 
 CODE = """
@@ -30,7 +31,7 @@ def test_a_hang_ends_the_process_with_the_stacks_and_the_last_step():
         "def stuck_reader(): time.sleep(60)\n"
         "threading.Thread(target=stuck_reader, daemon=True).start()",
     )
-    assert done.returncode == watchdog.HUNG
+    assert done.returncode == ExitCode.HUNG
     assert "no step was finished for 0 s; the last one is step 120." in done.stderr
     assert "stuck_reader" in done.stderr  # every thread
     assert done.stderr.count("most recent call first") >= 3

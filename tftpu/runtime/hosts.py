@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from tftpu.errors import UserError
+from tftpu.errors import ExitCode, UserError
 
 logger = logging.getLogger(__name__)
 
 _LONG = 5.0  # seconds of waiting that deserve a word
 ARRIVE = 300  # seconds until all hosts of a run have to be there
-HOST_LOST = 69  # the exit code EX_UNAVAILABLE
 _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -137,4 +136,4 @@ def exit_as_lost(what: str) -> NoReturn:
             file=sys.stderr,
             flush=True,
         )
-    os._exit(HOST_LOST)
+    os._exit(ExitCode.HOST_LOST)

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PREEMPTED = 75  # the exit code EX_TEMPFAIL: run the same command again
+from tftpu.errors import ExitCode
+
 POLL_SECONDS = 5.0  # between two requests to the metadata server
 _TIMEOUT = 2.0  # seconds for its next bytes
 _TOTAL = 5.0  # seconds for its whole answer
@@ -157,7 +158,7 @@ class PreemptionNotice:
             f"The device loop and the last checkpoint did not finish within {self._grace:.0f} s "
             f"after {self.requested}. {kept} With a lower steps_per_loop, loops finish sooner."
         )
-        os._exit(PREEMPTED)
+        os._exit(ExitCode.PREEMPTED)
 
 
 @contextlib.contextmanager
@@ -172,7 +173,7 @@ def exit_on_notice() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         _say("SIGTERM before or after training: run the same command again to resume.")
-        os._exit(PREEMPTED)
+        os._exit(ExitCode.PREEMPTED)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:

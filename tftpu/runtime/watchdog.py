@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-HUNG = 124  # the exit code, as for timeout(1)
+from tftpu.errors import ExitCode
+
 # Extra seconds after which C ends the process, with exit code 1, if Python itself cannot run.
 _GIL_SECONDS = 30.0
 
@@ -84,4 +85,4 @@ class Watchdog:
         )
         if self._stderr is not None:
             faulthandler.dump_traceback(self._stderr, all_threads=True)
-        os._exit(HUNG)
+        os._exit(ExitCode.HUNG)

@@ -9,18 +9,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tftpu.errors import UserError
+from tftpu.errors import ExitCode, UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.google_cloud import ConnectionLost
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
-from tftpu.launch.cloud.tpu_vm.workers import SAVED, Outcome, SliceWorkers
+from tftpu.launch.cloud.tpu_vm.workers import Outcome, SliceWorkers
 from tftpu.launch.diagnosis import cloud
 from tftpu.launch.diagnosis.machine import Machine
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
 
-TIMED_OUT = 124  # the exit code of `timeout`, and of a run that hung
 POLL_S = 15.0
 # A connection that is lost for longer ends the wait, not the run.
 PATIENCE_S = 600.0
@@ -119,7 +118,7 @@ def _report(order: TpuVmJob, name: str, workers: SliceWorkers, outcome: Outcome 
             f"{order.resolve_log(name, 0)} has what it printed."
         )
     log = workers.explain(outcome)
-    if outcome.code == TIMED_OUT:
+    if outcome.code == ExitCode.HUNG:
         raise UserError(
             f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} The "
             "same command resumes from the last checkpoint."
@@ -194,7 +193,7 @@ def _follow(
     while True:
         outcome = workers.poll()
         if outcome is not None:
-            if outcome.code == SAVED:
+            if outcome.code == ExitCode.PREEMPTED:
                 raise _Preempted
             return outcome
         state, _ = _read_state(client, order, name)

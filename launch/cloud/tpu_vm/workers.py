@@ -4,14 +4,18 @@ import dataclasses
 import math
 import time
 
+from tftpu.errors import ExitCode
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 
-SAVED = 75  # the exit code of a worker that a signal stopped, and that saved
-LOST = 69  # of one that lost another worker
 # How long after the first exit code the others are waited for.
 OTHERS_S = 900.0
-_RANK = {SAVED: 1, LOST: 2, 0: 3}  # any other code comes first: that worker failed by itself
+# Any other code comes first: that worker failed by itself.
+_RANK = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
+    ExitCode.PREEMPTED: 1,
+    ExitCode.HOST_LOST: 2,
+    ExitCode.DONE: 3,
+}  # any other code comes first: that worker failed by itself
 _SHOWN = 20  # lines of a worker that failed
 
 

@@ -75,7 +75,7 @@ class Search:
     def run(self, *played):
         order = list(played)
         made = lambda *arguments: order.pop(0).start(*arguments)  # noqa: E731
-        self.monkeypatch.setattr(worker, "Child", made)
+        self.monkeypatch.setattr(worker, "TrialProcess", made)
         with Logs(self.workdir) as logs:
             Workers(self.plan, self.study, self.trials, logs, self.said.append).run(1)
         assert not order
