@@ -12,10 +12,6 @@ from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 OTHERS_S = 900.0
 # Any other code comes first: that worker failed by itself.
 _RANK = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
-    ExitCode.PREEMPTED: 1,
-    ExitCode.HOST_LOST: 2,
-    ExitCode.DONE: 3,
-}  # any other code comes first: that worker failed by itself
 _SHOWN = 20  # lines of a worker that failed
 
 

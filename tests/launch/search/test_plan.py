@@ -27,7 +27,7 @@ def get_config():
 def complete(plan, workdir):
     """Records a plan, and a trial that is complete."""
     plans.record(plan, workdir)
-    study = plan.study(workdir)
+    study = plan.open_study(workdir)
     trial = study.ask()
     trial.set_user_attr("overrides", ["--config.optimizer.momentum=0.5"])
     study.tell(trial, 0.5)

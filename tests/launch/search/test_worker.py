@@ -141,7 +141,7 @@ def test_a_run_that_another_process_still_saves_is_tried_again(search):
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_trial_that_another_worker_has_ended_is_left_to_it(search, code):
     one = search()
-    others = one.plan.study(one.workdir)
+    others = one.plan.open_study(one.workdir)
 
     def end_it():
         if not others.get_trials()[0].state.is_finished():
