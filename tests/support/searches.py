@@ -82,5 +82,5 @@ def plan(**fields):
 
 def trials_of(one, workdir):
     dimensions = space.parse(one.space, config_flags.load(one.config, []))
-    study = one.study(str(workdir))
+    study = one.open_study(str(workdir))
     return study, Trials(one, str(workdir), study, dimensions)
