@@ -14,7 +14,7 @@ def drawn(one, workdir, machines):
     found = []
     for number in range(one.trials):
         study, trials = places[number % machines]
-        taken = trials.take(set())
+        taken = trials.claim_next_trial(set())
         study.tell(taken.trial, 1 / (1 + number))
         taken.claim.close()
         found.append(taken.words)

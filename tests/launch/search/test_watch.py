@@ -43,7 +43,7 @@ class Far:
 def took(trials, own=()):
     """Returns the number of the trial that is taken, None for none, and the seconds."""
     began = time.monotonic()
-    taken = trials.take(set(own))
+    taken = trials.claim_next_trial(set(own))
     seconds = time.monotonic() - began
     if taken is None:
         return None, seconds

@@ -156,7 +156,7 @@ def test_a_worker_that_lost_its_claim_tells_nothing(search):
     one = search()
 
     def take_over():
-        folder = Path(one.trials.folder(0)) / "worker"
+        folder = Path(one.trials.resolve_folder(0)) / "worker"
         if folder.exists():
             folder.rename(folder.with_name("gone"))
 
